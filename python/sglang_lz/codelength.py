@@ -1,0 +1,126 @@
+"""What an LZ77 compressor of the recent tokens would pay for each next token, in bits.
+
+This is docs/SPEC.md section 2, batched, on any device. All windows here are newest first: column
+`k` of a window holds the token at distance `k + 1`, so the suffix that a match must equal starts
+at column 0 and the token before column `k` stands in column `k + 1`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
+    """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
+
+    Definition by direct comparison, at a cost of O(rows x window x longest match) and one host
+    synchronisation a compared token: for histories that arrive whole. Decoding extends the
+    lengths of the step before instead (`window.WindowState.append`).
+
+    Args:
+        window: tokens, newest first, integer [rows, width].
+        length: how many leading columns of each row are seen, integer [rows].
+        buffer_size: B, the longest match that counts, integer [rows].
+
+    Returns:
+        int32 [rows, width]; 0 for the newest token, which is no source, and past `length`.
+    """
+    rows, width = window.shape
+    column = torch.arange(width, device=window.device)
+    match = torch.zeros(rows, width, dtype=torch.int32, device=window.device)
+    growing = (column >= 1) & (column < length[:, None])
+    for depth in range(width):
+        # The token `depth` before the source, against the token `depth` before the newest.
+        before_source = window.roll(-depth, dims=1)
+        growing = (
+            growing
+            & (column + depth < length[:, None])
+            & (depth < buffer_size[:, None])
+            & (before_source == window[:, depth : depth + 1])
+        )
+        if not growing.any():
+            break
+        match += growing
+    return match
+
+
+def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) -> Tensor:
+    """Bits that coding the token of each window column saves against a literal, log2 V.
+
+    This is log2 V - cost_p of docs/SPEC.md section 2: `marginal` is equation (15) with its
+    algebra repaired, `rate` the bits per token of the match. Always >= 0.
+
+    Args:
+        match: match lengths, newest first, integer [rows, width].
+        length: seen columns of each row, integer [rows].
+        vocab_size: V, the width of the logits.
+        is_rate: bool [rows]; False prices by `marginal`.
+
+    Returns:
+        float32 [rows, width]; 0 past `length`.
+    """
+    width = match.shape[1]
+    distance = torch.arange(1, width + 1, device=match.device)
+    longest = match.amax(dim=1, keepdim=True)
+    nearest = torch.where(match == longest, distance, width).amin(dim=1, keepdim=True)
+    extended = 1 + torch.nn.functional.pad(match[:, 1:], (0, 1))
+
+    alone = torch.log2(distance.float())
+    # log2((l+1) * delta) - log2(l * d) - 1; with l = 0 no token extends a match.
+    gained = torch.log2((longest + 1) * distance) - torch.log2(2 * longest * nearest)
+    extends_longest = (longest >= 1) & (extended == longest + 1)
+    marginal = torch.where(extends_longest, gained, alone)
+    # Never below 0, since distance and extended length are at least 1.
+    rate = torch.log2(distance * extended) / extended
+
+    literal = torch.log2(torch.tensor(float(vocab_size), device=match.device))
+    cost = torch.where(is_rate[:, None], rate, marginal)
+    seen = distance <= length[:, None]
+    return torch.where(seen, (literal - cost).clamp_min(0.0), 0.0)
+
+
+def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tensor) -> None:
+    """Lower, in place, each seen token's logit by the largest of its columns' savings.
+
+    A token that stands several times in a window takes its largest saving (docs/SPEC.md section
+    2, "The update"). A minimum written straight into the logits does that: it needs no
+    buffer as wide as the vocabulary, and any order of the reduction gives the same bits.
+
+    Args:
+        logits: float [batch, V], rows contiguous; changed in place.
+        rows: which logits rows the windows belong to, int64 [rows].
+        window: tokens, integer [rows, width]; ids outside [0, V) are ignored.
+        savings: alpha times the saved bits, float32 [rows, width]; 0 leaves a logit as it is.
+    """
+    batch, vocab_size = logits.shape
+    stride = logits.stride(0)
+    flat = logits.as_strided(((batch - 1) * stride + vocab_size,), (1,))
+    known = (window >= 0) & (window < vocab_size)
+    index = rows[:, None] * stride + torch.where(known, window, 0)
+    lowered = (flat[index].float() - savings).to(logits.dtype)
+    lowered = torch.where(known, lowered, torch.inf)
+    flat.scatter_reduce_(0, index.reshape(-1), lowered.reshape(-1), reduce="amin")
+
+
+def delta_codelength(
+    window: Tensor, length: Tensor, vocab_size: int, buffer_size: Tensor, is_rate: Tensor
+) -> Tensor:
+    """Delta(a) for every token a of the vocabulary, in bits: the whole of section 2, to read.
+
+    Args:
+        window: tokens, newest first, integer [rows, width]; at most W columns.
+        length: seen columns of each row, integer [rows].
+        vocab_size: V.
+        buffer_size: B of each row, integer [rows].
+        is_rate: bool [rows]; False prices by `marginal`.
+
+    Returns:
+        float32 [rows, V]; log2 V for a token that does not stand in the window.
+    """
+    match = match_lengths(window, length, buffer_size)
+    savings = saved_bits(match, length, vocab_size, is_rate)
+    literal = torch.log2(torch.tensor(float(vocab_size), device=window.device))
+    delta = literal.repeat(window.shape[0], vocab_size)
+    subtract_savings(delta, torch.arange(window.shape[0], device=window.device), window, savings)
+    return delta

@@ -1,0 +1,166 @@
+"""The five request fields of the LZ penalty and their ranges (docs/SPEC.md section 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_PENALTY = 10.0
+DEFAULT_WINDOW_SIZE = 512
+DEFAULT_BUFFER_SIZE = 32
+DEFAULT_MAX_WINDOW_SIZE = 1024
+# Distances times match lengths must stay exact in float32, so their product stays below 2**24.
+LARGEST_MAX_WINDOW_SIZE = 4095
+COSTS = ("marginal", "rate")
+
+FIELDS = ("lz_penalty", "lz_window_size", "lz_buffer_size", "lz_include_prompt", "lz_cost")
+
+
+@dataclass(frozen=True, slots=True)
+class LZParams:
+    """One request's LZ penalty, validated, with every default resolved.
+
+    Attributes:
+        penalty: alpha, the strength in nats per bit; 0 means off.
+        window_size: W, how many of the newest visible tokens the compressor sees.
+        buffer_size: B, the longest match that counts, in tokens.
+        include_prompt: whether the prompt is visible besides the output.
+        cost: "marginal" or "rate" (docs/SPEC.md section 2).
+    """
+
+    penalty: float = 0.0
+    window_size: int = DEFAULT_WINDOW_SIZE
+    buffer_size: int = DEFAULT_BUFFER_SIZE
+    include_prompt: bool = False
+    cost: str = COSTS[0]
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any], max_window_size: int) -> LZParams:
+        """Read the `lz_*` entries of a request; a missing or null entry takes its default.
+
+        Args:
+            fields: any mapping that may hold the names in `FIELDS`; other keys are ignored.
+            max_window_size: the server's maximum window, in tokens.
+
+        Raises:
+            ValueError: a value of the wrong type or out of range; the message names the field,
+                the value and the range.
+        """
+        penalty = fields.get("lz_penalty")
+        if penalty is None:
+            penalty = 0.0
+        if not _is_number(penalty) or not 0.0 <= penalty <= MAX_PENALTY:
+            raise _bad("lz_penalty", penalty, f"a finite number in [0, {MAX_PENALTY:g}]")
+
+        window_size = fields.get("lz_window_size")
+        if window_size is None:
+            window_size = min(DEFAULT_WINDOW_SIZE, max_window_size)
+        if not _is_integer(window_size) or not 1 <= window_size <= max_window_size:
+            raise _bad(
+                "lz_window_size",
+                window_size,
+                f"an integer in [1, {max_window_size}], the upper end being the server's "
+                "--lz-max-window-size",
+            )
+
+        buffer_size = fields.get("lz_buffer_size")
+        if buffer_size is None:
+            buffer_size = min(DEFAULT_BUFFER_SIZE, window_size)
+        if not _is_integer(buffer_size) or not 1 <= buffer_size <= window_size:
+            raise _bad(
+                "lz_buffer_size",
+                buffer_size,
+                f"an integer in [1, {window_size}], the upper end being lz_window_size",
+            )
+
+        include_prompt = fields.get("lz_include_prompt")
+        if include_prompt is None:
+            include_prompt = False
+        if not isinstance(include_prompt, bool):
+            raise _bad("lz_include_prompt", include_prompt, "true or false")
+
+        cost = fields.get("lz_cost")
+        if cost is None:
+            cost = COSTS[0]
+        if not isinstance(cost, str) or cost not in COSTS:
+            raise _bad("lz_cost", cost, " or ".join(f'"{name}"' for name in COSTS))
+
+        return cls(float(penalty), window_size, buffer_size, include_prompt, cost)
+
+
+def check_max_window_size(value: Any) -> int:
+    """Return the server's `--lz-max-window-size`, or raise ValueError naming its range."""
+    if not _is_integer(value) or not 1 <= value <= LARGEST_MAX_WINDOW_SIZE:
+        raise _bad(
+            "--lz-max-window-size", value, f"an integer in [1, {LARGEST_MAX_WINDOW_SIZE}] (tokens)"
+        )
+    return value
+
+
+def json_schema(field: str) -> dict[str, Any]:
+    """The OpenAPI schema of one request field, with its description and range."""
+    return dict(_JSON_SCHEMAS[field])
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _bad(field: str, value: object, allowed: str) -> ValueError:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    return ValueError(f"{field} must be {allowed}, got {shown}.")
+
+
+_JSON_SCHEMAS: dict[str, dict[str, Any]] = {
+    "lz_penalty": {
+        "anyOf": [{"type": "number", "minimum": 0, "maximum": MAX_PENALTY}, {"type": "null"}],
+        "description": (
+            "Strength of the LZ penalty in nats per bit: tokens that an LZ77 compressor of the "
+            f"recent tokens could predict become less likely. 0 to {MAX_PENALTY:g}; "
+            "0, the default, is off; 0.15 ends loops."
+        ),
+    },
+    "lz_window_size": {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+        "description": (
+            "How many of the newest tokens the LZ penalty sees. 1 to the server's "
+            f"--lz-max-window-size; default {DEFAULT_WINDOW_SIZE}, or that maximum if smaller."
+        ),
+    },
+    "lz_buffer_size": {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+        "description": (
+            "The longest match, in tokens, that counts for the LZ penalty. 1 to lz_window_size; "
+            f"default {DEFAULT_BUFFER_SIZE}, or lz_window_size if smaller."
+        ),
+    },
+    "lz_include_prompt": {
+        "anyOf": [{"type": "boolean"}, {"type": "null"}],
+        "description": (
+            "Whether the LZ penalty sees the prompt besides the output. Default false: the "
+            "output only, as for frequency_penalty."
+        ),
+    },
+    "lz_cost": {
+        "anyOf": [{"type": "string", "enum": list(COSTS)}, {"type": "null"}],
+        "description": (
+            'How the LZ penalty prices a token in bits: "marginal", the default, is the change '
+            'in codelength; "rate" is bits per token of the match and grows with its length.'
+        ),
+    },
+}
+
+FIELDS_TEXT = " ".join(f"`{name}`: {_JSON_SCHEMAS[name]['description']}" for name in FIELDS)

@@ -1,0 +1,219 @@
+"""The LZ penalizer: from upstream's batches to windows, and from windows to logits.
+
+Upstream calls two functions here. `plan_step` runs while a forward batch is made and reads only
+host data; `apply_step` runs right before sampling, on the forward stream, and is the only
+place that writes the windows. State belongs to the request row, so upstream's merging and
+filtering of batches needs no counterpart here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_lz.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.window import Seed, WindowState
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+NO_GENERATION = -1
+
+
+@dataclass(slots=True)
+class LZStep:
+    """The LZ rows of one forward batch. Prefilled rows come first, as in the batch.
+
+    Attributes:
+        penalizer: who planned the step and applies it.
+        rows: batch rows with an LZ penalty, int64 [rows], on the device.
+        newest: for the rows after the seeded ones, where in `input_ids` their newest token
+            stands, int64, on the device.
+        seed: histories of the prefilled rows; None if there are none.
+        width: the largest window size among the rows, in tokens.
+    """
+
+    penalizer: BatchedLZPenalizer
+    rows: Tensor
+    newest: Tensor
+    seed: Seed | None
+    width: int
+
+
+class BatchedLZPenalizer:
+    """Plans and applies the LZ penalty of all requests that share one request-to-token pool."""
+
+    def __init__(self, pool: ReqToTokenPool, capacity: int, device: str) -> None:
+        """Track the rows of `pool`; windows hold at most `capacity` tokens."""
+        self.pool = pool
+        self.capacity = capacity
+        self.device = torch.device(device)
+        rows = pool.req_to_token.shape[0]
+        # A row is active while the generation it was seeded in is the pool's: a row that upstream
+        # gave to another request is inactive without being told.
+        self.generation = torch.full((rows,), NO_GENERATION, dtype=torch.int64)
+        self.window_size = torch.zeros(rows, dtype=torch.int64)
+        self.state = WindowState(rows, capacity, device)
+
+    def plan(self, batch: ScheduleBatch) -> LZStep | None:
+        """Which rows of `batch` need the penalty, and what their windows lack; None if no row.
+
+        Reads host data only. Loops over requests only at prefill, whose tokens are on the host.
+        """
+        prefilled, decode_offset = _split(batch)
+        rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
+        self.generation[rows_cpu[:prefilled]] = NO_GENERATION
+        seeded = [i for i, req in enumerate(batch.reqs[:prefilled]) if _samples_with_penalty(req)]
+        for i in seeded:
+            self.window_size[rows_cpu[i]] = batch.reqs[i].sampling_params.lz_window_size
+        self.generation[rows_cpu[seeded]] = self.pool.req_generation[rows_cpu[seeded]]
+
+        active = self._is_active(rows_cpu).nonzero().squeeze(1)
+        if not len(active):
+            return None
+        newest = active[len(seeded) :] + decode_offset
+        on_device = self._pinned(torch.cat([active, newest])).to(self.device, non_blocking=True)
+        return LZStep(
+            penalizer=self,
+            rows=on_device[: len(active)],
+            newest=on_device[len(active) :],
+            seed=self._seed([batch.reqs[i] for i in seeded]) if seeded else None,
+            width=int(self.window_size[rows_cpu[active]].max()),
+        )
+
+    def apply(self, step: LZStep, logits: Tensor, batch: ForwardBatch) -> None:
+        """Bring the windows of `step` up to date and lower the logits of what they predict.
+
+        Args:
+            step: what `plan` returned for this batch.
+            logits: next-token logits, float [batch, V]; changed in place.
+            batch: gives the request row, length and input tokens of each batch row.
+        """
+        rows = batch.req_pool_indices[step.rows]
+        position = batch.seq_lens[step.rows].long() - 1
+        seeded = 0
+        if step.seed is not None:
+            seeded = len(step.seed.position)
+            self.state.seed(rows[:seeded], step.seed)
+        if seeded < len(rows):
+            newest = batch.input_ids[step.newest]
+            self.state.append(rows[seeded:], position[seeded:], newest, step.width)
+
+        view = self.state.view(rows, position, step.width)
+        savings = saved_bits(view.match, view.length, logits.shape[1], self.state.is_rate[rows])
+        savings *= self.state.penalty[rows][:, None]
+        subtract_savings(logits, step.rows, view.tokens, savings)
+
+    def in_use(self) -> bool:
+        """Whether any row still belongs to a request with an LZ penalty."""
+        rows = (self.generation != NO_GENERATION).nonzero().squeeze(1)
+        held = rows[self._is_active(rows)].tolist()
+        free = set(self.pool.free_slots)
+        return any(row not in free for row in held)
+
+    def _is_active(self, rows_cpu: Tensor) -> Tensor:
+        return self.generation[rows_cpu] == self.pool.req_generation[rows_cpu]
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def _seed(self, reqs: list[Req]) -> Seed:
+        tokens = np.zeros((len(reqs), self.capacity), dtype=np.int32)
+        length = torch.empty(len(reqs), dtype=torch.int64)
+        position = torch.empty(len(reqs), dtype=torch.int64)
+        params = torch.empty(len(reqs), 5, dtype=torch.float32)
+        for i, req in enumerate(reqs):
+            requested = req.sampling_params
+            first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
+            end = req.extend_end
+            start = max(first, end - requested.lz_window_size)
+            seen = np.asarray(req.full_untruncated_fill_ids[start:end], dtype=np.int64)
+            tokens[i, : len(seen)] = seen[::-1]
+            length[i] = len(seen)
+            position[i] = end - 1
+            params[i] = torch.tensor(
+                [
+                    requested.lz_penalty,
+                    requested.lz_window_size,
+                    requested.lz_buffer_size,
+                    first,
+                    requested.lz_cost == "rate",
+                ]
+            )
+        newest_first = torch.from_numpy(tokens)
+        match = match_lengths(newest_first, length, params[:, 2].long())
+        column = (position[:, None] - torch.arange(self.capacity)) % self.capacity
+        return Seed(
+            tokens=self._pinned(torch.empty_like(newest_first).scatter_(1, column, newest_first)),
+            match=self._pinned(torch.empty_like(match).scatter_(1, column, match)),
+            position=self._pinned(position),
+            params=self._pinned(params),
+        )
+
+
+def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
+    """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
+
+    The first request with a penalty allocates the windows; the first batch after the last such
+    request has gone frees them. Without either this returns at once.
+    """
+    mode = batch.forward_mode
+    if runner.is_draft_worker or not (mode.is_decode() or mode.is_extend_without_speculative()):
+        return
+    pool = batch.req_to_token_pool
+    penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
+    if penalizer is None:
+        prefilled, _ = _split(batch)
+        if not any(_samples_with_penalty(req) for req in batch.reqs[:prefilled]):
+            return
+        penalizer = BatchedLZPenalizer(pool, _max_window_size(), runner.device)
+        pool.lz_penalizer = penalizer
+    forward_batch.lz_step = penalizer.plan(batch)
+    if forward_batch.lz_step is None and not penalizer.in_use():
+        pool.lz_penalizer = None
+
+
+def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
+    """Apply the penalty that `plan_step` planned, if any (upstream's hook, before sampling)."""
+    step: LZStep | None = getattr(forward_batch, "lz_step", None)
+    if step is not None:
+        step.penalizer.apply(step, logits, forward_batch)
+
+
+def _samples_with_penalty(req: Req) -> bool:
+    """Whether this prefill ends in a sampled token (no middle chunk does) that LZ adjusts."""
+    return bool(req.sampling_params.lz_penalty) and req.extend_end == len(
+        req.full_untruncated_fill_ids
+    )
+
+
+def _split(batch: ScheduleBatch) -> tuple[int, int]:
+    """How many leading rows are prefills, and what turns a later row into its index in input_ids.
+
+    A decode row of an extend batch is one input token: upstream appends decode rows to a chunk
+    (mixed chunk), or runs a whole decode batch as an extend (`decoding_reqs`). The host does not
+    know those tokens yet, so these rows are appended to from the device.
+    """
+    if batch.forward_mode.is_decode():
+        return 0, 0
+    if batch.forward_mode.is_mixed():
+        decoding = len(batch.mix_running_indices_cpu)
+        prefilled = len(batch.reqs) - decoding
+        return prefilled, batch.extend_num_tokens - len(batch.reqs)
+    if batch.decoding_reqs is not None:
+        return 0, 0
+    return len(batch.reqs), 0
+
+
+def _max_window_size() -> int:
+    from sglang.srt.runtime_context import get_exec
+
+    size: int = get_exec().features.lz_max_window_size
+    return size

@@ -1,0 +1,45 @@
+"""What a server checks before it serves: its LZ settings, and that its files are whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from sglang_lz.dist.seal import verify_installed
+from sglang_lz.params import LZParams, check_max_window_size
+
+logger = logging.getLogger(__name__)
+
+
+def check_server(config: Any) -> None:
+    """Refuse to start a server that could not honour the LZ penalty (upstream's hook).
+
+    Args:
+        config: upstream's server arguments, as attributes.
+
+    Raises:
+        ValueError: one sentence that names the setting and its range, or the damaged files.
+    """
+    from sglang.srt.environ import envs
+
+    max_window_size = check_max_window_size(config.lz_max_window_size)
+    preferred = config.preferred_sampling_params or {}
+    if isinstance(preferred, str):
+        preferred = json.loads(preferred)
+    try:
+        LZParams.parse(preferred, max_window_size)
+    except ValueError as error:
+        raise ValueError(f"--preferred-sampling-params: {error}") from None
+    if envs.SGLANG_RUST_SERVER.get():
+        raise ValueError(
+            "SGLANG_RUST_SERVER must be unset: that compiled server does not know lz_penalty and "
+            "could ignore it silently."
+        )
+    problems = verify_installed()
+    if problems:
+        raise ValueError(
+            f"this sglang-lz is damaged ({'; '.join(problems)}): reinstall its wheel, or run "
+            "`sglang-lz doctor` for the whole list."
+        )
+    logger.info("LZ penalty ready: lz_max_window_size=%d", max_window_size)

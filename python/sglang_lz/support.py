@@ -1,0 +1,31 @@
+"""Which server modes the LZ penalty is exact in; requests in all others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Apple's and Ascend's backends sample on their own, and no other was ever run.
+SUPPORTED_DEVICES = ("cuda", "cpu")
+
+
+def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
+    """Server modes in which the penalty is not exact, or not yet shown to be.
+
+    Args:
+        config: looks up the value in effect of a server argument by its name.
+    """
+    if config("speculative_algorithm") is not None:
+        yield f"with speculative decoding ({config('speculative_algorithm')})"
+    if config("disaggregation_mode") != "null":
+        yield "with prefill/decode disaggregation"
+    if config("dllm_algorithm") is not None:
+        yield "with diffusion language models"
+    if config("enable_pdmux"):
+        yield "with prefill/decode multiplexing (--enable-pdmux)"
+    if config("pp_size") > 1:
+        yield "with pipeline parallelism"
+    if config("enable_dp_attention"):
+        yield "with data-parallel attention"
+    if config("device") not in SUPPORTED_DEVICES:
+        yield f"on device {config('device')}"
