@@ -1,0 +1,8 @@
+"""``python -m sglang_lz``: the command line of the distribution."""
+
+import sys
+
+from .dist.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Getting upstream's wheel: pip downloads it, the lock's sha256 decides whether it is the one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import DistError
+from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
+
+PLATFORM = "manylinux_2_34"
+"""The platform tag, less the machine, of the wheels that `pin` looks for."""
+
+
+def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) -> Path:
+    """Return the pinned wheel in ``cache``, downloaded if it is not there yet and always verified.
+
+    DistError if pip cannot get it or the bytes are not the pinned ones; a file with wrong bytes
+    never enters the cache.
+    """
+    file = cache / pin.filename
+    if file.exists():
+        say(f"found {file}")
+        verify(file, pin)
+        return file
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=_made(cache)) as folder:
+        say(f"fetching {pin.filename} with pip")
+        got = download(lock.version, pin.python, pin.arch, Path(folder))
+        if got.name != pin.filename:
+            raise DistError(f"pip got {got.name} where {pin.filename} is pinned; pin again.")
+        verify(got, pin)
+        os.replace(got, file)
+    return file
+
+
+def verify(file: Path, pin: WheelPin) -> None:
+    """DistError if ``file`` does not have the pinned sha256."""
+    actual = sha256(file)
+    if actual != pin.sha256:
+        raise DistError(
+            f"{file} has the sha256 {actual[:12]}…, not the pinned {pin.sha256[:12]}…; it is "
+            "damaged or not upstream's release: delete it and run again."
+        )
+
+
+def sha256(file: Path) -> str:
+    """Return the sha256 of a file (hex); DistError if it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DistError(f"{file} cannot be read ({error.strerror}); name another.") from None
+
+
+def download(version: str, python: str, arch: str, folder: Path) -> Path:
+    """Download one platform wheel with pip into the empty ``folder`` and return it."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--implementation=cp", f"--python-version={python[2]}.{python[3:]}"]
+    command += [f"--abi={python}", f"--platform={PLATFORM}_{arch}", f"--dest={folder}"]
+    command += [f"{NAME}=={version}"]
+    result = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
+    files = list(folder.glob("*.whl"))
+    if result.returncode != 0 or len(files) != 1:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise DistError(
+            f"pip could not download {NAME} {version} for {python} on {arch} "
+            f"({lines[-1].removeprefix('ERROR: ').rstrip('.')}); check the network and pip's "
+            "index, or give the file with --wheel."
+        )
+    return files[0]
+
+
+def pin_version(version: str, old: Lock | None, cache: Path, say: Callable[[str], None]) -> Lock:
+    """Return the lock of an upstream release, downloading every platform wheel of it to ``cache``.
+
+    The revision starts again at 1 for another version than ``old``'s.
+    """
+    wheels = []
+    for python in PYTHONS:
+        for arch in ARCHES:
+            with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=_made(cache)) as folder:
+                say(f"fetching {NAME} {version} for {python} on {arch}")
+                got = download(version, python, arch, Path(folder))
+                wheels.append(WheelPin(python, arch, got.name, sha256(got)))
+                os.replace(got, cache / got.name)
+    same = old is not None and old.version == version
+    return Lock(version, old.revision if old and same else 1, tuple(wheels))
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DistError(f"{folder} cannot be made ({error.strerror}); name another.") from None
+    return folder

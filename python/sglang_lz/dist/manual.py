@@ -1,0 +1,164 @@
+"""The manual pages of ``sglang-lz``: for each command one line, and what `--help` says."""
+
+MAIN = """\
+SGLang with the LZ penalty: build, install, check and maintain the patched distribution.
+
+Everything that is particular to a release lies in patches/: upstream.lock (upstream's version and
+the sha256 of its wheels), series (the order of the patches) and the patches, in groups:
+
+  sampling, requests, server   the LZ penalty
+  cpu                          lets the server start without a GPU
+
+The tool needs git, and pip for what it downloads. It never imports sglang or torch."""
+
+STATUS = """\
+exit status:
+  0  done, or all is well
+  1  a check found something (lint, check, doctor); each finding is a line of the output
+  2  it could not be done; one sentence on standard error says why and what to do next"""
+
+PAGES: dict[str, tuple[str, str, str]] = {
+    "build": (
+        "build the patched wheel from upstream's",
+        """\
+Build the one file that users install: upstream's wheel with the patches applied, sglang_lz and the
+`sglang-lz` command inside, and a seal (sha256 of every file we touched) that `doctor` and the
+server check.
+
+Reads   patches/, the sglang_lz package, and upstream's wheel: --wheel, or the cache, or a download
+        by pip. Its sha256 must be the pinned one.
+Writes  OUT/sglang-VERSION+lzN-TAGS.whl (+lzN.cpu for the CPU flavour), in one rename at the end;
+        what fails leaves nothing behind. The same input gives the same bytes. The path is the only
+        line on standard output; the steps are on standard error.
+
+The patches must fit exactly: the blob id of each file is checked before and after each patch, and a
+hunk that would fit only with an offset is refused. The CPU flavour also has the `cpu` patches, the
+`sgl_kernel` stand-in, and only the requirements that serving on a CPU needs.""",
+        """\
+  sglang-lz build
+  sglang-lz build --flavour cpu --out wheels
+  sglang-lz build --python cp312 --arch aarch64
+  sglang-lz build --flavour cpu --groups cpu     stock SGLang (+lz0.cpu), to compare with""",
+    ),
+    "apply": (
+        "patch an installed sglang, or a checkout of upstream, in place",
+        """\
+Patch the sglang in TARGET and put the sglang_lz package beside it: all of it or, if anything does
+not fit exactly, nothing.
+
+Reads   patches/ and TARGET: a site-packages folder, a checkout of upstream's repository, or by
+        default the sglang that this Python would import (it is located, not imported).
+Writes  in TARGET: the patched files, sglang_lz/ with its seal, and for an installed sglang its
+        version, METADATA and RECORD, so that pip shows and uninstalls what is there. The .dist-info
+        folder keeps its name, and no `sglang-lz` command is installed: use `python -m sglang_lz`.
+
+Refused: another version than the pinned one, edited files, a tree that is half patched.""",
+        """\
+  sglang-lz apply
+  sglang-lz apply ~/src/sglang
+  sglang-lz apply .venv/lib/python3.12/site-packages""",
+    ),
+    "revert": (
+        "take the patches off again",
+        """\
+Undo `sglang-lz apply`, byte for byte: all of it or, if anything there was changed since, nothing.
+An sglang that was installed from our wheel was never unpatched; install upstream's instead.
+
+Reads   TARGET and the patches and seal that `apply` left in its sglang_lz/.
+Writes  in TARGET: upstream's files as they were; sglang_lz/ is removed.""",
+        """\
+  sglang-lz revert
+  sglang-lz revert ~/src/sglang""",
+    ),
+    "doctor": (
+        "say whether an sglang is ours, whole and matching",
+        """\
+Check the sglang that this Python would import, or a wheel file, one line a check: `ok` or `FAIL`,
+and what was found. Nothing is imported, changed or downloaded.
+
+  sglang, wheel  it is there and can be read        version   seal and METADATA agree
+  seal           it has our seal                    files     every sealed file has its sha256
+  package        sglang_lz is the sealed version    patches   the carried patches are those sealed,
+                                                              and make the files what they are
+  installed:     sglang_lz (CPU flavour: sgl_kernel) is imported from there, no rival kernel package
+  --wheel:       RECORD lists exactly the files; the file name fits""",
+        """\
+  sglang-lz doctor
+  sglang-lz doctor --wheel dist/sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl""",
+    ),
+    "lint": (
+        "check the patch files by themselves",
+        """\
+Check patches/ without upstream's files: the series lists every patch once and no other, every patch
+parses, modifies only .py files of sglang, has full blob ids that follow on each other, and a header
+with Subject, Why, Upstream and Remove-when; no added line ends with a blank; the set is within its
+budget (sglang_lz/dist/lint.py).
+
+Reads   patches/. Writes nothing; prints one line a finding.""",
+        """\
+  sglang-lz lint""",
+    ),
+    "check": (
+        "check the patches against upstream",
+        """\
+Lint the patches, apply them to the pinned upstream, export them again and compare: the committed
+bytes must be those that `export` writes. Prints `git diff --stat` of all patches together.
+
+Reads   patches/ and upstream's wheel, as `build` does. Writes nothing but the cache.""",
+        """\
+  sglang-lz check""",
+    ),
+    "checkout": (
+        "turn the patches into git commits, to edit them",
+        """\
+Make DIR a git repository: upstream's .py files under the tag `upstream`, and on the branch
+`patches` one commit a patch. Edit with plain git (commit --amend, rebase -i upstream, reorder,
+drop), then `sglang-lz export DIR`.
+
+A commit message is the patch's header, and its line `Patch: group/name.patch` says which patch file
+it is; a new commit needs one too:
+
+  Call the penalizer before sampling
+
+  Why: what needs this change, and why it cannot be done from the package;
+   a line that begins with a space continues the field.
+  Upstream: not for upstream (or an issue)
+  Remove-when: upstream calls registered penalizers itself
+
+  Patch: sampling/call-penalizer.patch
+
+Reads   patches/ and upstream's wheel, as `build` does. Writes DIR, which must be new or empty.
+
+To move to a new release: check the old one out, `sglang-lz pin NEW`, check that out with
+--no-patches, and in there
+
+  git fetch OLD_DIR upstream:old patches:new
+  git cherry-pick old..new""",
+        """\
+  sglang-lz checkout /tmp/lz
+  sglang-lz checkout --no-patches /tmp/lz-new""",
+    ),
+    "export": (
+        "write the commits back as patches",
+        """\
+Write the commits after the tag `upstream` in DIR to patches/, and their order to patches/series.
+The same commits give the same bytes, whoever made them and whenever. Patches without a commit are
+removed. Nothing is written if a commit has no `Patch:` line, if there are uncommitted changes, or
+if the result would not pass `lint`.
+
+Reads   DIR, made by `checkout`. Writes patches/.""",
+        """\
+  sglang-lz export /tmp/lz""",
+    ),
+    "pin": (
+        "pin another upstream release",
+        """\
+Download every platform wheel of an upstream release with pip and write their names and sha256 to
+patches/upstream.lock. Our revision starts again at 1 for another version. See `checkout` for how to
+bring the patches over.
+
+Reads   pip's index. Writes CACHE and patches/upstream.lock.""",
+        """\
+  sglang-lz pin 0.5.23""",
+    ),
+}

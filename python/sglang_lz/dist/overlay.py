@@ -1,0 +1,129 @@
+"""What lies over upstream's files: the patched ones, our package, and the seal on all of it.
+
+A built wheel and an sglang that is changed in place differ only in the metadata around this.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .errors import DistError
+from .gitapply import Read, transform
+from .lock import NAME, Lock
+from .patchset import LZ_GROUPS, PatchSet
+from .seal import SEAL, Seal, hashes
+from .sources import LOCK, PACKAGE, PACKED_PATCHES, patches_dir
+
+VERSION_FILE = "sglang/_version.py"
+"""Upstream's generated version module; it is in its wheels, not in its repository."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Files to put over upstream's (paths below the root, the seal among them) and their seal."""
+
+    files: dict[str, bytes]
+    seal: Seal
+    notice: bytes
+
+
+def make_overlay(
+    read: Read,
+    lock: Lock,
+    groups: tuple[str, ...],
+    flavour: str,
+    made_by: Literal["build", "apply"],
+) -> Overlay:
+    """Return the overlay for the upstream files that ``read`` gives; DistError if they misfit."""
+    root = patches_dir()
+    all_patches = PatchSet.load(root)
+    patches = all_patches.select(groups)
+    files = transform(patches, read, lock.version)
+    revision = lock.revision if set(LZ_GROUPS) <= set(groups) else 0
+    version = lock.local_version(revision, flavour)
+    notice = _notice(sorted(files), lock.version, version)
+    if stamp := read(VERSION_FILE):
+        files[VERSION_FILE] = stamp_version(stamp, lock.version, version)
+    files |= {f"sglang_lz/{path}": data for path, data in _folder(PACKAGE).items()}
+    for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
+        files[f"sglang_lz/{PACKED_PATCHES}/{path}"] = (root / path).read_bytes()
+    if flavour == "cpu":
+        kernel = _folder(PACKAGE / "cpu" / "sgl_kernel")
+        if not kernel:
+            raise DistError(f"{PACKAGE}/cpu/sgl_kernel is missing; restore it with git.")
+        files |= {f"sgl_kernel/{path}": data for path, data in kernel.items()}
+    seal = Seal(
+        version=version,
+        upstream=lock.version,
+        package=package_version(files.get("sglang_lz/__init__.py")),
+        flavour=flavour,
+        made_by=made_by,
+        groups=groups,
+        patches=tuple(patch.name for patch in patches.patches),
+        files=hashes(files),
+    )
+    files[SEAL] = seal.dump()
+    return Overlay(files, seal, notice)
+
+
+def cpu_requirements() -> list[str]:
+    """Return the requirements of the CPU flavour, one Requires-Dist value each."""
+    path = PACKAGE / "cpu" / "requirements.txt"
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        raise DistError(f"{path} is missing; restore it with git.") from None
+    requirements = [text for line in lines if (text := re.sub(r"(^|\s)#.*", "", line).strip())]
+    for text in requirements:
+        if text.startswith("-"):
+            raise DistError(f"{path}: {text!r} is an option of pip; only requirements fit a wheel.")
+    return requirements
+
+
+def stamp_version(data: bytes, old: str, new: str) -> bytes:
+    """Return upstream's version module with another version; DistError if the old is not in it."""
+    result = data
+    for before, after in zip(_literals(old), _literals(new), strict=True):
+        if result.count(before) != 1:
+            raise DistError(f"{VERSION_FILE} is not that of {NAME} {old}; {before!r} is not in it.")
+        result = result.replace(before, after)
+    return result
+
+
+def package_version(init: bytes | None) -> str:
+    """Return __version__ of the text of sglang_lz/__init__.py, empty if there is none."""
+    match = re.search(rb'^__version__ = "(.+)"$', init or b"", re.M)
+    return match[1].decode() if match else ""
+
+
+def _literals(version: str) -> tuple[bytes, bytes]:
+    public, plus, local = version.partition("+")
+    parts = [repr(int(part)) if part.isdigit() else repr(part) for part in public.split(".")]
+    numbers = ", ".join(parts + ([repr(local)] if plus else []))
+    return f"= '{version}'\n".encode(), f"= ({numbers})\n".encode()
+
+
+def _folder(root: Path) -> dict[str, bytes]:
+    """Return the files below ``root`` that belong into a wheel."""
+    found = {}
+    for file in sorted(root.rglob("*")):
+        parts = file.relative_to(root).parts
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+        made = root == PACKAGE and (parts[0] == PACKED_PATCHES or parts == ("seal.json",))
+        if file.is_file() and not hidden and not made:
+            found["/".join(parts)] = file.read_bytes()
+    return found
+
+
+def _notice(paths: list[str], upstream: str, version: str) -> bytes:
+    text = f"""\
+{NAME} {version} is SGLang {upstream}, changed by the sglang-lz project.
+
+SGLang is licensed under the Apache License 2.0, see LICENSE beside this file. As its section 4(b)
+asks: these files were changed. sglang_lz/{PACKED_PATCHES} holds every change as a patch.
+
+"""
+    return (text + "".join(f"    {path}\n" for path in [*paths, VERSION_FILE])).encode()

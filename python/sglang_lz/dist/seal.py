@@ -1,0 +1,94 @@
+"""The seal: what a patched sglang consists of, with the sha256 of every file that we touched.
+
+It lies at sglang_lz/seal.json beside the patched ``sglang``. `doctor` and the server's start-up
+check it; reading and hashing take a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+SEAL = "sglang_lz/seal.json"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What was made, and from what.
+
+    ``version`` is the distribution's (0.5.23+lz1), ``upstream`` what it is made from, ``package``
+    the version of sglang_lz, ``groups`` and ``patches`` what was applied, ``files`` maps paths
+    below the root to sha256 (hex), ``made_by`` says whether a wheel was built or an installed
+    sglang changed in place.
+    """
+
+    version: str
+    upstream: str
+    package: str
+    flavour: str
+    made_by: Literal["build", "apply"]
+    groups: tuple[str, ...]
+    patches: tuple[str, ...]
+    files: dict[str, str]
+
+    def dump(self) -> bytes:
+        """Return the bytes of seal.json."""
+        return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Seal:
+        """Read ``dump``'s bytes; ValueError if they are not a seal."""
+        try:
+            fields = json.loads(data)
+            fields |= {key: tuple(fields[key]) for key in ("groups", "patches")}
+            fields["files"] = dict(fields["files"])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a seal: {error}") from None
+
+    def problems(self, read: Callable[[str], bytes | None]) -> list[str]:
+        """Return one sentence for each sealed file that is missing or changed."""
+        found = []
+        for path, expected in self.files.items():
+            data = read(path)
+            if data is None:
+                found.append(f"{path} is missing")
+            elif hashlib.sha256(data).hexdigest() != expected:
+                found.append(f"{path} was changed after it was sealed")
+        return found
+
+
+def hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the sha256 (hex) of each file, sorted by path."""
+    return {path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)}
+
+
+def reader(root: Path) -> Callable[[str], bytes | None]:
+    """Return a function that reads files below ``root``, giving None where there is none."""
+
+    def read(path: str) -> bytes | None:
+        file = root / path
+        return file.read_bytes() if file.is_file() else None
+
+    return read
+
+
+def verify(root: Path) -> list[str]:
+    """Return what is wrong with the patched sglang in ``root`` (site-packages); empty if whole."""
+    data = reader(root)(SEAL)
+    if data is None:
+        return [f"{root / SEAL} is missing: this sglang_lz is not part of a built sglang"]
+    try:
+        return Seal.parse(data).problems(reader(root))
+    except ValueError as error:
+        return [f"{root / SEAL} cannot be read ({error})"]
+
+
+def verify_installed() -> list[str]:
+    """``verify`` for the sglang_lz that runs; the server's start-up calls this."""
+    return verify(Path(__file__).resolve().parent.parent.parent)

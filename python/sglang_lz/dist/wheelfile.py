@@ -1,0 +1,175 @@
+"""Wheel files: reading upstream's, editing its metadata, and writing ours reproducibly."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from .errors import DistError
+
+NOTICE = "licenses/NOTICE.sglang-lz"
+"""Below dist-info: which of upstream's files we changed (Apache License 2.0, section 4(b))."""
+SCRIPT = "sglang-lz = sglang_lz.dist.cli:main"
+
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+class Wheel:
+    """A wheel file opened for reading; close it, or use it in a ``with`` statement."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``; DistError if it is not a wheel."""
+        self.path = path
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DistError(f"{path} is not a readable wheel ({error}); name another.") from None
+        self.names = sorted(n for n in self._zip.namelist() if not n.endswith("/"))
+        infos = {n.split("/")[0] for n in self.names if n.split("/")[0].endswith(".dist-info")}
+        if len(infos) != 1:
+            raise DistError(f"{path} has not exactly one .dist-info, so it is not a wheel.")
+        self.dist_info = infos.pop()
+
+    def __enter__(self) -> Wheel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, None if there is no such file; DistError if they are damaged."""
+        try:
+            return self._zip.read(name)
+        except KeyError:
+            return None
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise DistError(
+                f"{self.path} is damaged at {name} ({error}); fetch it again."
+            ) from None
+
+    def mode(self, name: str) -> int:
+        """Return 0o755 for an executable file and 0o644 for any other."""
+        return 0o755 if self._zip.getinfo(name).external_attr >> 16 & 0o100 else 0o644
+
+
+def write_wheel(
+    out: Path,
+    upstream: Wheel,
+    dist_info: str,
+    changes: Mapping[str, bytes],
+    say: Callable[[str], None],
+) -> None:
+    """Write ``upstream`` with ``changes`` (path to bytes, added or replaced) as the wheel ``out``.
+
+    Upstream's .dist-info is renamed to ``dist_info``; the RECORD is made anew. The same input gives
+    the same bytes (under one zlib): names sorted with RECORD last, one time stamp, two permissions.
+    ``out`` appears in one rename when it is complete.
+    """
+    record_name = f"{dist_info}/RECORD"
+    kept = {_renamed(name, upstream.dist_info, dist_info): name for name in upstream.names}
+    kept.pop(record_name, None)
+    names = sorted({*kept, *changes}, key=lambda name: (name.startswith(dist_info), name))
+    rows = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".sglang-lz-", dir=out.parent)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+            for number, name in enumerate(names):
+                data = changes[name] if name in changes else upstream.read(kept[name]) or b""
+                mode = upstream.mode(kept[name]) if name in kept else 0o644
+                _add(archive, name, data, mode)
+                rows.append(record_row(name, data))
+                if (number + 1) * 4 // len(names) > number * 4 // len(names):
+                    say(f"  packed {(number + 1) * 100 // len(names)} % of {len(names)} files")
+            rows.append(f"{record_name},,")
+            _add(archive, record_name, "".join(f"{row}\n" for row in rows).encode(), 0o644)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, out)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise DistError(
+                f"{out} cannot be written ({error.strerror}); free space or name another --out."
+            ) from error
+        raise
+
+
+def record_row(path: str, data: bytes) -> str:
+    """Return a file's RECORD row, without line end."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow([path, f"sha256={digest}", len(data)])
+    return text.getvalue()
+
+
+def edit_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
+    """Return an installed RECORD with rows replaced, added at the end (bytes) or removed (None)."""
+    lines = record.decode("utf-8").splitlines(keepends=True)
+    end = "\r\n" if lines and lines[-1].endswith("\r\n") else "\n"
+    left = dict(changes)
+    result = []
+    for line in lines:
+        path = next(csv.reader([line]))[0]
+        if path not in changes:
+            result.append(line)
+        elif (data := left.pop(path)) is not None:
+            result.append(record_row(path, data) + end)
+    new = [(path, data) for path, data in sorted(left.items()) if data is not None]
+    return "".join([*result, *(record_row(path, data) + end for path, data in new)]).encode()
+
+
+def metadata_version(metadata: bytes) -> str:
+    """Return the Version of a METADATA file, empty if it has none."""
+    match = re.search(r"^Version: *(\S+)", _headers(metadata)[0], re.M)
+    return match[1] if match else ""
+
+
+def edit_metadata(
+    metadata: bytes, version: str, requires: Iterable[str] | None = None, notice: bool = False
+) -> bytes:
+    """Return METADATA with another version and, if given, other requirements (and no extras).
+
+    ``notice`` also lists NOTICE as a licence file.
+    """
+    headers, rest = _headers(metadata)
+    headers = re.sub(r"^Version: .*$", f"Version: {version}", headers, count=1, flags=re.M)
+    if requires is not None:
+        headers = re.sub(r"^(?:Requires-Dist|Provides-Extra): .*\n", "", headers, flags=re.M)
+        headers += "".join(f"Requires-Dist: {line}\n" for line in requires)
+    if notice:
+        headers += f"License-File: {NOTICE.removeprefix('licenses/')}\n"
+    return headers.encode() + rest
+
+
+def edit_entry_points(entry_points: bytes) -> bytes:
+    """Return entry_points.txt with our console script added."""
+    text = entry_points.decode("utf-8")
+    section = "[console_scripts]\n"
+    if section not in text:
+        text = f"{section}\n{text}"
+    return text.replace(section, f"{section}{SCRIPT}\n", 1).encode()
+
+
+def _headers(metadata: bytes) -> tuple[str, bytes]:
+    head, blank, rest = metadata.partition(b"\n\n")
+    return head.decode("utf-8").rstrip("\n") + "\n", blank[1:] + rest
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    return new + name.removeprefix(old) if name.startswith(old + "/") else name
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
+    info = zipfile.ZipInfo(name, _TIME)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.create_system = 3
+    info.external_attr = (0o100000 | mode) << 16
+    archive.writestr(info, data)
