@@ -1,0 +1,106 @@
+"""The request fields: defaults, ranges, and refusals that name field, value and range."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lz.params import FIELDS, LZParams, check_max_window_size, json_schema
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.lists(st.integers()),
+    st.dictionaries(st.text(), st.integers()),
+)
+
+
+def test_defaults() -> None:
+    assert LZParams.parse({}, 1024) == LZParams(0.0, 512, 32, False, "marginal")
+
+
+@pytest.mark.parametrize(
+    ("maximum", "given_window", "window", "buffer"),
+    [(1024, None, 512, 32), (100, None, 100, 32), (20, None, 20, 20), (1024, 7, 7, 7)],
+)
+def test_defaults_never_exceed_what_bounds_them(
+    maximum: int, given_window: int | None, window: int, buffer: int
+) -> None:
+    params = LZParams.parse({"lz_window_size": given_window}, maximum)
+    assert (params.window_size, params.buffer_size) == (window, buffer)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(FIELDS, st.just(None))))
+def test_null_means_default(fields: dict[str, None]) -> None:
+    assert LZParams.parse(fields, 1024) == LZParams.parse({}, 1024)
+
+
+WRONG = [
+    (
+        "lz_penalty",
+        [True, False, math.nan, math.inf, -math.inf, -0.001, 10.001, "0.15", [1], 10**400],
+    ),
+    ("lz_window_size", [0, -1, 65, 1.0, True, "8", math.nan]),
+    ("lz_buffer_size", [0, -1, 33, 2.0, True, "8"]),
+    ("lz_include_prompt", [0, 1, "true", "yes", []]),
+    ("lz_cost", ["", "Marginal", "x", 1, True, ["rate"]]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in WRONG for v in values])
+def test_a_wrong_value_is_refused_by_name_value_and_range(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be ") as caught:
+        LZParams.parse({"lz_window_size": 32, field: value}, 64)
+    message = str(caught.value)
+    assert repr(value)[:70] in message
+    ranges = {
+        "lz_penalty": "[0, 10]",
+        "lz_window_size": "[1, 64]",
+        "lz_buffer_size": "[1, 32]",
+        "lz_include_prompt": "true or false",
+        "lz_cost": '"marginal" or "rate"',
+    }
+    assert ranges[field] in message
+    assert len(message) < 250
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANYTHING)), st.integers(1, 4095))
+def test_anything_is_either_refused_or_within_its_range(
+    fields: dict[str, object], maximum: int
+) -> None:
+    try:
+        params = LZParams.parse(fields, maximum)
+    except ValueError as error:
+        assert any(str(error).startswith(name) for name in FIELDS)  # noqa: PT017
+        return
+    assert type(params.penalty) is float
+    assert 0 <= params.penalty <= 10
+    assert 1 <= params.buffer_size <= params.window_size <= maximum
+    assert type(params.include_prompt) is bool
+    assert params.cost in ("marginal", "rate")
+
+
+@pytest.mark.parametrize("value", [0, -1, 4096, True, "512", 512.0, None])
+def test_a_wrong_server_maximum_is_refused(value: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"^--lz-max-window-size must be an integer in \[1, 4095\]"
+    ):
+        check_max_window_size(value)
+
+
+@pytest.mark.parametrize("value", [1, 1024, 4095])
+def test_a_right_server_maximum_is_taken(value: int) -> None:
+    assert check_max_window_size(value) == value
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_is_described(field: str) -> None:
+    schema = json_schema(field)
+    assert len(schema["description"]) > 40
+    assert {"type": "null"} in schema["anyOf"]

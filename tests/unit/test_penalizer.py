@@ -1,0 +1,380 @@
+"""The penalizer against the oracle, under any order of events that upstream's scheduler allows."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from oracle import COSTS, delta_bits, visible_history
+from sglang_lz import penalizer
+
+VOCAB = 5
+MAX_WINDOW = 16
+ROWS = 5
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def max_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penalizer, "_max_window_size", lambda: MAX_WINDOW)
+
+
+class Mode:
+    """As much of upstream's ForwardMode as the penalizer asks for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def is_decode(self) -> bool:
+        return self.name == "decode"
+
+    def is_mixed(self) -> bool:
+        return self.name == "mixed"
+
+    def is_extend_without_speculative(self) -> bool:
+        return self.name in ("extend", "mixed")
+
+
+class Pool:
+    """As much of upstream's ReqToTokenPool: row 0 is padding, rows are reused, newest first."""
+
+    def __init__(self) -> None:
+        self.req_to_token = torch.zeros(ROWS + 1, 1)
+        self.req_generation = torch.zeros(ROWS + 1, dtype=torch.int64)
+        self.free_slots = list(range(1, ROWS + 1))
+
+    def alloc(self) -> int:
+        row = self.free_slots.pop()
+        self.req_generation[row] += 1
+        return row
+
+
+@dataclass(eq=False)
+class Request:
+    sampling_params: SimpleNamespace
+    origin_input_ids: array[int]
+    output_ids: array[int] = field(default_factory=lambda: array("q"))
+    in_flight: int | None = None
+    row: int | None = None
+    extend_end: int = 0
+
+    @property
+    def known(self) -> list[int]:
+        """All tokens, the one that the device has and the host has not read yet included."""
+        return [*self.origin_input_ids, *self.output_ids, *self.flying]
+
+    @property
+    def flying(self) -> list[int]:
+        return [] if self.in_flight is None else [self.in_flight]
+
+    @property
+    def full_untruncated_fill_ids(self) -> array[int]:
+        return self.origin_input_ids + self.output_ids
+
+    def land(self) -> None:
+        """What the overlap scheduler does one step late: read the sampled token."""
+        self.output_ids.extend(self.flying)
+        self.in_flight = None
+
+
+def request(prompt: list[int], **lz: object) -> Request:
+    params = {
+        "lz_penalty": 0.5,
+        "lz_window_size": 8,
+        "lz_buffer_size": 4,
+        "lz_include_prompt": True,
+        "lz_cost": "marginal",
+    }
+    return Request(SimpleNamespace(**params | lz), array("q", prompt))
+
+
+def forward(
+    pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]
+) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
+    """Run both hooks on one batch; returns the plan, the logits before and those after."""
+    reqs = [*prefills, *decodes]
+    rows = torch.tensor([req.row for req in reqs])
+    # Prefills bring their uncached suffix (here its last one or two tokens), decodes one token.
+    suffixes = [list(req.full_untruncated_fill_ids[: req.extend_end][-2:]) for req in prefills]
+    suffixes += [[req.known[-1]] for req in decodes]
+    lengths = [req.extend_end for req in prefills] + [len(req.known) for req in decodes]
+    batch = SimpleNamespace(
+        forward_mode=Mode(mode),
+        reqs=reqs,
+        req_pool_indices_cpu=rows,
+        req_to_token_pool=pool,
+        extend_num_tokens=sum(map(len, suffixes)),
+        mix_running_indices_cpu=rows[len(prefills) :] if mode == "mixed" else None,
+        decoding_reqs=(decodes or None) if mode != "decode" else None,
+    )
+    forward_batch = SimpleNamespace(
+        req_pool_indices=rows,
+        seq_lens=torch.tensor(lengths),
+        # Padding after the real tokens, as data-parallel attention leaves it.
+        input_ids=torch.tensor([token for suffix in suffixes for token in suffix] + [0, 0]),
+    )
+    runner = SimpleNamespace(is_draft_worker=False, device="cpu")
+    penalizer.plan_step(batch, runner, forward_batch)
+    before = torch.randn(len(reqs), VOCAB)
+    after = before.clone()
+    penalizer.apply_step(after, forward_batch)
+    return getattr(forward_batch, "lz_step", None), before, after
+
+
+def assert_exact(req: Request, before: torch.Tensor, after: torch.Tensor) -> None:
+    lz = req.sampling_params
+    history = visible_history(
+        list(req.origin_input_ids), [*req.output_ids, *req.flying], lz.lz_include_prompt
+    )
+    delta = delta_bits(history, VOCAB, lz.lz_window_size, lz.lz_buffer_size, lz.lz_cost)
+    expected = lz.lz_penalty * (np.array(delta) - np.log2(VOCAB))
+    np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
+
+
+lz_params = st.integers(1, MAX_WINDOW).flatmap(
+    lambda window: st.fixed_dictionaries(
+        {
+            "lz_penalty": st.sampled_from([0.0, 0.15, 2.0]),
+            "lz_window_size": st.just(window),
+            "lz_buffer_size": st.integers(1, window),
+            "lz_include_prompt": st.booleans(),
+            "lz_cost": st.sampled_from(COSTS),
+        }
+    )
+)
+# Ids from VOCAB up stand for multimodal placeholders: they match and are never an index.
+prompts = st.lists(st.integers(0, VOCAB + 1), min_size=1, max_size=24)
+
+
+class Scheduler(RuleBasedStateMachine):
+    """Any order of prefills, chunks, mixed chunks, decodes, retractions, aborts and row reuse.
+
+    Tokens are read by the host one step late (overlap) or at once, at random, and every sampled
+    position of every request is checked against the oracle.
+    """
+
+    @initialize(overlap=st.booleans())
+    def start(self, overlap: bool) -> None:
+        self.pool = Pool()
+        self.overlap = overlap
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+
+    @rule(prompt=prompts, lz=lz_params)
+    def arrive(self, prompt: list[int], lz: dict[str, object]) -> None:
+        self.waiting.append(request(prompt, **lz))
+
+    @precondition(lambda self: self.waiting and self.pool.free_slots)
+    @rule(data=st.data(), mixed=st.booleans())
+    def prefill(self, data: st.DataObject, mixed: bool) -> None:
+        count = data.draw(st.integers(1, min(len(self.waiting), len(self.pool.free_slots))))
+        admitted, self.waiting = self.waiting[:count], self.waiting[count:]
+        for req in admitted:
+            req.row = self.pool.alloc()
+        chunked = admitted[-1]
+        total = len(chunked.full_untruncated_fill_ids)
+        for end in data.draw(st.lists(st.integers(1, max(1, total - 1)), max_size=2).map(sorted)):
+            if end < total:
+                chunked.extend_end = end
+                self.step("extend", [chunked], [])
+        for req in admitted:
+            req.extend_end = len(req.full_untruncated_fill_ids)
+        decodes = self.running if mixed else []
+        self.step("mixed" if decodes else "extend", admitted, decodes)
+        self.running = [*self.running, *admitted]
+
+    @precondition(lambda self: self.running)
+    @rule(as_extend=st.booleans(), steps=st.integers(1, 6))
+    def decode(self, as_extend: bool, steps: int) -> None:
+        for _ in range(steps):
+            self.step("extend" if as_extend else "decode", [], self.running)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), retract=st.booleans())
+    def leave(self, data: st.DataObject, retract: bool) -> None:
+        """A request ends, is aborted, or is retracted and waits to resume. Its row is free."""
+        req = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.pool.free_slots.append(req.row)
+        req.row, req.in_flight = None, None
+        if retract:
+            self.waiting.append(req)
+
+    def step(self, mode: str, prefills: list[Request], decodes: list[Request]) -> None:
+        _, before, after = forward(self.pool, mode, prefills, decodes)
+        for i, req in enumerate([*prefills, *decodes]):
+            if req in prefills and req.extend_end < len(req.full_untruncated_fill_ids):
+                assert torch.equal(after[i], before[i])
+                continue
+            assert_exact(req, before[i], after[i])
+            req.land()
+            req.in_flight = int((before[i] + after[i]).argmax())
+            if not self.overlap:
+                req.land()
+
+    @invariant()
+    def windows_exist_only_while_needed(self) -> None:
+        """After a batch without the penalty, windows exist only if a held row needs them."""
+        if getattr(self, "pool", None) and getattr(self.pool, "lz_penalizer", None) is None:
+            assert not any(req.sampling_params.lz_penalty for req in self.running)
+
+
+TestScheduler = Scheduler.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+def admitted(pool: Pool, req: Request) -> Request:
+    req.row = pool.alloc()
+    req.extend_end = len(req.full_untruncated_fill_ids)
+    return req
+
+
+def test_nothing_is_planned_or_allocated_without_the_penalty() -> None:
+    pool = Pool()
+    req = admitted(pool, request([1, 2], lz_penalty=0.0))
+    step, before, after = forward(pool, "extend", [req], [])
+    assert step is None
+    assert torch.equal(before, after)
+    assert not hasattr(pool, "lz_penalizer")
+
+
+def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
+    """Upstream's internal requests never pass `admit`."""
+    pool = Pool()
+    step, *_ = forward(pool, "extend", [admitted(pool, request([1], lz_penalty=None))], [])
+    assert step is None
+
+
+def test_windows_are_freed_with_the_last_request_that_used_them() -> None:
+    pool = Pool()
+    with_penalty = admitted(pool, request([1, 2]))
+    without = admitted(pool, request([1, 2], lz_penalty=0.0))
+    forward(pool, "extend", [with_penalty, without], [])
+    forward(pool, "decode", [], [without])
+    assert pool.lz_penalizer is not None
+    pool.free_slots.append(with_penalty.row)
+    forward(pool, "decode", [], [without])
+    assert pool.lz_penalizer is None
+
+
+def test_rows_without_the_penalty_are_not_in_the_plan() -> None:
+    pool = Pool()
+    reqs = [
+        admitted(pool, request([1, 2, 1], lz_penalty=penalty)) for penalty in (0.0, 0.3, 0.0, 0.3)
+    ]
+    step, before, after = forward(pool, "extend", reqs, [])
+    assert step is not None
+    assert step.rows.tolist() == [1, 3]
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+
+
+def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
+    """Beam search takes rows without a prefill of their own."""
+    pool = Pool()
+    req = admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [req], [])
+    pool.req_generation[req.row] += 1
+    step, *_ = forward(pool, "decode", [], [req])
+    assert step is None
+
+
+def test_a_session_that_keeps_its_row_may_turn_the_penalty_off() -> None:
+    pool = Pool()
+    first = admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [first], [])
+    second = request([1, 2, 1, 3], lz_penalty=0.0)
+    second.row, second.extend_end = first.row, 4
+    _, before, after = forward(pool, "extend", [second], [])
+    assert torch.equal(before, after)
+
+
+def test_draft_workers_keep_no_windows() -> None:
+    pool = Pool()
+    req = admitted(pool, request([1, 2, 1]))
+    batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
+    forward_batch = SimpleNamespace()
+    penalizer.plan_step(batch, SimpleNamespace(is_draft_worker=True), forward_batch)
+    assert not hasattr(forward_batch, "lz_step")
+    assert not hasattr(pool, "lz_penalizer")
+
+
+class OpRecorder(TorchDispatchMode):
+    """Names of the operators that ran, and the size of the largest tensor any of them made."""
+
+    def __init__(self, but: torch.Tensor) -> None:
+        super().__init__()
+        self.but = but.untyped_storage().data_ptr()
+        self.names: set[str] = set()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.names.add(func.overloadpacket.__name__)
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                if tensor.untyped_storage().data_ptr() == self.but:
+                    continue
+                self.largest = max(self.largest, tensor.numel())
+        return out
+
+
+# Operators whose result or shape the host needs: each would wait for the device.
+SYNCHRONISING = {"_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "unique"}
+
+
+def test_a_decode_step_is_linear_in_the_window_and_never_waits_for_the_device() -> None:
+    vocab, rows = 100_000, 3
+    pool = Pool()
+    reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
+    forward(pool, "extend", reqs, [])
+    batch = SimpleNamespace(
+        forward_mode=Mode("decode"),
+        reqs=reqs,
+        req_pool_indices_cpu=torch.tensor([req.row for req in reqs]),
+        decoding_reqs=None,
+    )
+    step = pool.lz_penalizer.plan(batch)
+    forward_batch = SimpleNamespace(
+        req_pool_indices=batch.req_pool_indices_cpu,
+        seq_lens=torch.full((rows,), 4),
+        input_ids=torch.tensor([2] * rows),
+    )
+    logits = torch.zeros(rows, vocab)
+    with OpRecorder(but=logits) as ops:
+        pool.lz_penalizer.apply(step, logits, forward_batch)
+    assert not ops.names & SYNCHRONISING
+    state = pool.lz_penalizer.state
+    # In-place writes return the table they write to; nothing else is larger than the windows.
+    assert ops.largest <= max(rows * MAX_WINDOW, state.match.numel())
+    assert (logits != 0).sum() == 2 * rows
+
+
+def test_the_decode_plan_does_not_look_at_requests() -> None:
+    class Untouchable:
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError(f"decode read a request's {name}")
+
+    pool = Pool()
+    req = admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [req], [])
+    batch = SimpleNamespace(
+        forward_mode=Mode("decode"),
+        reqs=[Untouchable()],
+        req_pool_indices_cpu=torch.tensor([req.row]),
+        decoding_reqs=None,
+    )
+    assert pool.lz_penalizer.plan(batch).rows.tolist() == [0]
