@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,6 +25,9 @@ from .wheelfile import Wheel
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (see STATUS in manual.py)."""
     options = _parser().parse_args(argv)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # unwind, so that nothing is left behind
     try:
         return int(COMMANDS[options.command](options))
     except DistError as error:
@@ -118,7 +122,8 @@ def _checkout_tree(
 
 
 def _export(options: argparse.Namespace) -> int:
-    changed = workspace.write(workspace.export(options.dir), checkout_patches_dir())
+    root = checkout_patches_dir()
+    changed = workspace.write(workspace.export(options.dir), root)
     for name in changed:
         print(f"wrote {name}")
     print(f"{len(changed)} files changed")

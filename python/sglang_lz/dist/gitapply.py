@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import DistError
-from .patchset import UPSTREAM_PREFIX, PatchSet
+from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
 
 Read = Callable[[str], bytes | None]
 """Reads a file by its path below the wheel's root; None if there is none."""
@@ -112,7 +113,7 @@ def transform(
                 if blob != (change.old_blob if reverse else change.new_blob):
                     raise DistError(
                         f"{patch.name} did not turn {change.path} into the blob that it names, "
-                        "nothing was changed; export it again with `sglang-lz export`."
+                        f"nothing was changed{EXPORT_AGAIN}."
                     )
         return {path: (stage / UPSTREAM_PREFIX / path).read_bytes() for path in patches.blobs}
 
@@ -123,11 +124,12 @@ def apply_one(name: str, data: bytes, tree: Path, reverse: bool = False) -> None
     result = git(args, tree, data)
     lines = result.stderr.decode("utf-8", "replace").splitlines()
     if result.returncode != 0:
-        reason = next((line for line in lines if line.startswith("error:")), "error: no reason")
-        raise DistError(f"{name} does not apply ({reason[7:]}), nothing was changed.")
+        errors = [line for line in lines if re.match("error: (?!while searching)", line)]
+        reason = errors[0].removeprefix("error: ") if errors else "git gave no reason"
+        raise DistError(f"{name} does not apply ({reason}), nothing was changed{EXPORT_AGAIN}.")
     for line in lines:
         if "(offset " in line or " fuzz " in line:
             raise DistError(
                 f"{name} applies only out of place ({line.strip().rstrip('.')}), nothing was "
-                "changed; export it again with `sglang-lz export`."
+                f"changed{EXPORT_AGAIN}."
             )

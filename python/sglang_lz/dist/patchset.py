@@ -19,6 +19,9 @@ FIELDS = ("Why", "Upstream", "Remove-when")
 UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 
+EXPORT_AGAIN = "; export it again with `sglang-lz export`"
+"""What to do about a patch file that is not as `export` writes it."""
+
 _NAME = re.compile(r"[a-z0-9-]+/[a-z0-9-]+\.patch")
 _INDEX = re.compile(rb"index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100(?:644|755)")
 _HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
@@ -135,7 +138,7 @@ class PatchSet:
                 if last != change.old_blob:
                     raise DistError(
                         f"{patch.name} does not start at the {change.path} that the patches before "
-                        "it leave; export the series again (sglang-lz export)."
+                        f"it leave{EXPORT_AGAIN}."
                     )
                 blobs[change.path] = (first, change.new_blob)
         return blobs
@@ -186,7 +189,7 @@ def _changes(patch: Patch) -> Iterator[FileChange]:
 
     def expect(ok: object, what: str) -> None:
         if not ok:
-            raise DistError(f"{patch.name}: {what}; export it again with `sglang-lz export`.")
+            raise DistError(f"{patch.name}: {what}{EXPORT_AGAIN}.")
 
     lines = patch.data.split(b"\n")
     expect(lines.pop() == b"", "it does not end with a line end")

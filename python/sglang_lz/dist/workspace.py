@@ -10,7 +10,7 @@ from .errors import DistError
 from .files import replace_all
 from .gitapply import Read, apply_one, git
 from .lint import lint_patches
-from .patchset import UPSTREAM_PREFIX, Patch, PatchSet, read_series
+from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet, read_series
 
 BASE = "upstream"
 """The tag of the first commit: upstream's files without patches."""
@@ -106,7 +106,8 @@ def write(patches: PatchSet, root: Path) -> list[str]:
     """
     problems = lint_patches(patches)
     if problems:
-        raise DistError(f"{problems[0].rstrip('.')}; amend the commit, nothing was written.")
+        problem = problems[0].replace(EXPORT_AGAIN, "").rstrip(".")
+        raise DistError(f"{problem}; amend the commit, nothing was written.")
     names = [patch.name for patch in patches.patches]
     changes: dict[str, bytes | None] = {
         patch.name: patch.data

@@ -1,0 +1,67 @@
+"""The fixture that gives each test a small world of its own; see world.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dist.world import (
+    EDITS,
+    FORMAT,
+    MESSAGE,
+    SOURCE,
+    UPSTREAM,
+    World,
+    git,
+    patched,
+    write_lock,
+    write_upstream_wheel,
+)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world as every test finds it."""
+    root = tmp_path_factory.mktemp("world")
+    world = World(root)
+    world.wheel.parent.mkdir()
+    write_upstream_wheel(world.wheel, UPSTREAM)
+    shutil.copytree(
+        SOURCE / "dist", world.package / "dist", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(SOURCE / "__main__.py", world.package)
+    (world.package / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    (world.package / "cpu" / "sgl_kernel").mkdir(parents=True)
+    (world.package / "cpu" / "sgl_kernel" / "__init__.py").write_text("run = None\n")
+    (world.package / "cpu" / "requirements.txt").write_text(
+        "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"
+    )
+    tree = root / "tree"
+    tree.mkdir()
+    git(tree, "init", "-q")
+    names: list[str] = []
+    for name in [None, *EDITS]:
+        names += [name] if name else []
+        for path, text in patched(names).items():
+            (tree / "python" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / "python" / path).write_bytes(text.encode())
+        git(tree, "add", "-A")
+        words = f"{name}".partition("/")[2].removesuffix(".patch").replace("-", " ")
+        git(tree, "commit", "-qF-", stdin=MESSAGE.format(name=words))
+        if name:
+            patch = world.patches / name
+            patch.parent.mkdir(parents=True, exist_ok=True)
+            patch.write_bytes(git(tree, "format-patch", "-1", "--stdout", *FORMAT.split()).encode())
+    shutil.rmtree(tree)
+    (world.patches / "series").write_text("# The order matters.\n\n" + "\n".join(EDITS) + "\n")
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    return root
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path) -> World:
+    """A world of one test's own."""
+    shutil.copytree(template, tmp_path / "world")
+    return World(tmp_path / "world")

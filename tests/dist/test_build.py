@@ -1,0 +1,320 @@
+"""Building the wheel: what is in it, that it is reproducible, and how it fails."""
+
+from __future__ import annotations
+
+import csv
+import email
+import io
+import os
+import re
+import resource
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dist.world import (
+    EDITS,
+    METADATA,
+    TAGS,
+    UPSTREAM,
+    WHEEL,
+    World,
+    patched,
+    record_hash,
+    write_lock,
+    write_upstream_wheel,
+)
+
+LZ = [name for name in EDITS if not name.startswith("cpu/")]
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def headers(wheel: Path) -> email.message.Message:
+    files = contents(wheel)
+    return email.message_from_bytes(files[next(n for n in files if n.endswith("/METADATA"))])
+
+
+@pytest.mark.parametrize("flavour", ["cuda", "cpu"])
+def test_same_input_gives_same_bytes(world: World, flavour: str) -> None:
+    first = world.build("--flavour", flavour, "--out", "one")
+    for file in world.package.rglob("*"):
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+    (world.package / "__pycache__").mkdir(exist_ok=True)
+    (world.package / "__pycache__" / "left.pyc").write_bytes(b"over")
+    world.env |= {"TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1700000000", "PYTHONHASHSEED": "7"}
+    os.umask(os.umask(0o077) & 0)
+    try:
+        second = world.build("--flavour", flavour, "--out", "two")
+    finally:
+        os.umask(0o022)
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
+    assert modes.pop("sglang/run.sh") == 0o100755
+    assert set(modes.values()) == {0o100644}
+
+
+def test_cuda_flavour_is_upstream_patched(world: World) -> None:
+    wheel = world.build()
+    assert wheel == world.root / "dist" / f"sglang-0.5.23+lz1-{TAGS}.whl"
+    files = contents(wheel)
+    expected = patched(LZ)
+    stamped = files["sglang/_version.py"].decode()
+    assert "= '0.5.23+lz1'\n" in stamped
+    assert "= (0, 5, 23, 'lz1')\n" in stamped
+    for path, text in expected.items():
+        if path != "sglang/_version.py":
+            assert files[path] == text.encode(), path
+    assert "sgl_kernel/__init__.py" not in files
+    head = headers(wheel)
+    assert head["Version"] == "0.5.23+lz1"
+    ours = email.message_from_string(METADATA)
+    assert head.get_all("Requires-Dist") == ours.get_all("Requires-Dist")
+    assert head.get_all("Provides-Extra") == ["test"]
+    assert head["License"] == ours["License"]
+    assert head.get_payload() == ours.get_payload()
+
+
+def test_cpu_flavour_has_its_own_requirements_and_kernel(world: World) -> None:
+    wheel = world.build("--flavour", "cpu")
+    assert wheel.name == f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
+    files = contents(wheel)
+    assert files["sglang/kernel.py"] == patched(list(EDITS))["sglang/kernel.py"].encode()
+    assert files["sgl_kernel/__init__.py"] == b"run = None\n"
+    head = headers(wheel)
+    assert head.get_all("Requires-Dist") == ["torch==2.13.0", "numpy"]
+    assert head.get_all("Provides-Extra") is None
+    assert "= (0, 5, 23, 'lz1.cpu')\n" in files["sglang/_version.py"].decode()
+
+
+def test_stock_build_has_no_penalty(world: World) -> None:
+    wheel = world.build("--flavour", "cpu", "--groups", "cpu")
+    assert wheel.name == f"sglang-0.5.23+lz0.cpu-{TAGS}.whl"
+    files = contents(wheel)
+    for path in ("sampler.py", "server.py", "fields.py"):
+        assert files[f"sglang/{path}"] == UPSTREAM[f"sglang/{path}"].encode()
+    assert b"# ours" in files["sglang/kernel.py"]
+
+
+@pytest.mark.parametrize("flavour", ["cuda", "cpu"])
+def test_metadata_of_the_result_is_valid(world: World, flavour: str) -> None:
+    wheel = world.build("--flavour", flavour)
+    files = contents(wheel)
+    info = f"{wheel.name.split('-cp')[0]}.dist-info"
+    assert {name.split("/")[0] for name in files if ".dist-info" in name} == {info}
+    record = files.pop(f"{info}/RECORD").decode()
+    rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(record))}
+    assert rows.pop(f"{info}/RECORD") == ["", ""]
+    assert rows == {name: [record_hash(data), str(len(data))] for name, data in files.items()}
+    scripts = files[f"{info}/entry_points.txt"].decode()
+    assert "sglang = sglang.cli:main\n" in scripts
+    assert "sglang-lz = sglang_lz.dist.cli:main\n" in scripts
+    assert "sglang_lz" in files[f"{info}/top_level.txt"].decode().split()
+    notice = files[f"{info}/licenses/NOTICE.sglang-lz"].decode()
+    changed = [n for n, t in UPSTREAM.items() if n in files and files[n] != t.encode()]
+    assert sorted(re.findall(r"^    (\S+)$", notice, re.M)) == sorted(changed)
+    assert headers(wheel).get_all("License-File") == ["LICENSE", "NOTICE.sglang-lz"]
+    assert files["sglang_lz/_patches/series"] == (world.patches / "series").read_bytes()
+    assert "sglang_lz/_patches/cpu/stand-in.patch" in files
+
+
+def test_result_installs_and_works_by_itself(world: World) -> None:
+    """The installed package checks itself and can build the same wheel again."""
+    wheel = world.build("--flavour", "cpu")
+    site = world.site(wheel)
+    assert (site / "bin" / "sglang-lz").exists()
+    world.ok("doctor", path=site)
+    world.ok("build", "--wheel", world.wheel, "--flavour", "cpu", "--out", "again", path=site)
+    assert (world.root / "again" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_pip_fetches_once(world: World) -> None:
+    world.ok("build")
+    assert (world.root / "dist" / "upstream" / WHEEL).read_bytes() == world.wheel.read_bytes()
+    world.wheel.unlink()
+    world.ok("build", "--out", "again")
+
+
+def test_prints_the_path_alone_on_standard_output(world: World) -> None:
+    done = world.run("build")
+    assert done.stdout.splitlines() == [f"dist/sglang-0.5.23+lz1-{TAGS}.whl"]
+    assert re.findall(r"^\[\d/4\]", done.stderr, re.M) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+
+
+def test_no_network(world: World) -> None:
+    world.env["PIP_FIND_LINKS"] = ""
+    sentence = world.fails("build")
+    assert "pip could not download sglang 0.5.23" in sentence
+    assert "check the network" in sentence
+
+
+def test_no_pip(world: World) -> None:
+    (world.root / "fake" / "pip").mkdir(parents=True)
+    (world.root / "fake" / "pip" / "__init__.py").write_text("")
+    world.env["PYTHONPATH"] = f"{world.package.parent}:{world.root / 'fake'}"
+    assert "pip could not download" in world.fails("build")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_wrong_hash(world: World, given: bool) -> None:
+    world.wheel.write_bytes(world.wheel.read_bytes() + b"\0")
+    sentence = world.fails("build", *(["--wheel", world.wheel] if given else []))
+    assert "not the pinned" in sentence
+    assert "delete it and run again" in sentence
+
+
+def test_wrong_hash_in_the_cache(world: World) -> None:
+    world.ok("build", "--out", "one")
+    (world.root / "dist" / "upstream" / WHEEL).write_bytes(b"cut off")
+    assert "not the pinned" in world.fails("build")
+
+
+def test_wheel_of_another_version(world: World) -> None:
+    other = world.wheel.with_name(WHEEL.replace("0.5.23", "0.5.22"))
+    shutil.copy(world.wheel, other)
+    sentence = world.fails("build", "--wheel", other)
+    assert "0.5.22" in sentence
+    assert "the patches are for sglang 0.5.23" in sentence
+
+
+def test_wheel_that_is_not_there(world: World) -> None:
+    world.wheel.unlink()
+    assert "cannot be read" in world.fails("build", "--wheel", world.wheel)
+
+
+def test_wheel_that_is_none(world: World) -> None:
+    world.wheel.write_bytes(b"PK not really")
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    assert "not a readable wheel" in world.fails("build", "--wheel", world.wheel)
+
+
+def test_python_without_a_wheel(world: World) -> None:
+    write_lock(world.patches / "upstream.lock", world.wheel, python="cp310")
+    sentence = world.fails("build")
+    assert f"for Python cp{sys.version_info.major}{sys.version_info.minor}" in sentence
+    assert "use a Python of cp310" in sentence
+
+
+def test_machine_without_a_wheel(world: World) -> None:
+    arch = "aarch64" if "x86_64" in TAGS else "x86_64"
+    assert f"on {arch}" in world.fails("build", "--arch", arch)
+
+
+def test_wheel_already_says_its_python(world: World) -> None:
+    assert "leave --python" in world.fails("build", "--wheel", world.wheel, "--python", "cp311")
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [("sampling", "requests is left out"), ("sampling,typo", "'typo' is not a patch group")],
+)
+def test_groups(world: World, groups: str, words: str) -> None:
+    assert words in world.fails("build", "--wheel", world.wheel, "--groups", groups)
+
+
+def test_group_that_builds_on_one_left_out(world: World) -> None:
+    """A cpu patch on a file of the others has blob ids that hold only with them."""
+    names = [name.replace("server/check", "cpu/check") for name in EDITS]
+    (world.patches / "server/check.patch").rename(world.patches / "cpu/check.patch")
+    (world.patches / "series").write_text("\n".join(names))
+    sentence = world.fails("build", "--wheel", world.wheel, "--groups", "cpu")
+    assert "cpu/check.patch builds on sampling/call-again.patch" in sentence
+
+
+def test_upstream_with_other_contents(world: World) -> None:
+    """Even a wheel with the pinned hash is patched only if every blob is the expected one."""
+    files = UPSTREAM | {"sglang/sampler.py": UPSTREAM["sglang/sampler.py"] + "more = 1\n"}
+    write_upstream_wheel(world.wheel, files)
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    sentence = world.fails("build", "--wheel", world.wheel)
+    assert "sglang/sampler.py is neither" in sentence
+
+
+def test_upstream_with_another_version_module(world: World) -> None:
+    files = UPSTREAM | {"sglang/_version.py": "__version__ = '0.5.22'\n"}
+    write_upstream_wheel(world.wheel, files)
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    assert "sglang/_version.py is not that" in world.fails("build", "--wheel", world.wheel)
+
+
+def test_damaged_upstream(world: World) -> None:
+    data = bytearray(world.wheel.read_bytes())
+    at = data.index(b"line_20")
+    data[at : at + 4] = b"LINE"
+    world.wheel.write_bytes(data)
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    assert "damaged" in world.fails("build", "--wheel", world.wheel)
+
+
+def test_full_disk(world: World) -> None:
+    sentence = world.fails(
+        "build",
+        "--wheel",
+        world.wheel,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+    )
+    assert "cannot be written (File too large)" in sentence
+
+
+@pytest.mark.parametrize("path", ["requirements.txt", "sgl_kernel/__init__.py"])
+def test_cpu_file_missing(world: World, path: str) -> None:
+    (world.package / "cpu" / path).unlink()
+    sentence = world.fails("build", "--wheel", world.wheel, "--flavour", "cpu")
+    assert f"{path.split('/', maxsplit=1)[0]} is missing" in sentence
+
+
+def test_pip_option_among_requirements(world: World) -> None:
+    (world.package / "cpu" / "requirements.txt").write_text("--no-deps\n")
+    sentence = world.fails("build", "--wheel", world.wheel, "--flavour", "cpu")
+    assert "is an option of pip" in sentence
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("upstream.lock", None, "upstream.lock is missing"),
+        ("upstream.lock", "version = ", "is not a lock file"),
+        ("upstream.lock", 'name = "other"\nversion = "1"\nrevision = 1\nwheel = []', "pins other"),
+        ("series", None, "series is missing"),
+        ("series", "sampling/../call.patch\n", "is not group/name.patch"),
+        ("series", "sampling/gone.patch\n", "lists sampling/gone.patch, which does not exist"),
+        ("sampling/call.patch", None, "lists sampling/call.patch, which does not exist"),
+        ("sampling/call.patch", "no diff\n", "there is no diff in it"),
+    ],
+)
+def test_damaged_patch_folder(world: World, file: str, text: str | None, words: str) -> None:
+    if text is None:
+        (world.patches / file).unlink()
+    else:
+        (world.patches / file).write_text(text)
+    assert words in world.fails("build", "--wheel", world.wheel)
+
+
+def test_interrupt_leaves_nothing(world: World) -> None:
+    """Ctrl-C while the wheel is written removes what was written."""
+    hook = world.root / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import zipfile\n"
+        "real, seen = zipfile.ZipFile.writestr, []\n"
+        "def writestr(self, *args, **kwargs):\n"
+        "    seen.append(1)\n"
+        "    if len(seen) == 5:\n"
+        "        raise KeyboardInterrupt\n"
+        "    return real(self, *args, **kwargs)\n"
+        "zipfile.ZipFile.writestr = writestr\n"
+    )
+    world.env["PYTHONPATH"] = f"{hook}:{world.package.parent}"
+    done = world.run("build", "--wheel", world.wheel)
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert list((world.root / "dist").iterdir()) == []

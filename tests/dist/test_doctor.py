@@ -1,0 +1,244 @@
+"""`doctor` says ok to what is whole, and names what is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dist.world import World
+
+SEAL = "sglang_lz/seal.json"
+PATCHES = "sglang_lz/_patches"
+
+
+def edit_seal(root: Path, **fields: object) -> None:
+    seal = json.loads((root / SEAL).read_text())
+    (root / SEAL).write_text(json.dumps(seal | fields))
+
+
+def remove(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).unlink()
+
+
+def append(path: str, text: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).write_text((root / path).read_text() + text)
+
+
+def replace(path: str, before: str, after: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (target,) = root.glob(path)
+        assert before in target.read_text()
+        target.write_text(target.read_text().replace(before, after))
+
+    return change
+
+
+def unseal(path: str) -> Callable[[Path], None]:
+    """Change a file and seal it again: only what the patches say can tell."""
+
+    def change(root: Path) -> None:
+        append(path, "x = 1\n")(root)
+        files = json.loads((root / SEAL).read_text())["files"]
+        edit_seal(root, files={p: digest for p, digest in files.items() if p != path})
+
+    return change
+
+
+def rival(root: Path) -> None:
+    (root / "sglang_kernel-0.4.10.dist-info").mkdir()
+    (root / "sglang_kernel-0.4.10.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sglang-kernel\nVersion: 0.4.10\n"
+    )
+
+
+DAMAGE = {
+    "no seal": (remove(SEAL), "seal", "this is a stock sglang"),
+    "no json": (lambda root: (root / SEAL).write_text("{"), "seal", "cannot be read"),
+    "other json": (lambda root: (root / SEAL).write_text("[]"), "seal", "cannot be read"),
+    "patched file edited": (append("sglang/sampler.py", "#\n"), "files", "sglang/sampler.py was"),
+    "patched file gone": (remove("sglang/server.py"), "files", "sglang/server.py is missing"),
+    "own file edited": (append("sglang_lz/__main__.py", "#\n"), "files", "__main__.py was"),
+    "stand-in edited": (append("sgl_kernel/__init__.py", "#\n"), "files", "sgl_kernel/__init__"),
+    "patch edited": (append(f"{PATCHES}/cpu/stand-in.patch", "\n"), "files", "stand-in.patch was"),
+    "patch gone": (remove(f"{PATCHES}/cpu/stand-in.patch"), "patches", "stand-in.patch is missing"),
+    "resealed": (unseal("sglang/sampler.py"), "patches", "sampler.py is not what the patches make"),
+    "other series": (
+        replace(f"{PATCHES}/series", "cpu/stand-in.patch", ""),
+        "patches",
+        "not the list of patches in the seal",
+    ),
+    "other metadata": (
+        replace("sglang-*.dist-info/METADATA", "Version: 0.5.23+lz1", "Version: 0.5.23+lz2"),
+        "version",
+        "METADATA says 0.5.23+lz2.cpu, the seal 0.5.23+lz1.cpu",
+    ),
+    "not our version": (
+        lambda root: edit_seal(root, version="0.5.23"),
+        "version",
+        "METADATA says 0.5.23+lz1.cpu, the seal 0.5.23",
+    ),
+    "other package": (
+        lambda root: edit_seal(root, package="9.9"),
+        "package",
+        "sglang_lz 0.1.0, sealed 9.9",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def installed(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CPU flavour wheel, installed."""
+    world = World(tmp_path_factory.mktemp("installed") / "world")
+    shutil.copytree(template, world.root)
+    return world.site(world.build("--flavour", "cpu"))
+
+
+@pytest.fixture
+def site(installed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(installed, tmp_path / "site")
+    return tmp_path / "site"
+
+
+def failures(world: World, *args: object, **options: Path) -> dict[str, str]:
+    """Run the doctor; return its FAIL lines; the status must fit them."""
+    done = world.run("doctor", *args, **options)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert all(line.startswith(("ok    ", "FAIL  ")) for line in lines)
+    failed = [line[6:].split(": ", 1) for line in lines if line.startswith("FAIL")]
+    assert done.returncode == (1 if failed else 0)
+    return dict(failed)
+
+
+def test_whole(world: World, site: Path) -> None:
+    out = world.ok("doctor", path=site)
+    names = [line[6:].split(":")[0] for line in out.splitlines()]
+    assert names == [
+        "sglang",
+        "seal",
+        "version",
+        "files",
+        "package",
+        "patches",
+        "sglang_lz",
+        "sgl_kernel",
+        "rival kernel packages",
+    ]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage(world: World, site: Path, damage: str) -> None:
+    change, check, words = DAMAGE[damage]
+    change(site)
+    assert words in failures(world, path=site)[check]
+
+
+def test_sealing_again_hides_nothing_else(world: World, site: Path) -> None:
+    """The seal is no signature; but only the one check fails, so the others are not noise."""
+    unseal("sglang/sampler.py")(site)
+    assert set(failures(world, path=site)) == {"patches"}
+
+
+def test_rival_kernel_package(world: World, site: Path) -> None:
+    rival(site)
+    assert "sglang-kernel is installed" in failures(world, path=site)["rival kernel packages"]
+
+
+def test_second_sglang_lz(world: World, site: Path) -> None:
+    """A checkout on the path shadows the installed package."""
+    world.env["PYTHONPATH"] = f"{world.package.parent}:{site}"
+    assert "not from" in failures(world)["sglang_lz"]
+
+
+def test_shadowed_kernel(world: World, site: Path) -> None:
+    (world.root / "shadow" / "sgl_kernel").mkdir(parents=True)
+    (world.root / "shadow" / "sgl_kernel" / "__init__.py").write_text("")
+    world.env["PYTHONPATH"] = f"{world.root / 'shadow'}:{site}"
+    assert "not from" in failures(world)["sgl_kernel"]
+
+
+def test_stock_sglang(world: World) -> None:
+    world.env["PYTHONPATH"] = f"{world.package.parent}:{world.site()}"
+    assert "stock sglang" in failures(world)["seal"]
+
+
+def test_nothing_is_imported(world: World, site: Path) -> None:
+    """A package that cannot be imported is examined all the same."""
+    for name in ("sglang", "sgl_kernel"):
+        (site / name / "__init__.py").write_text("raise SystemExit('imported')\n")
+    assert set(failures(world, path=site)) == {"files"}
+
+
+@pytest.mark.parametrize("flavour", ["cuda", "cpu"])
+def test_wheel_whole(world: World, flavour: str) -> None:
+    out = world.ok("doctor", "--wheel", world.build("--flavour", flavour))
+    names = [line[6:].split(":")[0] for line in out.splitlines()]
+    assert names == [
+        "wheel",
+        "seal",
+        "RECORD",
+        "version",
+        "files",
+        "package",
+        "patches",
+        "file name",
+    ]
+
+
+def rewrite(wheel: Path, change: Callable[[str, bytes], bytes | None]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            if (new := change(name, data)) is not None:
+                archive.writestr(name, new)
+
+
+@pytest.mark.parametrize(
+    ("path", "checks"),
+    [
+        ("sglang/sampler.py", {"RECORD", "files", "patches"}),
+        ("sglang/run.sh", {"RECORD"}),
+        ("sglang_lz/_patches/series", {"RECORD", "files", "patches"}),
+    ],
+)
+@pytest.mark.parametrize("gone", [True, False])
+def test_wheel_damaged(world: World, path: str, checks: set[str], gone: bool) -> None:
+    wheel = world.build()
+
+    def change(name: str, data: bytes) -> bytes | None:
+        return data if name != path else None if gone else b"# " + data
+
+    rewrite(wheel, change)
+    assert checks - {"patches"} <= set(failures(world, "--wheel", wheel)) <= checks
+
+
+def test_wheel_renamed(world: World) -> None:
+    wheel = world.build()
+    other = wheel.rename(wheel.with_name(wheel.name.replace("lz1", "lz2")))
+    assert set(failures(world, "--wheel", other)) == {"file name"}
+
+
+def test_wheel_of_upstream(world: World) -> None:
+    assert "stock sglang" in failures(world, "--wheel", world.wheel)["seal"]
+
+
+def test_wheel_that_is_none(world: World) -> None:
+    assert "not a readable wheel" in failures(world, "--wheel", world.root / "none.whl")["wheel"]
+
+
+def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server calls: the same findings, for the package that runs."""
+    from sglang_lz.dist import seal
+
+    monkeypatch.setattr(seal, "__file__", str(site / "sglang_lz" / "dist" / "seal.py"))
+    assert seal.verify_installed() == []
+    append("sglang/sampler.py", "#\n")(site)
+    assert seal.verify_installed() == ["sglang/sampler.py was changed after it was sealed"]
+    remove(SEAL)(site)
+    assert "is missing" in seal.verify_installed()[0]

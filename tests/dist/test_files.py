@@ -1,0 +1,71 @@
+"""Replacing several files together: whichever step fails, nothing has changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dist.world import snapshot
+from sglang_lz.dist import files
+from sglang_lz.dist.errors import DistError
+
+CHANGES: dict[str, bytes | None] = {
+    "a/one": b"new",
+    "b/c/two": b"made",
+    "a/three": None,
+    "four": b"new",
+    "b/five": b"made",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for path in ("a/one", "a/three", "four"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(f"old {path}".encode())
+    (tmp_path / "four").chmod(0o755)
+    return tmp_path
+
+
+def test_all(root: Path) -> None:
+    files.replace_all(root, CHANGES)
+    assert snapshot(root) == {path: data for path, data in CHANGES.items() if data is not None}
+    assert (root / "four").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", range(5))
+def test_none(root: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
+    before = snapshot(root)
+    folders = sorted(path for path in root.rglob("*") if path.is_dir())
+    steps = iter(range(100))
+
+    def failing(real: object) -> object:
+        def call(*args: object, **options: object) -> object:
+            if next(steps) == step:
+                raise error
+            return real(*args, **options)  # type: ignore[operator]
+
+        return call
+
+    monkeypatch.setattr(os, "replace", failing(os.replace))
+    monkeypatch.setattr(Path, "unlink", failing(Path.unlink))
+    expected = DistError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        files.replace_all(root, CHANGES)
+    assert snapshot(root) == before
+    assert sorted(path for path in root.rglob("*") if path.is_dir()) == folders
+
+
+def test_what_is_not_ours_stays(root: Path) -> None:
+    (root / "a" / "__pycache__").mkdir()
+    (root / "a" / "__pycache__" / "one.pyc").write_bytes(b"")
+    (root / "a" / "empty").mkdir()
+    files.remove_empty(root / "a")
+    assert sorted(path.name for path in (root / "a").iterdir()) == ["one", "three"]
+    for path in ("one", "three"):
+        (root / "a" / path).unlink()
+    files.remove_empty(root / "a")
+    assert not (root / "a").exists()

@@ -1,0 +1,229 @@
+"""`apply` and `revert`: in place, all or nothing, and back to the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist.world import EDITS, INFO, SAMPLER, World, git, patched, record_hash, snapshot
+
+LZ = [name for name in EDITS if not name.startswith("cpu/")]
+
+
+def test_installed_there_and_back(world: World) -> None:
+    site = world.site()
+    before = snapshot(site)
+    assert "4 patches applied" in world.ok("apply", site)
+    expected = patched(LZ)
+    after = snapshot(site)
+    for path in ("sampler.py", "server.py", "fields.py", "kernel.py"):
+        assert after[f"sglang/{path}"] == expected[f"sglang/{path}"].encode()
+    world.ok("doctor", path=site)
+    assert "4 patches taken off" in world.ok("revert", site)
+    assert snapshot(site) == before
+    assert not (site / "sglang_lz").exists()
+
+
+def test_record_tells_the_truth(world: World) -> None:
+    site = world.site()
+    world.ok("apply", site)
+    with (site / INFO / "RECORD").open(newline="") as file:
+        rows = {row[0]: row[1:] for row in csv.reader(file)}
+    files = snapshot(site)
+    scripts = {path for path in files if path.startswith("bin/")}  # pip names them its own way
+    assert set(files) - scripts <= set(rows)
+    for path, (digest, size) in rows.items():
+        if digest and not path.startswith("../"):
+            assert (digest, int(size)) == (record_hash(files[path]), len(files[path])), path
+    code = "from importlib.metadata import version; print(version('sglang'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, check=True
+    )
+    assert done.stdout == b"0.5.23+lz1\n"
+
+
+def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
+    """The package that runs is the one that goes, with the bytecode that Python put there."""
+    site = world.site()
+    before = snapshot(site)
+    world.ok("apply", site)
+    world.env["PYTHONDONTWRITEBYTECODE"] = ""
+    world.ok("doctor", path=site)
+    assert list((site / "sglang_lz").rglob("*.pyc"))
+    world.ok("revert", path=site)
+    assert snapshot(site) == before
+    assert not (site / "sglang_lz").exists()
+
+
+def test_checkout_there_and_back(world: World) -> None:
+    tree = world.upstream_checkout()
+    world.ok("apply", tree)
+    status = git(tree, "status", "--porcelain").splitlines()
+    assert status == [
+        *(f" M python/sglang/{name}.py" for name in ("fields", "sampler", "server")),
+        "?? python/sglang_lz/",
+    ]
+    world.ok("doctor", path=tree / "python")
+    world.ok("revert", tree)
+    assert git(tree, "status", "--porcelain") == ""
+
+
+def test_generated_version_of_a_checkout_is_left_alone(world: World) -> None:
+    tree = world.upstream_checkout()
+    (tree / "python" / "sglang" / "_version.py").write_text("__version__ = '0.5.24.dev3'\n")
+    world.ok("apply", tree)
+    assert "dev3" in (tree / "python" / "sglang" / "_version.py").read_text()
+
+
+def test_default_target_is_the_importable_one(world: World) -> None:
+    site = world.site()
+    (site / "sglang" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    world.env["PYTHONPATH"] = f"{world.package.parent}:{site}"
+    assert str(site) in world.ok("apply")
+    assert str(site) in world.ok("revert")
+
+
+def test_wrong_upstream_version(world: World) -> None:
+    site = world.site()
+    metadata = site / INFO / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 0.5.23", "Version: 0.5.22"))
+    sentence = world.fails("apply", site)
+    assert "has sglang 0.5.22, but the patches are for 0.5.23" in sentence
+    assert "install sglang==0.5.23" in sentence
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_dirty(world: World, command: str) -> None:
+    site = world.site()
+    if command == "revert":
+        world.ok("apply", site)
+    file = site / "sglang" / "server.py"
+    file.write_bytes(file.read_bytes() + b"# mine\r\n")
+    sentence = world.fails(command, site)
+    assert "sglang/server.py is neither" in sentence
+    assert "nothing was changed" in sentence
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_half_applied(world: World, command: str) -> None:
+    site = world.site()
+    if command == "revert":
+        world.ok("apply", site)
+    text = SAMPLER if command == "revert" else patched(LZ)["sglang/sampler.py"]
+    (site / "sglang" / "sampler.py").write_bytes(text.encode())
+    sentence = world.fails(command, site)
+    assert "half applied" in sentence
+    assert "sglang/sampler.py" in sentence
+    assert "restore sglang 0.5.23" in sentence
+
+
+def test_file_with_only_its_first_patch(world: World) -> None:
+    site = world.site()
+    text = patched(["sampling/call.patch"])["sglang/sampler.py"]
+    (site / "sglang" / "sampler.py").write_text(text)
+    assert "sglang/sampler.py is neither" in world.fails("apply", site)
+
+
+def test_missing_file(world: World) -> None:
+    site = world.site()
+    (site / "sglang" / "fields.py").unlink()
+    assert "sglang/fields.py is missing" in world.fails("apply", site)
+
+
+def test_apply_twice(world: World) -> None:
+    site = world.site()
+    world.ok("apply", site)
+    assert "already has sglang 0.5.23+lz1" in world.fails("apply", site)
+    tree = world.upstream_checkout()
+    world.ok("apply", tree)
+    assert "already has a sglang_lz" in world.fails("apply", tree)
+
+
+def test_foreign_sglang_lz_is_not_overwritten(world: World) -> None:
+    site = world.site()
+    (site / "sglang_lz").mkdir()
+    (site / "sglang_lz" / "notes.txt").write_text("mine")
+    assert "already has a sglang_lz" in world.fails("apply", site)
+
+
+def test_revert_what_was_not_applied(world: World) -> None:
+    assert "patched nothing here" in world.fails("revert", world.site())
+
+
+def test_revert_an_installed_wheel(world: World) -> None:
+    sentence = world.fails("revert", world.site(world.build()))
+    assert "installed from a wheel" in sentence
+    assert "install sglang==0.5.23 with pip" in sentence
+
+
+def test_revert_after_an_edit_of_the_package(world: World) -> None:
+    site = world.site()
+    world.ok("apply", site)
+    (site / "sglang_lz" / "__init__.py").write_text("mine = 1\n")
+    assert "sglang_lz/__init__.py was changed" in world.fails("revert", site)
+
+
+def test_revert_with_a_broken_seal(world: World) -> None:
+    site = world.site()
+    world.ok("apply", site)
+    (site / "sglang_lz" / "seal.json").write_text("{}")
+    assert "seal.json cannot be read" in world.fails("revert", site)
+
+
+def test_target_is_none(world: World) -> None:
+    assert "neither a site-packages" in world.fails("apply", world.root)
+
+
+def test_two_metadata_folders(world: World) -> None:
+    site = world.site()
+    (site / "sglang-0.5.22.dist-info").mkdir()
+    assert "uninstall sglang" in world.fails("apply", site)
+
+
+def test_failure_while_writing_rolls_back(world: World) -> None:
+    """The 30th rename fails: everything is as it was."""
+    site = world.site()
+    hook = world.root / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import os\n"
+        "real, seen = os.replace, []\n"
+        "def replace(*args):\n"
+        "    seen.append(1)\n"
+        "    if len(seen) == 30:\n"
+        "        raise OSError(28, 'No space left on device', str(args[1]))\n"
+        "    return real(*args)\n"
+        "os.replace = replace\n"
+    )
+    world.env["PYTHONPATH"] = f"{hook}:{world.package.parent}"
+    sentence = world.fails("apply", site)
+    assert "cannot be written (No space left on device)" in sentence
+    assert not (site / "sglang_lz").exists()
+
+
+def test_stock_groups(world: World) -> None:
+    site = world.site()
+    world.ok("apply", site, "--groups", "cpu")
+    assert b"# ours" in (site / "sglang" / "kernel.py").read_bytes()
+    assert (site / "sglang" / "sampler.py").read_text() == SAMPLER
+    assert "stock" in world.ok("doctor", path=site)
+
+
+def test_site_inside_a_repository(world: World) -> None:
+    """A virtual environment is often an untracked folder of somebody's repository."""
+    git(world.root, "init", "-q")
+    site = world.site(name=".venv")
+    world.ok("apply", site)
+    assert (site / "sglang" / "sampler.py").read_text() == patched(LZ)["sglang/sampler.py"]
+
+
+def test_hard_links_of_an_installer_cache_are_not_written_through(world: World) -> None:
+    site = world.site()
+    cached = world.root / "cached.py"
+    Path(cached).hardlink_to(site / "sglang" / "sampler.py")
+    world.ok("apply", site)
+    assert cached.read_text() == SAMPLER

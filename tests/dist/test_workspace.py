@@ -1,0 +1,222 @@
+"""Patches as commits and back: `checkout`, `export`, `check`, `pin`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dist.world import EDITS, TAGS, UPSTREAM, World, git, snapshot, write_upstream_wheel
+from sglang_lz.dist.lock import ARCHES, PYTHONS
+
+NEW = """\
+Add a thing
+
+Why: to see
+Upstream: not for upstream
+Remove-when: seen
+
+Patch: server/thing.patch
+"""
+
+
+@pytest.fixture
+def tree(world: World) -> Path:
+    world.ok("checkout", "--wheel", world.wheel, "tree")
+    return world.root / "tree"
+
+
+def commit(tree: Path, message: str, text: str = "new = 1\n", file: str = "fields.py") -> None:
+    path = tree / "python" / "sglang" / file
+    path.write_bytes(path.read_bytes() + text.encode())
+    git(tree, "commit", "-qaF-", stdin=message)
+
+
+def release(world: World, version: str, files: dict[str, str]) -> None:
+    """Write the six platform wheels of an upstream release."""
+    for python in PYTHONS:
+        for arch in ARCHES:
+            name = f"sglang-{version}-{python}-{python}-manylinux_2_34_{arch}.whl"
+            write_upstream_wheel(world.wheel.with_name(name), files)
+
+
+def test_checkout_is_one_commit_a_patch(world: World, tree: Path) -> None:
+    marks = git(tree, "log", "--reverse", "--format=%(trailers:key=Patch,valueonly)", "upstream..")
+    assert marks.split() == list(EDITS)
+    assert sorted(git(tree, "ls-files").split()) == sorted(
+        f"python/{path}" for path in UPSTREAM if path.endswith(".py")
+    )
+    assert git(tree, "status", "--porcelain") == ""
+    assert git(tree, "show", "upstream:python/sglang/server.py") == UPSTREAM["sglang/server.py"]
+
+
+def test_export_gives_the_same_bytes(world: World, tree: Path) -> None:
+    before = snapshot(world.patches)
+    assert world.ok("export", "tree") == "0 files changed\n"
+    assert snapshot(world.patches) == before
+
+
+def test_who_and_when_and_how_do_not_matter(world: World, tree: Path, tmp_path: Path) -> None:
+    """Another author, date, hash of the commit and git configuration give the same patches."""
+    before = snapshot(world.patches)
+    config = tmp_path / "config"
+    config.write_text(
+        "[diff]\nnoprefix = true\nalgorithm = patience\ncontext = 9\n[format]\nsignature = x\n"
+        "[user]\nname = Me\nemail = me@home\n[core]\nautocrlf = true\nabbrev = 4\n"
+    )
+    world.env |= {"GIT_CONFIG_GLOBAL": str(config), "GIT_CONFIG_NOSYSTEM": "1"}
+    rebase = ["git", "rebase", "-q", "--force-rebase", "--reset-author-date", "upstream"]
+    subprocess.run(rebase, cwd=tree, env=os.environ | world.env, check=True)
+    assert world.ok("export", "tree") == "0 files changed\n"
+    assert snapshot(world.patches) == before
+
+
+def test_new_commit_becomes_a_patch(world: World, tree: Path) -> None:
+    commit(tree, NEW)
+    assert world.ok("export", "tree").splitlines() == [
+        "wrote series",
+        "wrote server/thing.patch",
+        "2 files changed",
+    ]
+    text = (world.patches / "server/thing.patch").read_text()
+    assert "Patch:" not in text
+    assert "+new = 1\n" in text
+    series = (world.patches / "series").read_text()
+    assert series == "# The order matters.\n\n" + "\n".join([*EDITS, "server/thing.patch"]) + "\n"
+    world.ok("check", "--wheel", world.wheel)
+    world.ok("checkout", "--wheel", world.wheel, "again")
+    assert git(world.root / "again", "log", "-1", "--format=%B").strip() == NEW.strip()
+
+
+def test_dropped_and_reordered_commits(world: World, tree: Path) -> None:
+    commits = git(tree, "rev-list", "--reverse", "upstream..").split()
+    git(tree, "reset", "-q", "--hard", "upstream")
+    git(tree, "cherry-pick", commits[2], commits[0], commits[4])
+    world.ok("export", "tree")
+    names = ["requests/field.patch", "sampling/call.patch", "cpu/stand-in.patch"]
+    listed = [line for line in (world.patches / "series").read_text().splitlines() if "/" in line]
+    assert listed == names
+    assert sorted(p.name for p in world.patches.rglob("*.patch")) == sorted(
+        name.split("/")[1] for name in names
+    )
+    world.ok("check", "--wheel", world.wheel)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (NEW.replace("Patch: ", "Path: "), "needs one line `Patch: group/name.patch`"),
+        (NEW + "Patch: server/other.patch\n", "needs one line"),
+        (NEW.replace("server/thing", "sampling/call"), "needs one line"),
+        (NEW.replace("Why: to see\n", ""), "the field Why: is missing or empty"),
+        (NEW.replace("server/", "misc/"), "'misc' is not a group"),
+    ],
+)
+def test_commit_that_is_no_patch(world: World, tree: Path, message: str, words: str) -> None:
+    commit(tree, message)
+    assert words in world.fails("export", "tree")
+
+
+def test_uncommitted_changes(world: World, tree: Path) -> None:
+    (tree / "python" / "sglang" / "new.py").write_text("")
+    assert "has uncommitted changes" in world.fails("export", "tree")
+
+
+def test_bytecode_is_no_change(world: World, tree: Path) -> None:
+    (tree / "python" / "sglang" / "__pycache__").mkdir()
+    (tree / "python" / "sglang" / "__pycache__" / "fields.pyc").write_text("")
+    world.ok("export", "tree")
+
+
+def test_merge(world: World, tree: Path) -> None:
+    git(tree, "checkout", "-q", "-b", "side", "upstream")
+    commit(tree, NEW, file="kernel.py")
+    git(tree, "merge", "-q", "--no-edit", "-s", "ours", "patches")
+    assert "is a merge" in world.fails("export", "tree")
+
+
+def test_new_file_is_no_patch(world: World, tree: Path) -> None:
+    (tree / "python" / "sglang" / "new.py").write_text("x = 1\n")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-qF-", stdin=NEW)
+    assert "is not just modified" in world.fails("export", "tree")
+
+
+def test_export_of_any_folder(world: World) -> None:
+    git(world.root, "init", "-q")
+    assert "not a work tree made by" in world.fails("export", world.patches)
+
+
+def test_checkout_into_a_full_folder(world: World) -> None:
+    assert "is not empty" in world.fails("checkout", "--wheel", world.wheel, world.patches)
+
+
+def test_check_shows_the_whole_change(world: World) -> None:
+    out = world.ok("check", "--wheel", world.wheel)
+    assert "every patch fits exactly" in out
+    assert "4 files changed, 8 insertions(+), 1 deletion(-)" in out
+
+
+def test_check_finds_a_patch_that_export_writes_otherwise(world: World) -> None:
+    path = world.patches / "sampling/call.patch"
+    path.write_text(path.read_text().replace("Date: Thu, 20 Nov", "Date: Fri, 21 Nov"))
+    done = world.run("check", "--wheel", world.wheel)
+    assert done.returncode == 1
+    assert "sampling/call.patch is not as export writes it" in done.stdout
+
+
+def test_check_finds_an_offset(world: World) -> None:
+    path = world.patches / "sampling/call.patch"
+    path.write_text(path.read_text().replace("@@ -8,6 +8,8 @@", "@@ -5,6 +5,8 @@"))
+    assert "applies only out of place" in world.fails("check", "--wheel", world.wheel)
+
+
+def test_check_lints_first(world: World) -> None:
+    (world.patches / "server" / "extra.patch").write_text("")
+    done = world.run("check", "--wheel", world.wheel)
+    assert done.returncode == 1
+    assert "extra.patch is not in series" in done.stdout
+
+
+def test_moving_to_a_new_release(world: World, tree: Path) -> None:
+    """The recipe of `checkout --help`, with an upstream that moved the lines."""
+    files = {
+        path.replace("0.5.23", "0.5.24"): text.replace("0.5.23", "0.5.24").replace(" 23)", " 24)")
+        for path, text in UPSTREAM.items()
+    }
+    files["sglang/sampler.py"] = "first = 0\n" + files["sglang/sampler.py"]
+    release(world, "0.5.24", files)
+    assert "pinned 6 wheels of sglang 0.5.24, revision 1" in world.ok("pin", "0.5.24")
+    world.ok("checkout", "--no-patches", "new")
+    new = world.root / "new"
+    git(new, "fetch", "-q", str(tree), "upstream:old", "patches:new")
+    git(new, "cherry-pick", "old..new")
+    world.ok("export", new)
+    world.ok("check")
+    wheel = world.root / world.ok("build").strip()
+    assert wheel.name == f"sglang-0.5.24+lz1-{TAGS}.whl"
+    text = (world.patches / "sampling/call.patch").read_text()
+    assert "@@ -9,6 +9,8 @@" in text
+    assert "@@ -8,6 +8,8 @@" not in text
+
+
+def test_pin_keeps_the_revision_of_the_same_release(world: World) -> None:
+    release(world, "0.5.23", UPSTREAM)
+    lock = world.patches / "upstream.lock"
+    lock.write_text(lock.read_text().replace("revision = 1", "revision = 7"))
+    assert "revision 7" in world.ok("pin", "0.5.23")
+    assert "+lz7-" in world.ok("build")
+
+
+def test_pin_of_a_release_that_is_not_there(world: World) -> None:
+    assert "pip could not download sglang 9.9.9" in world.fails("pin", "9.9.9")
+
+
+@pytest.mark.parametrize("command", [("export", "tree"), ("pin", "0.5.23")])
+def test_an_installed_package_does_not_write_its_patches(
+    world: World, command: tuple[str, ...]
+) -> None:
+    site = world.site(world.build())
+    assert "in a checkout instead" in world.fails(*command, path=site)
