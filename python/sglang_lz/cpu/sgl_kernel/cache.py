@@ -4,6 +4,7 @@ Shapes: B requests, S rows in the request pool, T columns (token positions) in i
 `req_to_token` (S, T) int32 holds the KV cache slot of every token of a request row.
 Like the kernels they stand for, these functions write into tensors they are given.
 """
+# ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import ctypes
 

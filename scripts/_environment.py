@@ -1,0 +1,341 @@
+"""Make and keep the virtual environment in which the patched SGLang runs.
+
+Standard library only: this runs before anything is installed. Everything is inside the checkout:
+
+    .venv/<flavour>/         the environment
+    .venv/<flavour>/stamps/  one file for each step of its set-up, written when the step is done
+    .cache/upstream/         upstream's wheels, as fetched and verified
+    .cache/dist/             our wheels
+    .cache/stock/            SGLang without the LZ patches, which tests compare with
+    .cache/pip/              pip's cache
+    .cache/home/             HOME of what we run, so that no library's cache lands in the user's
+    .cache/tmp/<pid>/        TMPDIR of what we run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import _supervise
+
+Flavour = Literal["cpu", "cuda"]
+FLAVOURS: tuple[Flavour, ...] = ("cpu", "cuda")
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+STOCK = CACHE / "stock"
+LOCK = ROOT / "patches" / "upstream.lock"
+CPU = ROOT / "python" / "sglang_lz" / "cpu"
+TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
+
+SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
+SOCKET = "/tmpabcdefgh"
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the message is one sentence for the user."""
+
+
+def detect_flavour(
+    environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
+) -> Flavour:
+    """Return SGLANG_LZ_FLAVOUR if set, else "cuda" on a machine with an NVIDIA GPU, else "cpu".
+
+    Args:
+        environ: the environment variables.
+        driver: folder that has an entry for each GPU while NVIDIA's driver is loaded.
+
+    Raises:
+        SetupError: SGLANG_LZ_FLAVOUR is no flavour.
+    """
+    if wanted := environ.get("SGLANG_LZ_FLAVOUR"):
+        return parse_flavour(wanted, "SGLANG_LZ_FLAVOUR")
+    if driver.is_dir() and any(driver.iterdir()):
+        return "cuda"
+    smi = shutil.which("nvidia-smi", path=environ.get("PATH", ""))  # WSL has no /proc/driver/nvidia
+    if smi and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0:
+        return "cuda"
+    return "cpu"
+
+
+def parse_flavour(text: str, name: str) -> Flavour:
+    """Return `text` as a flavour; SetupError that names the option `name` if it is none."""
+    for flavour in FLAVOURS:
+        if text == flavour:
+            return flavour
+    raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of set-up, done again whenever what it was made from has changed.
+
+    Attributes:
+        title: what the user reads while it runs.
+        stamp: the file that holds `made_from` since the step was last done.
+        made_from: digest of what decides the result.
+        action: does it; may be repeated after an interruption at any point.
+    """
+
+    title: str
+    stamp: Path
+    made_from: str
+    action: Callable[[], None]
+
+    def is_done(self) -> bool:
+        """Whether the step was completed with what there is now."""
+        try:
+            return self.stamp.read_text() == self.made_from
+        except OSError:
+            return False
+
+    def do(self) -> None:
+        """Do it; the stamp goes before and comes after, in one rename, so it never lies."""
+        self.stamp.unlink(missing_ok=True)
+        self.action()
+        self.stamp.parent.mkdir(parents=True, exist_ok=True)
+        new = self.stamp.with_suffix(".new")
+        new.write_text(self.made_from)
+        new.replace(self.stamp)
+
+
+def do_steps(steps: list[Step], lock: Path) -> None:
+    """Do the steps that are not done, in order, one process at a time (`lock` is a file)."""
+    if all(step.is_done() for step in steps):
+        return
+    with _locked(lock):
+        todo = [step for step in steps if not step.is_done()]  # another process may have been here
+        for number, step in enumerate(todo, 1):
+            say(f"[{number}/{len(todo)}] {step.title}")
+            began = time.monotonic()
+            step.do()
+            say(f"[{number}/{len(todo)}] done in {time.monotonic() - began:.0f} s")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up in this checkout to finish")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def digest(root: Path, files: Iterable[Path], *words: str) -> str:
+    """Digest of words, of the paths of files below `root`, and of their contents."""
+    state = hashlib.sha256("\0".join(words).encode())
+    for file in files:
+        data = file.read_bytes()
+        state.update(f"\0{file.relative_to(root).as_posix()}\0{len(data)}\0".encode())
+        state.update(data)
+    return state.hexdigest()
+
+
+def files_below(*folders: Path) -> list[Path]:
+    """All files in folders, in a fixed order, without what Python itself writes there."""
+    found = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
+    return [file for file in found if "__pycache__" not in file.parts]
+
+
+class Environment:
+    """The environment of one flavour: how to set it up and how to run something in it."""
+
+    def __init__(self, flavour: Flavour) -> None:
+        self.flavour = flavour
+        self.folder = ROOT / ".venv" / flavour
+        self.python = self.folder / "bin" / "python"
+        self._stamps = self.folder / "stamps"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        self.packages = self.folder / "lib" / f"python{version}" / "site-packages"
+        self._version = version
+
+    def set_up(self, *, tests: bool = False) -> None:
+        """Make everything that is missing or older than the checkout.
+
+        Args:
+            tests: also install the tests' tools and build SGLang without the LZ patches.
+
+        Raises:
+            SetupError: something could not be done; what was done so far is kept for next time.
+        """
+        with self.temporary_folder():
+            do_steps(self._steps() + (self._test_steps() if tests else []), CACHE / "setup.lock")
+
+    def _steps(self) -> list[Step]:
+        requirements = [LOCK] if self.flavour == "cuda" else [LOCK, CPU / "requirements.txt"]
+        base = Path(sys.base_prefix).resolve()
+        return [
+            Step(
+                f"making {self.folder.relative_to(ROOT)} with Python {self._version}",
+                self._stamps / "environment",
+                digest(ROOT, [], self._version, str(self.folder), str(base)),
+                self._make,
+            ),
+            Step(
+                f"building the patched SGLang, {self.flavour} flavour, and installing it",
+                self._stamps / "package",
+                digest(ROOT, files_below(ROOT / "patches", ROOT / "python")),
+                self._install_package,
+            ),
+            Step(
+                "installing what SGLang needs (the longest step: gigabytes)",
+                self._stamps / "dependencies",
+                digest(ROOT, requirements),
+                self._install_dependencies,
+            ),
+        ]
+
+    def _test_steps(self) -> list[Step]:
+        return [
+            Step(
+                "installing the tools of the tests",
+                self._stamps / "test-tools",
+                digest(ROOT, [TEST_REQUIREMENTS]),
+                lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
+            ),
+            Step(
+                "building SGLang without the LZ patches, to compare with",
+                self._stamps / "stock",
+                digest(ROOT, [LOCK, *files_below(ROOT / "patches" / "cpu", CPU)]),
+                self._install_stock,
+            ),
+        ]
+
+    def _make(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._run(
+            [sys.executable, "-m", "venv", str(self.folder)],
+            f"Python's venv module could not make {self.folder}",
+        )
+
+    def _install_package(self) -> None:
+        wheel = self._build("dist")
+        self._pip("install", "--no-deps", "--no-compile", "--force-reinstall", str(wheel))
+        self._compile("sglang", "sglang_lz", "sgl_kernel")
+
+    def _install_dependencies(self) -> None:
+        self._pip("install", "--no-compile", "sglang")  # it is there already: only what it requires
+        self._compile(".")
+
+    def _install_stock(self) -> None:
+        shutil.rmtree(STOCK, ignore_errors=True)
+        wheel = self._build("stock-dist", "--groups", "cpu")
+        self._pip("install", "--no-deps", "--no-compile", "--target", str(STOCK), str(wheel))
+        self._run([str(self.python), "-m", "compileall", "-qq", "-j0", str(STOCK)], None)
+
+    def _build(self, folder: str, *options: str) -> Path:
+        out = CACHE / folder
+        shutil.rmtree(out, ignore_errors=True)
+        command = [str(self.python), "-m", "sglang_lz", "build", "--flavour", self.flavour]
+        command += ["--out", str(out), "--cache", str(CACHE / "upstream"), *options]
+        self._run(command, "the patched wheel could not be built", checkout=True)
+        (wheel,) = out.glob("*.whl")
+        return wheel
+
+    def _pip(self, *arguments: str) -> None:
+        self._run(
+            [str(self.python), "-m", "pip", *arguments],
+            "pip could not install what is needed",
+        )
+
+    def _compile(self, *names: str) -> None:
+        """Compile packages to bytecode: without it each start takes twice as long."""
+        folders = [str(self.packages / name) for name in names if (self.packages / name).exists()]
+        # Some packages carry files for other Pythons; what cannot be compiled is left alone.
+        self._run([str(self.python), "-m", "compileall", "-qq", "-j0", *folders], None)
+
+    def _run(self, command: list[str], failure: str | None, *, checkout: bool = False) -> None:
+        env = self.variables(home=False)
+        if checkout:
+            env["PYTHONPATH"] = str(ROOT / "python")
+        status = _supervise.run(command, env=env, cwd=ROOT)
+        if status and failure:
+            raise SetupError(f"{failure} (exit status {status}); the lines above say why.")
+
+    @contextlib.contextmanager
+    def temporary_folder(self) -> Iterator[Path]:
+        """This process's TMPDIR for what it runs; those of processes that died are removed.
+
+        Raises:
+            SetupError: its path is too long for the sockets that the server makes in it.
+        """
+        folder = _temporary_folder()
+        longest = len(os.fsencode(f"{folder}{SOCKET}"))
+        if longest > SOCKET_PATH_BYTES:
+            raise SetupError(
+                f"the path of this checkout is {longest - SOCKET_PATH_BYTES} bytes too long for "
+                f"the Unix sockets in {folder}; move the checkout to a shorter path."
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for other in folder.parent.iterdir():
+            if other == folder or not Path("/proc", other.name).exists():
+                shutil.rmtree(other, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def variables(self, *, home: bool = True) -> dict[str, str]:
+        """Environment variables for a child, so that it uses this environment and nothing outside.
+
+        HF_HOME and PIP_CACHE_DIR are kept where the user set them: both name what may be shared.
+
+        Args:
+            home: also replace HOME. Not for pip, whose configuration is there.
+        """
+        unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+        env = {name: value for name, value in os.environ.items() if name not in unwanted}
+        env["PATH"] = f"{self.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        env["PYTHONUNBUFFERED"] = "1"
+        env["TMPDIR"] = str(_temporary_folder())
+        env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+        env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))
+        if home:
+            folder = CACHE / "home"
+            folder.mkdir(parents=True, exist_ok=True)
+            env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
+            env["HOME"] = str(folder)
+        return env
+
+
+def _temporary_folder() -> Path:
+    return CACHE / "tmp" / str(os.getpid())
+
+
+def say(text: str) -> None:
+    """Tell the user, on standard error, at once."""
+    print(f"sglang-lz: {text}", file=sys.stderr, flush=True)
+
+
+def main(program: Callable[[list[str]], int]) -> None:
+    """Run a script's `program` with its arguments; every end of it is a status, not a traceback."""
+    try:
+        status = program(sys.argv[1:])
+    except SetupError as error:
+        say(str(error))
+        status = 1
+    except _supervise.Ended as ended:
+        say(f"ended by {ended}")
+        status = ended.status
+    except KeyboardInterrupt:
+        status = 130
+    except OSError as error:
+        say(f"{error.filename or 'the system'}: {error.strerror}.")
+        status = 1
+    sys.exit(status)

@@ -1,0 +1,141 @@
+"""Run a child process so that everything it starts ends with it, and with us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+GRACE_SECONDS = 15.0
+"""How long a child may take to end after a signal before everything is killed."""
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_SECONDS = 0.05
+
+# prctl(2)
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Ended(Exception):
+    """The user ended us with a signal; `status` is the exit status that says which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.status = 128 + signum
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    grace: float = GRACE_SECONDS,
+) -> int:
+    """Run a command to its end in a session of its own and return its exit status.
+
+    SIGINT, SIGTERM and SIGHUP are passed to the command alone, which ends its own children in its
+    own way. Whatever is left `grace` seconds later, after a second signal, or when the command has
+    ended, is killed: also processes that moved to another session, because as a "subreaper" we
+    inherit them. If we are killed ourselves, the kernel sends the command a SIGTERM.
+
+    Raises:
+        Ended: we were told to end by a signal; nothing of the command runs any more.
+    """
+    received: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    previous = {
+        signum: signal.signal(signum, note)
+        for signum in FORWARDED
+        if not (nohup and signum == signal.SIGHUP)
+    }
+    parent = os.getpid()
+    child = None
+    try:
+        child = subprocess.Popen(
+            command,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509, we have one thread
+        )
+        _wait(child, received, grace)
+    finally:
+        if child is not None:
+            _kill_all(child)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    if received:
+        raise Ended(received[0])
+    status = child.returncode
+    return status if status >= 0 else 128 - status
+
+
+def _end_with(parent: int) -> None:
+    """In the child: ask the kernel for a SIGTERM when our parent dies."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> None:
+    """Wait for the child; pass the first signal on, give up on it after `grace` or a second."""
+    deadline = None
+    while child.poll() is None:
+        if received and deadline is None:
+            deadline = time.monotonic() + grace
+            child.send_signal(received[0])
+            print("\nstopping ... (once more to kill)", file=sys.stderr, flush=True)
+        if deadline is not None and (len(received) > 1 or time.monotonic() > deadline):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _kill_all(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child and all descendants of ours, and wait for them."""
+    while True:
+        descendants = _descendants(os.getpid())
+        for pid in descendants:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        child.poll()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _descendants(root: int) -> list[int]:
+    """Pids of all processes below `root`, parents before children, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except OSError:  # it ended while we looked
+            continue
+        parent = int(stat.rpartition(")")[2].split()[1])  # the name before ")" may hold anything
+        children.setdefault(parent, []).append(int(entry.name))
+    found, pending = [], [root]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found

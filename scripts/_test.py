@@ -1,0 +1,78 @@
+"""scripts/test: set up the CPU flavour, then check everything."""
+
+from __future__ import annotations
+
+import time
+
+import _supervise
+from _environment import CACHE, ROOT, STOCK, Environment, main, say
+
+USAGE = """\
+usage: scripts/test [quick|full] [argument of pytest ...]
+
+Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
+installed wheel, style and types, and the tests, which run against the installed wheel.
+
+  quick   without tests/server, which start real servers; under three minutes once set up
+  full    all (the default)
+
+Arguments of pytest, such as a test file or -k, apply to the tests only.
+"""
+
+
+def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
+    """Take the mode, "quick" or "full", from the front of the arguments."""
+    if arguments[:1] in (["quick"], ["full"]):
+        return arguments[0], arguments[1:]
+    return "full", arguments
+
+
+def test(arguments: list[str]) -> int:
+    """Run the script; returns its exit status: 0, or the first failure's."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return 0
+    mode, rest = split_mode(arguments)
+    environment = Environment("cpu")
+    environment.set_up(tests=True)
+    with environment.temporary_folder():
+        return _check_all(environment, mode, rest)
+
+
+def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int:
+    env = environment.variables() | {
+        "HF_HUB_OFFLINE": "1",
+        "LZ_STOCK_SITE": str(STOCK),
+        "RUFF_CACHE_DIR": str(CACHE / "ruff"),
+        "MYPY_CACHE_DIR": str(CACHE / "mypy"),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(CACHE / "hypothesis"),
+    }
+    python = str(environment.python)
+    installed = [python, "-m", "sglang_lz"]
+    checks = {
+        "ruff check": [python, "-m", "ruff", "check", "."],
+        "ruff format": [python, "-m", "ruff", "format", "--check", "."],
+        "mypy": [python, "-m", "mypy"],
+        "patches": [*installed, "check", "--cache", str(CACHE / "upstream")],
+        "doctor": [*installed, "doctor"],
+    }
+    results = {}
+    for name, command in checks.items():
+        say(name)
+        began = time.monotonic()
+        status = _supervise.run(command, env=env, cwd=ROOT)
+        results[name] = (status, time.monotonic() - began)
+    for name, (status, seconds) in results.items():
+        say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
+    pytest = [python, "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
+    pytest += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
+    pytest += ["--ignore=tests/server"] if mode == "quick" else []
+    status = _supervise.run([*pytest, *arguments], env=env, cwd=ROOT)
+    failed = [name for name, (status, _) in results.items() if status]
+    if failed:
+        say(f"failed besides the tests: {', '.join(failed)}")
+    return status or int(bool(failed))
+
+
+if __name__ == "__main__":
+    main(test)
