@@ -1,0 +1,85 @@
+"""Upstream's model runner and server arguments, without a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from inprocess import Runner
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    return os.environ.get("LZ_TEST_MODEL") or str(files("sglang_lz") / "demo" / "model")
+
+
+@pytest.fixture(scope="session")
+def bench_runner(model_path: str) -> Any:
+    """What upstream's one-batch benchmark drives: a target model with its memory pools."""
+    from sglang.benchmark import one_batch
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    server_args = ServerArgs(
+        model_path=model_path,
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=4096,
+        max_running_requests=8,
+        log_level="error",
+    )
+    server_args.resolve_once()
+    one_batch._set_envs_and_config(server_args)
+    ports = PortArgs.init_new(server_args)
+    ranks = one_batch.SpawnRanks(
+        world_rank=one_batch.spawn_world_rank(server_args, tp_rank=0, pp_rank=0), gpu_id=0
+    )
+    one_batch.publish(server_args, role="scheduler", ranks=ranks)
+    one_batch._init_process_global_configs()
+    runner, _ = one_batch.load_model(server_args, ports, 0, 0)
+    return runner
+
+
+@pytest.fixture
+def runner(bench_runner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    from sglang_lz import penalizer
+
+    made = Runner(bench_runner)
+    apply_step = penalizer.apply_step
+
+    def recorded(logits: torch.Tensor, forward_batch: Any) -> None:
+        before = logits.clone()
+        apply_step(logits, forward_batch)
+        made.seen.append((before, logits.clone()))
+
+    monkeypatch.setattr(penalizer, "apply_step", recorded)
+    bench_runner.clear()
+    yield made
+    bench_runner.clear()
+
+
+@pytest.fixture
+def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Server arguments in effect, without a server, to be changed by a test."""
+    from sglang.srt import runtime_context
+
+    config: dict[str, Any] = {
+        "speculative_algorithm": None,
+        "disaggregation_mode": "null",
+        "dllm_algorithm": None,
+        "enable_pdmux": False,
+        "pp_size": 1,
+        "enable_dp_attention": False,
+        "device": "cpu",
+        "lz_max_window_size": 1024,
+        "preferred_sampling_params": None,
+    }
+    context = SimpleNamespace(config_leaf=config.__getitem__)
+    monkeypatch.setattr(runtime_context, "get_context", lambda: context)
+    monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(**config))
+    return config

@@ -1,0 +1,198 @@
+"""Each patch of the request path and the server, held to what its header promises.
+
+Both sampling patches are held to theirs by test_upstream_traps.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from sglang_lz import requests
+from sglang_lz.params import FIELDS
+
+GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate"}
+ADMIT = "sglang_lz.requests.admit"
+
+
+def lz_part(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name in FIELDS}
+
+
+class TestSamplingParams:
+    """requests/sampling-params"""
+
+    def test_the_fields_stand_last_on_the_positional_wire(self) -> None:
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        assert SamplingParams.__struct_fields__[-5:] == FIELDS
+
+    def test_they_survive_the_wire_and_may_be_missing_there(self) -> None:
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        params = SamplingParams(temperature=0.5, **GIVEN)
+        params.normalize(None)
+        wire = msgspec.msgpack.encode(params)
+        assert msgspec.msgpack.decode(wire, type=SamplingParams) == params
+        without = msgspec.msgpack.encode(msgspec.msgpack.decode(wire)[:-5])
+        assert msgspec.msgpack.decode(without, type=SamplingParams).lz_penalty is None
+
+
+class TestAdmission:
+    """requests/admission"""
+
+    def test_every_request_is_admitted_after_the_preferred_parameters(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+        from sglang.srt.managers.tokenizer_manager import TokenizerManager
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        def refuse(params: Any, **facts: Any) -> None:
+            raise ValueError(params.lz_penalty, params.lz_cost, facts)
+
+        monkeypatch.setattr(ADMIT, refuse)
+        manager = SimpleNamespace(
+            preferred_sampling_params={"lz_penalty": 1.0, "lz_cost": "rate"},
+            sampling_params_class=SamplingParams,
+            tokenizer=None,
+            model_config=SimpleNamespace(vocab_size=8, is_encoder_decoder=True),
+        )
+        obj = GenerateReqInput(input_ids=[1], sampling_params={"lz_penalty": 0.5})
+        with pytest.raises(ValueError, match="rate") as caught:
+            TokenizerManager._create_tokenized_object(manager, obj, "", [1], input_embeds=[[0.0]])
+        facts = {"is_encoder_decoder": True, "has_input_embeds": True}
+        assert caught.value.args == (0.5, "rate", facts)
+
+
+class TestGenerate:
+    """requests/generate-contract"""
+
+    @pytest.mark.usefixtures("server_config")
+    def test_our_fields_pass_and_unknown_ones_do_not(self) -> None:
+        from sglang.srt.entrypoints.api_contract import generate_contract_error
+
+        assert generate_contract_error({"text": "a", "sampling_params": GIVEN}) is None
+        unknown = generate_contract_error({"text": "a", "sampling_params": {"lz_penalti": 1}})
+        assert unknown is not None
+        assert "lz_penalti" in unknown
+        wrong = generate_contract_error({"text": "a", "sampling_params": {"lz_penalty": "1"}})
+        assert wrong == "lz_penalty must be a finite number in [0, 10], got '1'."
+
+
+class TestOpenAI:
+    """requests/openai-fields"""
+
+    def test_completions_forward_given_fields_only(self) -> None:
+        from sglang.srt.entrypoints.openai.protocol import CompletionRequest
+        from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+
+        build = OpenAIServingCompletion._build_sampling_params
+        request = CompletionRequest(prompt="a", **GIVEN)
+        assert lz_part(build(SimpleNamespace(), request)) == GIVEN
+        assert lz_part(build(SimpleNamespace(), CompletionRequest(prompt="a"))) == {}
+
+    def test_chat_completions_forward_given_fields_only(self) -> None:
+        from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+        messages = [{"role": "user", "content": "a"}]
+        request = ChatCompletionRequest(messages=messages, **GIVEN)
+        assert lz_part(request.to_sampling_params([], {})) == GIVEN
+        assert lz_part(ChatCompletionRequest(messages=messages).to_sampling_params([], {})) == {}
+
+    def test_responses_forward_given_fields_only(self) -> None:
+        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
+
+        assert lz_part(ResponsesRequest(input="a", **GIVEN).to_sampling_params()) == GIVEN
+        assert lz_part(ResponsesRequest(input="a").to_sampling_params()) == {}
+
+
+def test_anthropic_messages_become_chat_requests_with_our_fields() -> None:
+    """requests/anthropic-fields"""
+    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+
+    request = AnthropicMessagesRequest(
+        model="m", max_tokens=4, messages=[{"role": "user", "content": "a"}], **GIVEN
+    )
+    serving = AnthropicServing(SimpleNamespace(supports_inline_system=True))
+    chat = serving._convert_to_chat_completion_request(request)
+    assert requests.given_fields(chat) == GIVEN
+
+
+@pytest.mark.usefixtures("server_config")
+def test_ollama_options_become_sampling_parameters() -> None:
+    """requests/ollama-options"""
+    from sglang.srt.entrypoints.ollama.serving import OllamaServing
+
+    convert = OllamaServing(SimpleNamespace())._convert_options_to_sampling_params
+    assert lz_part(convert({"temperature": 0, **GIVEN})) == GIVEN
+    assert lz_part(convert({"temperature": 0})) == {}
+
+
+def test_the_openapi_document_describes_the_fields_of_every_endpoint() -> None:
+    """requests/generate-openapi, and the OpenAPI side of the other request patches"""
+    from sglang.srt.entrypoints.http_server import app
+
+    schemas = app.openapi()["components"]["schemas"]
+    for model in (
+        "CompletionRequest",
+        "ChatCompletionRequest",
+        "ResponsesRequest",
+        "AnthropicMessagesRequest",
+    ):
+        for name in FIELDS:
+            assert len(schemas[model]["properties"][name]["description"]) > 40, (model, name)
+    for model, untyped in (
+        ("GenerateReqInput", "sampling_params"),
+        ("OllamaChatRequest", "options"),
+        ("OllamaGenerateRequest", "options"),
+    ):
+        for name in FIELDS:
+            assert f"`{name}`" in schemas[model]["properties"][untyped]["description"], model
+
+
+class TestServer:
+    """server/max-window-size and server/startup-check"""
+
+    def test_the_maximum_window_is_a_server_argument(self, model_path: str) -> None:
+        from sglang.srt.server_args import prepare_server_args
+
+        given = ["--model-path", model_path, "--device", "cpu"]
+        assert prepare_server_args(given).lz_max_window_size == 1024
+        changed = prepare_server_args([*given, "--lz-max-window-size", "64"])
+        assert changed.lz_max_window_size == 64
+
+    def test_a_server_checks_itself_before_it_starts(
+        self, model_path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sglang.srt.server_args import ServerArgs
+
+        checked = []
+        monkeypatch.setattr("sglang_lz.startup.check_server", checked.append)
+        args = ServerArgs(model_path=model_path, device="cpu", lz_max_window_size=77)
+        args.resolve_once()
+        args.check_server_args()
+        assert [config.lz_max_window_size for config in checked] == [77]
+
+
+class TestCPU:
+    """cpu/environment and cpu/optional-torchvision"""
+
+    def test_the_cpu_engine_needs_no_variables(self) -> None:
+        code = "import sglang; from sglang.srt.utils import is_cpu; assert is_cpu()"
+        env = {name: value for name, value in os.environ.items() if "SGLANG" not in name}
+        subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+    def test_a_server_imports_without_torchvision(self) -> None:
+        import sglang.srt.configs.deepseek_ocr
+        import sglang.srt.multimodal.internvl_utils
+
+        assert sglang.srt.configs.deepseek_ocr.TF is None
+        assert sglang.srt.multimodal.internvl_utils.T is None

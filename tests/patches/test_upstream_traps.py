@@ -1,0 +1,129 @@
+"""Defects of upstream's own penalties and history features that the LZ penalty must not share.
+
+Read or measured in SGLang 0.5.20 to 0.5.23. Each test drives the patched model runner, or the
+request path, into the trap.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inprocess import Runner, make_request
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
+OTHER = [9, 10, 9, 10, 9]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_newest_token_counts_although_the_host_reads_it_late(runner: Runner, lag: int) -> None:
+    """Under overlap scheduling upstream's penalties count the token before the newest."""
+    req = make_request(PROMPT)
+    tokens, batch = runner.extend([req])
+    runner.assert_exact([PROMPT])
+    history, unread = [*PROMPT, *tokens], [tokens[0]]
+    for _ in range(12):
+        while len(unread) > lag:
+            req.output_ids.append(unread.pop(0))
+        tokens = runner.decode(tokens, batch)
+        runner.assert_exact([history])
+        history += tokens
+        unread += tokens
+
+
+def test_a_prefill_of_others_between_two_decodes_shifts_nothing(runner: Runner) -> None:
+    """Upstream then counts one token never and its successor twice."""
+    first, first_batch = runner.extend([make_request(PROMPT)])
+    history = [*PROMPT, *first]
+    first = runner.decode(first, first_batch)
+    runner.assert_exact([history])
+    history += first
+    second, second_batch = runner.extend([make_request(OTHER)])
+    runner.assert_exact([OTHER])
+    for _ in range(3):
+        first = runner.decode(first, first_batch)
+        runner.assert_exact([history])
+        history += first
+    runner.decode(second, second_batch)
+    runner.assert_exact([[*OTHER, *second]])
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_a_retracted_request_resumes_with_its_whole_history(
+    runner: Runner, include_prompt: bool
+) -> None:
+    """Upstream's penalizers start from zero when a request is prefilled again."""
+    outputs = [11, 12, 11, 12, 11]
+    req = make_request(PROMPT, outputs, lz_include_prompt=include_prompt)
+    tokens, batch = runner.extend([req])
+    visible = [*PROMPT, *outputs] if include_prompt else outputs
+    runner.assert_exact([visible])
+    runner.decode(tokens, batch)
+    runner.assert_exact([[*visible, *tokens]])
+
+
+def test_merging_and_filtering_batches_moves_no_history(runner: Runner) -> None:
+    """Upstream's penalizers keep one tensor a batch and must merge and filter it alike."""
+    first, batch = runner.extend([make_request(PROMPT), make_request(OTHER)])
+    second, arrived = runner.extend([make_request([3, 3, 3])])
+    batch.merge_batch(arrived)
+    tokens = runner.decode([*first, *second], batch)
+    histories = [[*PROMPT, first[0]], [*OTHER, first[1]], [3, 3, 3, second[0]]]
+    runner.assert_exact(histories)
+    for req, token in zip(batch.reqs, [*first, *second], strict=True):
+        req.output_ids.append(token)
+    batch.filter_batch(keep_indices=[0, 2])
+    runner.decode([tokens[0], tokens[2]], batch)
+    runner.assert_exact([[*histories[0], tokens[0]], [*histories[2], tokens[2]]])
+
+
+def test_no_tensor_as_wide_as_the_vocabulary_is_made(runner: Runner) -> None:
+    """Upstream allocates, zeroes and adds rows x vocabulary for every penalised step."""
+    _, batch = runner.extend([make_request(PROMPT)])
+    assert not batch.sampling_info.penalizer_orchestrator.is_required
+    forward_only = batch.sampling_info.copy_for_forward()
+    assert forward_only.acc_additive_penalties is None
+    assert forward_only.acc_scaling_penalties is None
+
+
+def test_the_windows_go_with_the_requests(runner: Runner) -> None:
+    _, batch = runner.extend([make_request(PROMPT)])
+    pool = batch.req_to_token_pool
+    assert pool.lz_penalizer is not None
+    pool.clear()
+    runner.extend([make_request(PROMPT, lz_penalty=0.0)])
+    assert pool.lz_penalizer is None
+    before, after = runner.seen[-1]
+    assert before.equal(after)
+
+
+def test_no_speculative_algorithm_relaxes_the_penalty(server_config: dict[str, Any]) -> None:
+    """Upstream's penalties are one row for all draft nodes, or silently none.
+
+    EAGLE counts one token a verify step, DFLASH and DSPARK count nothing, and the watermark's
+    commit is dead code on CUDA. Until every node is judged on its own, each refuses.
+    """
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_lz.requests import admit
+
+    names = [name for name in dir(SpeculativeAlgorithm) if name.isupper() and name != "NONE"]
+    assert {"EAGLE", "EAGLE3", "NGRAM", "STANDALONE", "DFLASH"} <= set(names)
+    for name in names:
+        server_config["speculative_algorithm"] = name
+        params = SamplingParams(lz_penalty=0.15)
+        with pytest.raises(ValueError, match=name):
+            admit(params, is_encoder_decoder=False, has_input_embeds=False)
+
+
+def test_an_ollama_seed_does_not_end_in_an_error() -> None:
+    """Upstream maps it to a field that SamplingParams does not have."""
+    from sglang.srt.entrypoints.ollama.serving import OllamaServing
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    serving = OllamaServing(SimpleNamespace())
+    params = serving._convert_options_to_sampling_params({"seed": 7})
+    assert SamplingParams(**params).sampling_seed == 7
