@@ -7,6 +7,8 @@ at column 0 and the token before column `k` stands in column `k + 1`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
     width = match.shape[1]
     distance = torch.arange(1, width + 1, device=match.device)
     longest = match.amax(dim=1, keepdim=True)
-    nearest = torch.where(match == longest, distance, width).amin(dim=1, keepdim=True)
+    nearest = distance.masked_fill(match != longest, width).amin(dim=1, keepdim=True)
     extended = 1 + torch.nn.functional.pad(match[:, 1:], (0, 1))
 
     alone = torch.log2(distance.float())
@@ -74,10 +76,9 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
     # Never below 0, since distance and extended length are at least 1.
     rate = torch.log2(distance * extended) / extended
 
-    literal = torch.log2(torch.tensor(float(vocab_size), device=match.device))
     cost = torch.where(is_rate[:, None], rate, marginal)
-    seen = distance <= length[:, None]
-    return torch.where(seen, (literal - cost).clamp_min(0.0), 0.0)
+    saved = (math.log2(vocab_size) - cost).clamp_min(0.0)
+    return saved.masked_fill(distance > length[:, None], 0.0)
 
 
 def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tensor) -> None:
@@ -96,10 +97,9 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
     batch, vocab_size = logits.shape
     stride = logits.stride(0)
     flat = logits.as_strided(((batch - 1) * stride + vocab_size,), (1,))
-    known = (window >= 0) & (window < vocab_size)
-    index = rows[:, None] * stride + torch.where(known, window, 0)
-    lowered = (flat[index].float() - savings).to(logits.dtype)
-    lowered = torch.where(known, lowered, torch.inf)
+    unknown = (window < 0) | (window >= vocab_size)
+    index = rows[:, None] * stride + window.masked_fill(unknown, 0)
+    lowered = (flat[index].float() - savings).to(logits.dtype).masked_fill(unknown, torch.inf)
     flat.scatter_reduce_(0, index.reshape(-1), lowered.reshape(-1), reduce="amin")
 
 
@@ -120,7 +120,7 @@ def delta_codelength(
     """
     match = match_lengths(window, length, buffer_size)
     savings = saved_bits(match, length, vocab_size, is_rate)
-    literal = torch.log2(torch.tensor(float(vocab_size), device=window.device))
-    delta = literal.repeat(window.shape[0], vocab_size)
-    subtract_savings(delta, torch.arange(window.shape[0], device=window.device), window, savings)
+    rows = torch.arange(window.shape[0], device=window.device)
+    delta = savings.new_full((len(rows), vocab_size), math.log2(vocab_size))
+    subtract_savings(delta, rows, window, savings)
     return delta

@@ -93,7 +93,7 @@ class WindowState:
         length = self.seen(rows, position)[:, None]
         longest = torch.minimum(self.buffer_size[row], length - column)
         grows = (self.tokens[row, slot] == token[:, None]) & (column >= 1) & (column < length)
-        match = torch.where(grows, torch.minimum(before + 1, longest), 0)
+        match = torch.minimum(before + 1, longest).masked_fill(~grows, 0)
         self.match[position[:, None] % 2, row, slot] = match.to(torch.int32)
 
     def view(self, rows: Tensor, position: Tensor, width: int) -> WindowView:
