@@ -1,7 +1,7 @@
 """The LZ penalty computed slowly and plainly: what the tests compare the product with.
 
-An independent reading of docs/SPEC.md, sections 1, 2 and 4. It shares no code with `sglang_lz`, uses
-Python lists and loops wherever the meaning lives, and numpy only to carry vectors of logprobs.
+An independent reading of docs/SPEC.md, sections 1, 2 and 4. It shares no code with `sglang_lz`,
+uses Python lists and loops wherever the meaning lives, and numpy only to carry vectors of logprobs.
 Never make it clever: its worth is that a reader can check it against the page line by line.
 """
 
@@ -41,8 +41,8 @@ def match_lengths(h: Sequence[int], buffer: int) -> list[int]:
         buffer: B, the longest match that counts.
 
     Returns:
-        One length for each position of h but the newest, which is no source: the largest m <= B such
-        that the m tokens of h that end at j equal the newest m tokens of h.
+        One length for each position of h but the newest, which is no source: the largest m <= B
+        such that the m tokens of h that end at j equal the newest m tokens of h.
     """
     lengths = []
     for j in range(len(h) - 1):
@@ -112,6 +112,7 @@ def log_softmax(logits: Logprobs) -> Logprobs:
 def expected_logprobs(
     base: Logprobs,
     history: Sequence[int],
+    *,
     alpha: float,
     window: int,
     buffer: int,

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from oracle import (
     COSTS,
@@ -124,10 +120,11 @@ def test_unknown_cost_is_refused() -> None:
 def test_expected_logprobs_lower_the_repeat() -> None:
     base = np.full(V, -math.log(V))
     base[3] = -math.inf
-    got = expected_logprobs(base, [7, 7], 0.5, 512, 32, "marginal")
+    lz = {"alpha": 0.5, "window": 512, "buffer": 32, "cost": "marginal"}
+    got = expected_logprobs(base, [7, 7], **lz)
     assert np.exp(got).sum() == pytest.approx(1.0)
     assert got[3] == -math.inf
     # plus alpha * Delta: token 7 (-1 bit) loses 0.5 * 5 nats against every literal (4 bits).
     assert got[0] - got[7] == pytest.approx(2.5)
-    halved = expected_logprobs(base, [7, 7], 0.5, 512, 32, "marginal", temperature=0.5)
+    halved = expected_logprobs(base, [7, 7], **lz, temperature=0.5)
     assert halved[0] - halved[7] == pytest.approx(5.0)

@@ -1,0 +1,191 @@
+"""Requests to the server and what comes back, with full-vocabulary logprobs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import requests
+
+from server.launch import Server, vocab_size
+
+Json = dict[str, Any]
+Rows = npt.NDArray[np.float64]
+TIMEOUT_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Lz:
+    """The penalty's parameters of one request, with the documented defaults."""
+
+    penalty: float = 0.0
+    window: int = 512
+    buffer: int = 32
+    include_prompt: bool = False
+    cost: str = "marginal"
+
+    def fields(self) -> Json:
+        """The request fields, every one spelled out; none at all without a penalty."""
+        if self.penalty == 0:
+            return {}
+        return {
+            "lz_penalty": self.penalty,
+            "lz_window_size": self.window,
+            "lz_buffer_size": self.buffer,
+            "lz_include_prompt": self.include_prompt,
+            "lz_cost": self.cost,
+        }
+
+
+OFF = Lz()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one request sampled.
+
+    Attributes:
+        prompt: ids that the server says it prefilled.
+        outputs: ids sampled, oldest first.
+        rows: float64 [len(outputs), V], the returned logprobs of every token at every position.
+        meta: the response's meta_info.
+    """
+
+    prompt: list[int]
+    outputs: list[int]
+    rows: Rows
+    meta: Json
+
+
+def post(server: Server, path: str, body: Json, **options: Any) -> requests.Response:
+    """POST body as JSON; the status is the caller's to judge."""
+    return requests.post(f"{server.url}{path}", json=body, timeout=TIMEOUT_SECONDS, **options)
+
+
+def post_ok(server: Server, path: str, body: Json) -> Any:
+    """POST body as JSON and return the decoded answer of a 200.
+
+    Raises:
+        AssertionError: any other status.
+    """
+    answer = post(server, path, body)
+    assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:2000]}"
+    return answer.json()
+
+
+def request_body(
+    prompt: Sequence[int],
+    new_tokens: int,
+    lz: Lz = OFF,
+    *,
+    temperature: float = 0.0,
+    **sampling: Any,
+) -> Json:
+    """A /generate body that asks for the whole vocabulary's logprobs at every sampled position.
+
+    The flat form (base64 of float32) keeps every bit and is the cheapest that the server offers.
+    """
+    return {
+        "input_ids": list(prompt),
+        "sampling_params": {
+            "max_new_tokens": new_tokens,
+            "temperature": temperature,
+            "ignore_eos": True,
+            **lz.fields(),
+            **sampling,
+        },
+        "return_logprob": True,
+        "top_logprobs_num": vocab_size(),
+        "return_flat_raw_output_top_logprobs": True,
+        "return_flat_raw_top_logprobs_b64": True,
+    }
+
+
+def flat_rows(meta: Json, side: str) -> Rows:
+    """The flat top-logprob arrays of a response as float64 [positions, V]."""
+    shape = meta[f"{side}_top_logprobs_shape"]
+    values, ids = (
+        np.frombuffer(base64.b64decode(meta[f"{side}_top_logprobs_{kind}_flat_b64"]), dtype)
+        for kind, dtype in (("val", "<f4"), ("idx", "<i4"))
+    )
+    assert shape[1] == vocab_size(), f"the server returned {shape[1]} of {vocab_size()} logprobs"
+    rows = np.full(shape, np.nan)
+    np.put_along_axis(rows, ids.reshape(shape).astype(np.int64), values.reshape(shape), axis=1)
+    assert not np.isnan(rows).any(), "some token's logprob is missing or NaN"
+    return rows
+
+
+def nested_rows(positions: Sequence[Sequence[Sequence[Any]]]) -> Rows:
+    """The nested top-logprob lists of a (streamed) response as float64 [positions, V]."""
+    rows = np.full((len(positions), vocab_size()), np.nan)
+    for row, entries in zip(rows, positions, strict=True):
+        for logprob, token, _ in entries:
+            row[token] = -np.inf if logprob is None else logprob  # JSON has no minus infinity
+    assert not np.isnan(rows).any(), "some token's logprob is missing"
+    return rows
+
+
+def to_sample(prompt: Sequence[int], answer: Json) -> Sample:
+    """The sample in an answer to `request_body`."""
+    meta = answer["meta_info"]
+    sample = Sample(list(prompt), list(answer["output_ids"]), flat_rows(meta, "output"), meta)
+    assert len(sample.rows) == len(sample.outputs)
+    assert meta["prompt_tokens"] == len(prompt)
+    reported = [entry[0] for entry in meta["output_token_logprobs"]]
+    chosen = sample.rows[np.arange(len(sample.outputs)), sample.outputs]
+    np.testing.assert_allclose(reported, chosen, rtol=0, atol=1e-6)
+    return sample
+
+
+def generate(
+    server: Server, prompt: Sequence[int], new_tokens: int, *args: Any, **kw: Any
+) -> Sample:
+    """One request of `request_body`, answered."""
+    answer = post_ok(server, "/generate", request_body(prompt, new_tokens, *args, **kw))
+    return to_sample(prompt, answer)
+
+
+def base_rows(server: Server, prompt: Sequence[int], outputs: Sequence[int]) -> Rows:
+    """Logprobs without any penalty for every prefix of the outputs, by one prefill of all of them.
+
+    Returns:
+        float64 [len(outputs), V]; row i is the distribution after prompt + outputs[:i].
+    """
+    body = request_body([*prompt, *outputs], 1)
+    body["logprob_start_len"] = len(prompt) - 1
+    body["return_flat_raw_top_logprobs"] = True
+    rows = flat_rows(post_ok(server, "/generate", body)["meta_info"], "input")
+    assert len(rows) == len(outputs)
+    return rows
+
+
+def stream_events(answer: requests.Response) -> list[Json]:
+    """The JSON events of a server-sent stream; an error event is an event like any other."""
+    events = []
+    for line in answer.iter_lines():
+        if line.startswith(b"data: ") and line != b"data: [DONE]":
+            events.append(json.loads(line[len(b"data: ") :]))
+    return events
+
+
+def stream_sample(server: Server, prompt: Sequence[int], new_tokens: int, lz: Lz) -> Sample:
+    """A greedy streamed request; the server cannot send the flat form here, so keep it short."""
+    body = {
+        "input_ids": list(prompt),
+        "sampling_params": request_body(prompt, new_tokens, lz)["sampling_params"],
+        "return_logprob": True,
+        "top_logprobs_num": vocab_size(),
+        "stream": True,
+    }
+    with post(server, "/generate", body, stream=True) as answer:
+        assert answer.status_code == 200, answer.text[:2000]
+        events = stream_events(answer)
+    assert len(events) > new_tokens // 2, "the server did not stream"
+    last = events[-1]
+    rows = nested_rows(last["meta_info"]["output_top_logprobs"])
+    return Sample(list(prompt), list(last["output_ids"]), rows, last["meta_info"])

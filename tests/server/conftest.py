@@ -1,0 +1,61 @@
+"""Servers shared by configuration, and the table of deviations at the end of the session.
+
+Tests name the configuration that they need with `@on(...)` and are ordered so that each
+configuration's server is started once and ended before the next one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from server.configurations import CONFIGURATIONS
+from server.contract import SUMMARY, TOLERANCE
+from server.launch import Server, serving
+
+
+@pytest.fixture(scope="session")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The running server of the configuration that `@on` names."""
+    config = CONFIGURATIONS[request.param]
+    log_path = tmp_path_factory.mktemp(config.name) / "server.log"
+    with serving(config, log_path) as running:
+        yield running
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests by configuration; those that need none come first.
+
+    pytest's own ordering goes by a parameter's place in each test's list, not by its value.
+    """
+    order = {name: i for i, name in enumerate(CONFIGURATIONS)}
+
+    def place(item: pytest.Item) -> int:
+        callspec = getattr(item, "callspec", None)
+        return order.get(callspec.params.get("server"), -1) if callspec else -1
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the server's log beside a failure."""
+    report = yield
+    running = getattr(item, "funcargs", {}).get("server")
+    if report.failed and isinstance(running, Server):
+        report.sections.append(("server log", running.log_tail()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how far each mode was from the contract."""
+    if SUMMARY.rows:
+        terminalreporter.section(f"LZ contract, tolerance {TOLERANCE:.0e} nats")
+        for line in SUMMARY.lines():
+            terminalreporter.write_line(line)

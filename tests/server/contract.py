@@ -1,0 +1,223 @@
+"""The contract of docs/SPEC.md section 7, checked from outside.
+
+For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), where u are the
+logits that the same server gives for the same prefix with lz_penalty = 0. u comes from one prefill
+of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
+
+TOLERANCE. Both sides are float32 on the server, and u is computed by prefill where the sampled row
+may come from decode, another batch width or another chunk: with no penalty at all these differ by
+up to 2e-5 nats here (`test_noise_without_a_penalty` measures it in every configuration and holds it
+below half of the tolerance). A single token seen late or a window wrong by one moves some logprob
+by 1e-2 nats or more at the strengths used here (`test_the_check_has_teeth`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oracle import delta_bits, log_softmax, visible_history
+from server.client import (
+    OFF,
+    Lz,
+    Rows,
+    Sample,
+    base_rows,
+    generate,
+)
+from server.launch import Server
+
+TOLERANCE = 2e-4
+# log(softmax) in float32 runs out of exponent near -87 and returns minus infinity further down:
+# there the check is only that the server is down there too.
+DEEP = -80.0
+
+Transform = Callable[[Rows, Sequence[int]], Rows]
+
+
+@dataclass
+class Row:
+    """One line of the summary."""
+
+    deviation: float = 0.0
+    positions: int = 0
+
+
+@dataclass
+class Summary:
+    """Largest deviation by mode, for the reader of the session's output."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def record(self, mode: str, deviations: Sequence[float]) -> None:
+        """Add the positions of one checked sample."""
+        row = self.rows.setdefault(mode, Row())
+        row.deviation = max(row.deviation, *deviations)
+        row.positions += len(deviations)
+
+    def lines(self) -> list[str]:
+        """The table, one line a mode."""
+        width = max(map(len, self.rows))
+        return [
+            f"{mode:<{width}}  {row.positions:>6} positions  max |deviation| {row.deviation:.1e}"
+            for mode, row in sorted(self.rows.items())
+        ]
+
+
+SUMMARY = Summary()
+
+
+def row_deviation(observed: Rows, expected: Rows) -> float:
+    """Largest absolute difference of two logprob rows, float64 [V] each.
+
+    Tokens that either side puts below DEEP must be down there (or at minus infinity) on both.
+    """
+    deep = (observed < DEEP) | (expected < DEEP)
+    if np.any(np.maximum(observed, expected)[deep] > DEEP + 1):
+        return math.inf
+    both = ~deep
+    return float(np.abs(observed[both] - expected[both]).max(initial=0.0))
+
+
+def deviations(
+    sample: Sample,
+    base: Rows,
+    lz: Lz,
+    *,
+    temperature: float = 0.0,
+    transform: Transform | None = None,
+) -> list[float]:
+    """The deviation from the contract at every position of a sample.
+
+    Args:
+        sample: what the server returned.
+        base: float64 [positions, V] of `base_rows`.
+        lz: the request's parameters.
+        temperature: the request's; 0 is greedy, whose logprobs are those of temperature 1.
+        transform: what else acts on the logits after the penalty: called with the penalised row and
+            the outputs before it, returns the transformed row.
+    """
+    vocab = base.shape[1]
+    found = []
+    for i, row in enumerate(sample.rows):
+        before = sample.outputs[:i]
+        history = visible_history(sample.prompt, before, lz.include_prompt)
+        logits = base[i]
+        if lz.penalty:
+            bits = np.array(delta_bits(history, vocab, lz.window, lz.buffer, lz.cost))
+            logits = logits + lz.penalty * (bits - math.log2(vocab))
+        if transform is not None:
+            logits = transform(logits, before)
+        expected = log_softmax(logits / (temperature or 1.0))
+        found.append(row_deviation(row, expected))
+        if temperature == 0:
+            lost = float(expected.max() - expected[sample.outputs[i]])
+            found[-1] = max(found[-1], lost)
+    return found
+
+
+def check(
+    server: Server,
+    sample: Sample,
+    lz: Lz,
+    mode: str,
+    *,
+    temperature: float = 0.0,
+    transform: Transform | None = None,
+) -> float:
+    """Hold a sample to the contract, record its deviation under a mode and return it.
+
+    Raises:
+        AssertionError: some position deviates by more than TOLERANCE.
+    """
+    base = base_rows(server, sample.prompt, sample.outputs)
+    found = deviations(sample, base, lz, temperature=temperature, transform=transform)
+    SUMMARY.record(mode, found)
+    worst = max(found)
+    wrong = [i for i, deviation in enumerate(found) if not deviation <= TOLERANCE]
+    assert not wrong, (
+        f"{mode}: {len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]} by "
+        f"{found[wrong[0]]:.3g} (largest {worst:.3g}), {lz}, temperature {temperature}, "
+        f"prompt {sample.prompt}, outputs {sample.outputs}"
+    )
+    return worst
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of a batch to check.
+
+    Attributes:
+        prompt: ids.
+        new_tokens: how many to sample.
+        lz: the penalty's parameters.
+        temperature: 0 is greedy.
+        favoured: tokens that get a large logit_bias, so that even random sampling repeats itself.
+    """
+
+    prompt: list[int]
+    new_tokens: int
+    lz: Lz = OFF
+    temperature: float = 0.0
+    favoured: tuple[int, ...] = ()
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters beside the penalty's."""
+        if not self.favoured:
+            return {}
+        return {"logit_bias": {str(token): BIAS for token in self.favoured}}
+
+    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
+        """What logit_bias does, from its own definition."""
+        biased = logits.copy()
+        biased[list(self.favoured)] += BIAS
+        return biased
+
+    def run(self, server: Server) -> Sample:
+        """Send the request and wait for its sample."""
+        return generate(
+            server,
+            self.prompt,
+            self.new_tokens,
+            self.lz,
+            temperature=self.temperature,
+            **self.sampling,
+        )
+
+    def check(self, server: Server, sample: Sample, mode: str) -> float:
+        """Hold the sample to the contract."""
+        return check(
+            server,
+            sample,
+            self.lz,
+            mode,
+            temperature=self.temperature,
+            transform=self.transform,
+        )
+
+
+BIAS = 25.0
+
+
+def run_together(server: Server, cases: Sequence[Case]) -> list[Sample]:
+    """Send every case at once and wait for all."""
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return list(pool.map(lambda case: case.run(server), cases))
+
+
+def check_together(server: Server, cases: Sequence[Case], mode: str) -> list[Sample]:
+    """Run the cases in one batch, then hold each to the contract.
+
+    Returns:
+        The samples, for what else the caller wants to see in them.
+    """
+    samples = run_together(server, cases)
+    for case, sample in zip(cases, samples, strict=True):
+        case.check(server, sample, mode)
+    return samples

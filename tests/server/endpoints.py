@@ -1,0 +1,188 @@
+"""Every endpoint that takes the penalty's fields: its requests and where its text comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import requests
+from transformers import AutoTokenizer
+
+from server.launch import Server, model_path
+
+Json = dict[str, Any]
+TIMEOUT_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One way in.
+
+    Attributes:
+        name: for test ids.
+        path: of the URL.
+        body: (content, new_tokens, fields) -> greedy request; `stream` is set by `send`.
+        chat: the content becomes a user message of the chat template; otherwise it is the prompt.
+        text: the sampled text in an answer.
+        delta: the sampled text in one event of a stream.
+        cumulative: each event repeats the text so far.
+    """
+
+    name: str
+    path: str
+    body: Callable[[str, int, Json], Json]
+    chat: bool
+    text: Callable[[Any], str]
+    delta: Callable[[Any], str]
+    cumulative: bool = False
+
+    def send(
+        self, server: Server, content: str, new_tokens: int, fields: Json, *, stream: bool = False
+    ) -> requests.Response:
+        """POST a greedy request; NaN and Infinity go out as Python's json writes them."""
+        body = {**self.body(content, new_tokens, fields), "stream": stream}
+        return requests.post(
+            f"{server.url}{self.path}",
+            data=json.dumps(body),
+            headers={"Content-Type": "application/json"},
+            timeout=TIMEOUT_SECONDS,
+        )
+
+    def prompt_ids(self, content: str) -> list[int]:
+        """The ids that the server makes of the content."""
+        tokenizer = _tokenizer()
+        if not self.chat:
+            return list(tokenizer.encode(content))
+        return list(
+            tokenizer.apply_chat_template(
+                _messages(content), tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        )
+
+    def streamed(self, answer: requests.Response) -> str:
+        """The text of all events of a stream."""
+        deltas = []
+        for line in answer.text.split("\n"):
+            event = line.removeprefix("data: ").strip()
+            if event.startswith("{"):
+                deltas.append(self.delta(json.loads(event)))
+        return deltas[-1] if self.cumulative else "".join(deltas)
+
+
+@cache
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def _messages(content: str) -> list[Json]:
+    return [{"role": "user", "content": content}]
+
+
+def _generate(content: str, new_tokens: int, fields: Json) -> Json:
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, **fields}
+    return {"text": content, "sampling_params": sampling}
+
+
+def _completions(content: str, new_tokens: int, fields: Json) -> Json:
+    return {"model": "m", "prompt": content, "max_tokens": new_tokens, "temperature": 0, **fields}
+
+
+def _chat(content: str, new_tokens: int, fields: Json) -> Json:
+    return {
+        "model": "m",
+        "messages": _messages(content),
+        "max_tokens": new_tokens,
+        "temperature": 0,
+        **fields,
+    }
+
+
+def _responses(content: str, new_tokens: int, fields: Json) -> Json:
+    # Upstream keeps two tokens of max_output_tokens back.
+    return {
+        "model": "m",
+        "input": content,
+        "max_output_tokens": new_tokens + 2,
+        "temperature": 0,
+        **fields,
+    }
+
+
+def _ollama(content: Json) -> Callable[[str, int, Json], Json]:
+    def body(text: str, new_tokens: int, fields: Json) -> Json:
+        filled = {key: make(text) for key, make in content.items()}
+        options = {"num_predict": new_tokens, "temperature": 0, **fields}
+        return {"model": "m", **filled, "options": options}
+
+    return body
+
+
+def _responses_text(answer: Json) -> str:
+    (message,) = (item for item in answer["output"] if item["type"] == "message")
+    return str(message["content"][0]["text"])
+
+
+ENDPOINTS = (
+    Endpoint(
+        "generate",
+        "/generate",
+        _generate,
+        False,
+        lambda answer: answer["text"],
+        lambda event: event["text"],
+        cumulative=True,
+    ),
+    Endpoint(
+        "completions",
+        "/v1/completions",
+        _completions,
+        False,
+        lambda answer: answer["choices"][0]["text"],
+        lambda event: "".join(choice["text"] for choice in event["choices"]),
+    ),
+    Endpoint(
+        "chat",
+        "/v1/chat/completions",
+        _chat,
+        True,
+        lambda answer: answer["choices"][0]["message"]["content"],
+        lambda event: "".join(choice["delta"].get("content") or "" for choice in event["choices"]),
+    ),
+    Endpoint(
+        "responses",
+        "/v1/responses",
+        _responses,
+        True,
+        _responses_text,
+        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+    ),
+    Endpoint(
+        "messages",
+        "/v1/messages",
+        _chat,
+        True,
+        lambda answer: answer["content"][0]["text"],
+        lambda event: (
+            event["delta"].get("text", "") if event["type"] == "content_block_delta" else ""
+        ),
+    ),
+    Endpoint(
+        "ollama-chat",
+        "/api/chat",
+        _ollama({"messages": _messages}),
+        True,
+        lambda answer: answer["message"]["content"],
+        lambda event: event["message"]["content"],
+    ),
+    Endpoint(
+        "ollama-generate",
+        "/api/generate",
+        _ollama({"prompt": str}),
+        False,
+        lambda answer: answer["response"],
+        lambda event: event["response"],
+    ),
+)

@@ -1,0 +1,172 @@
+"""Start and end the real server: `python -m sglang.launch_server` of pytest's own environment."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+
+STARTUP_SECONDS = 300
+SHUTDOWN_SECONDS = 20
+TAIL_LINES = 40
+
+_BASE_FLAGS = ("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1")
+_DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "16"}
+_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One server configuration; tests that share it share a server.
+
+    Attributes:
+        name: how tests and the summary call it.
+        flags: server arguments beside those every server gets; a later value wins.
+        env: environment variables beside those every server gets.
+        stock: serve the package without our patches, found in LZ_STOCK_SITE.
+    """
+
+    name: str
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=())
+    stock: bool = False
+
+
+def model_path() -> Path:
+    """The model to serve: LZ_TEST_MODEL, or the demo model of the installed package.
+
+    Raises:
+        RuntimeError: neither is there.
+    """
+    override = os.environ.get("LZ_TEST_MODEL")
+    if override:
+        return Path(override)
+    spec = importlib.util.find_spec("sglang_lz")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("sglang_lz is not installed; set LZ_TEST_MODEL to serve another model")
+    return Path(spec.origin).parent / "demo" / "model"
+
+
+def vocab_size() -> int:
+    """Width of the model's logits row, from its config.json."""
+    size = json.loads((model_path() / "config.json").read_text())["vocab_size"]
+    assert isinstance(size, int)
+    return size
+
+
+def environment(config: Config) -> dict[str, str]:
+    """The environment of a server of this configuration.
+
+    Raises:
+        RuntimeError: the configuration wants the stock package and LZ_STOCK_SITE names no folder.
+    """
+    env = {**_ENVIRONMENT, **os.environ, **dict(config.env)}
+    if config.stock:
+        site = os.environ.get("LZ_STOCK_SITE", "")
+        if not (Path(site) / "sglang").is_dir():
+            raise RuntimeError(
+                f"LZ_STOCK_SITE={site!r} holds no sglang; scripts/test builds one there"
+            )
+        env["PYTHONPATH"] = site
+    return env
+
+
+class Server:
+    """A running server: its address, its process group and its log."""
+
+    def __init__(self, config: Config, log_path: Path) -> None:
+        self.config = config
+        self.log_path = log_path
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        flags = dict(_DEFAULT_FLAGS)
+        command = [sys.executable, "-m", "sglang.launch_server", *_BASE_FLAGS]
+        command += ["--model-path", str(model_path()), "--port", str(port)]
+        command += [
+            part for name in flags if name not in config.flags for part in (name, flags[name])
+        ]
+        command += config.flags
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=environment(config),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # its own group, so that stop() reaches its children
+            )
+
+    def wait_until_ready(self) -> None:
+        """Block until the server generates.
+
+        Raises:
+            RuntimeError: it ended, or was not ready in time; the message ends with its log.
+        """
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                code = self.process.returncode
+                raise RuntimeError(f"server ended with status {code}\n{self.log_tail()}")
+            with contextlib.suppress(requests.RequestException):
+                if requests.get(f"{self.url}/health_generate", timeout=10).ok:
+                    return
+            time.sleep(0.25)
+        raise RuntimeError(f"server not ready after {STARTUP_SECONDS} s\n{self.log_tail()}")
+
+    def log(self) -> str:
+        """All that the server wrote so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self) -> str:
+        """The last lines of the log, under a title."""
+        lines = self.log().splitlines()[-TAIL_LINES:]
+        return "\n".join([f"--- end of the log of server {self.config.name!r} ---", *lines])
+
+    def stop(self) -> None:
+        """End the server and every process of its group."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                break
+            deadline = time.monotonic() + SHUTDOWN_SECONDS
+            while time.monotonic() < deadline and self._group_lives():
+                time.sleep(0.05)
+        self.process.wait()
+
+    def _group_lives(self) -> bool:
+        self.process.poll()  # reap it: a zombie leader keeps the group
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def serving(config: Config, log_path: Path) -> Iterator[Server]:
+    """A ready server of this configuration; ended when the block is left, however it is left."""
+    server = Server(config, log_path)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()

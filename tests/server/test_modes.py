@@ -1,0 +1,278 @@
+"""The contract however requests are scheduled: batches, caches, chunks, retraction, aborts."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from oracle import delta_bits, log_softmax, visible_history
+from server.client import (
+    OFF,
+    Lz,
+    base_rows,
+    generate,
+    post,
+    post_ok,
+    request_body,
+    stream_sample,
+    to_sample,
+)
+from server.configurations import SCHEDULERS, on
+from server.contract import (
+    TOLERANCE,
+    Case,
+    check,
+    check_together,
+    deviations,
+    run_together,
+)
+from server.launch import Server, vocab_size
+from server.prompts import case, mixed, parameters, repetitive, token_ids
+
+EVERYWHERE = (*SCHEDULERS, "tp2", "dp2")
+
+
+@on(*EVERYWHERE)
+def test_noise_without_a_penalty(server: Server) -> None:
+    """How far prefill and decode are apart before any penalty: the tolerance rests on it."""
+    rng = random.Random("noise")
+    cases = [case(rng, 40, 48, OFF) for _ in range(6)]
+    mode = f"{server.config.name}: noise, penalty off"
+    samples = run_together(server, cases)
+    worst = max(c.check(server, s, mode) for c, s in zip(cases, samples, strict=True))
+    assert worst < TOLERANCE / 2
+
+
+@on(*EVERYWHERE)
+def test_mixed_batch(server: Server) -> None:
+    """Many requests at once, their parameters mixed, a third without the penalty."""
+    rng = random.Random(f"batch {server.config.name}")
+    check_together(server, mixed(rng, 12, 40, 48), f"{server.config.name}: mixed batch")
+
+
+@on(*SCHEDULERS)
+def test_first_token_sees_the_prompt(server: Server) -> None:
+    """Prefill alone: the first token's logits, the prompt being all of the history."""
+    rng = random.Random("prefill")
+    cases = [
+        replace(case(rng, length, 1), lz=replace(parameters(rng), include_prompt=True))
+        for length in (1, 2, 3, 17, 33, 60, 120, 250)
+    ]
+    check_together(server, cases, f"{server.config.name}: prefill")
+
+
+@on(*SCHEDULERS)
+def test_a_cached_prefix_changes_nothing(server: Server) -> None:
+    """The device gets only the uncached suffix of the prompt; the history is all of it."""
+    rng = random.Random("prefix cache")
+    for lz in (Lz(0.5, 512, 32, True), Lz(0.5, 20, 8, True, "rate"), Lz(0.5)):
+        prompt = repetitive(rng, 70)
+        first = generate(server, prompt, 16, lz)
+        again = generate(server, prompt, 16, lz)
+        longer = generate(server, [*prompt, *first.outputs, *prompt[:9]], 16, lz)
+        assert first.meta["cached_tokens"] < 16
+        assert again.meta["cached_tokens"] >= 48
+        assert longer.meta["cached_tokens"] >= 64
+        for sample in (first, again, longer):
+            check(server, sample, lz, f"{server.config.name}: prefix cache")
+
+
+@on("chunked", "mixed-chunk")
+def test_chunked_prefill(server: Server) -> None:
+    """Prompts of many chunks: middle chunks sample a token that nobody may remember."""
+    rng = random.Random("chunks")
+    seen = len(server.log())
+    cases = [
+        replace(case(rng, length, 24), lz=replace(parameters(rng), include_prompt=include))
+        for length, include in ((200, True), (90, True), (150, False), (33, True), (60, False))
+    ]
+    check_together(server, [*cases, case(rng, 40, 30, OFF)], f"{server.config.name}: chunks")
+    sizes = [int(size) for size in re.findall(r"#new-token: (\d+)", server.log()[seen:])]
+    assert sum(size == 16 for size in sizes) > 10, "the prompts were not prefilled in chunks of 16"
+
+
+@on(*SCHEDULERS)
+def test_arrivals_between_two_decodes(server: Server) -> None:
+    """Other requests are prefilled while these decode: no step may lose or repeat a token."""
+    rng = random.Random(f"arrivals {server.config.name}")
+    running = mixed(rng, 4, 30, 100)
+    arriving = mixed(rng, 10, 40, 12)
+    with ThreadPoolExecutor(len(running) + len(arriving)) as pool:
+        futures = [pool.submit(c.run, server) for c in running]
+        for c in arriving:
+            time.sleep(0.05)
+            futures.append(pool.submit(c.run, server))
+        samples = [future.result() for future in futures]
+    first = samples[0].meta
+    between = [
+        sample
+        for sample in samples[len(running) :]
+        if first["forward_entry_time"]
+        < sample.meta["forward_entry_time"]
+        < first["request_finished_ts"]
+    ]
+    assert len(between) >= 3, "no prefill fell between two decodes: the test saw nothing"
+    for c, sample in zip([*running, *arriving], samples, strict=True):
+        c.check(server, sample, f"{server.config.name}: arrivals between decodes")
+
+
+@on("tiny-pool", "tiny-pool-mixed")
+def test_retraction_and_resume(server: Server) -> None:
+    """Requests are thrown out for lack of room and prefilled anew, outputs included."""
+    rng = random.Random("retraction")
+    cases = [replace(c, new_tokens=rng.randint(90, 120)) for c in mixed(rng, 9, 30, 100)]
+    samples = run_together(server, cases)
+    retracted = [
+        (c, sample)
+        for c, sample in zip(cases, samples, strict=True)
+        if sample.meta["num_retractions"] > 0
+    ]
+    assert any(c.lz.penalty > 0 for c, _ in retracted), "no request with the penalty was retracted"
+    for c, sample in zip(cases, samples, strict=True):
+        state = "retracted" if sample.meta["num_retractions"] else "beside retracted"
+        c.check(server, sample, f"{server.config.name}: {state}")
+
+
+@on("overlap", "no-overlap", "mixed-chunk")
+@pytest.mark.parametrize("how", ["abort_request", "disconnect"])
+def test_rows_of_aborted_requests(server: Server, how: str) -> None:
+    """The next owners of an aborted request's rows see nothing of it, penalised or not."""
+    rng = random.Random(f"abort {how}")
+    victims = [replace(case(rng, 40, 300), lz=parameters(rng), temperature=0.0) for _ in range(16)]
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for i, victim in enumerate(victims):
+            body = request_body(victim.prompt, 300, victim.lz)
+            body = {
+                "rid": f"victim-{how}-{i}",
+                "input_ids": victim.prompt,
+                "sampling_params": body["sampling_params"],
+                "stream": True,
+            }
+            streams.append(stack.enter_context(post(server, "/generate", body, stream=True)))
+        chunks = [stream.iter_lines() for stream in streams]
+        for lines in chunks:
+            for _ in range(3):
+                next(lines)
+        if how == "abort_request":
+            for i in range(len(streams)):
+                answer = post(server, "/abort_request", {"rid": f"victim-{how}-{i}"})
+                assert answer.status_code == 200
+            for lines in chunks:
+                assert b'"abort"' in b"".join(lines)
+        # else: leaving the block closes the connections half way
+    cases = mixed(rng, 16, 30, 24)
+    check_together(server, cases, f"{server.config.name}: rows after {how}")
+
+
+@on("overlap", "no-overlap")
+def test_parallel_samples(server: Server) -> None:
+    """n > 1: each sample has a history of its own behind the shared prompt."""
+    rng = random.Random("n")
+    for lz in (Lz(0.5, 512, 32, False), Lz(0.3, 30, 8, True, "rate")):
+        c = Case(repetitive(rng, 40), 32, lz, 1.0, tuple(token_ids(rng, 4)))
+        body = request_body(c.prompt, 32, lz, temperature=1.0, n=3, **c.sampling)
+        answers = post_ok(server, "/generate", body)
+        samples = [to_sample(c.prompt, answer) for answer in answers]
+        assert len({tuple(sample.outputs) for sample in samples}) == 3
+        for sample in samples:
+            c.check(server, sample, f"{server.config.name}: n = 3")
+
+
+@on("overlap", "no-overlap")
+def test_sessions(server: Server) -> None:
+    """Each turn's history begins anew, or with all turns when the prompt is included."""
+    check_session(server, streaming=False, mode=f"{server.config.name}: session")
+
+
+@on("no-overlap")
+def test_streaming_sessions(server: Server) -> None:
+    """A streaming session keeps its row from turn to turn."""
+    check_session(server, streaming=True, mode=f"{server.config.name}: streaming session")
+
+
+def check_session(server: Server, *, streaming: bool, mode: str) -> None:
+    """Four turns with changing parameters, other requests between them."""
+    rng = random.Random(mode)
+    session = post_ok(
+        server, "/open_session", {"capacity_of_str_len": 5000, "streaming": streaming}
+    )
+    context: list[int] = []
+    previous = None
+    turns = (
+        Lz(0.5),
+        Lz(0.4, 512, 32, True),
+        OFF,
+        Lz(0.6, 24, 8, True, "rate"),
+        Lz(0.6, 24, 8, False, "rate"),
+    )
+    for lz in turns:
+        appended = repetitive(rng, 14)
+        body = request_body(appended, 20, lz)
+        body["session_params"] = {"id": session, "rid": previous}
+        answer = post_ok(server, "/generate", body)
+        previous = answer["meta_info"]["id"]
+        context += appended
+        sample = to_sample(context, answer)
+        check(server, sample, lz, mode)
+        context += sample.outputs
+        check_together(server, mixed(rng, 3, 20, 8), mode)
+    assert post(server, "/close_session", {"session_id": session}).ok
+
+
+@on("overlap", "mixed-chunk")
+def test_stream(server: Server) -> None:
+    """/generate with stream: the same logprobs, chunk by chunk."""
+    rng = random.Random("stream")
+    for lz in (Lz(0.5), Lz(0.5, 16, 8, True, "rate")):
+        sample = stream_sample(server, repetitive(rng, 30), 16, lz)
+        check(server, sample, lz, f"{server.config.name}: stream")
+
+
+MUTATIONS: dict[str, Callable[[list[int], Lz, int], np.ndarray]] = {
+    "one token behind": lambda h, lz, v: bits(h[:-1], lz, v),
+    "newest token twice": lambda h, lz, v: bits([*h, *h[-1:]], lz, v),
+    "window one longer": lambda h, lz, v: bits(h, replace(lz, window=lz.window + 1), v),
+    "window one shorter": lambda h, lz, v: bits(h, replace(lz, window=lz.window - 1), v),
+    "buffer one longer": lambda h, lz, v: bits(h, replace(lz, buffer=lz.buffer + 1), v),
+    "wrong sign": lambda h, lz, v: 2 * np.log2(v) - bits(h, lz, v),
+    "newest first": lambda h, lz, v: bits(h[::-1], lz, v),
+    "the other cost": lambda h, lz, v: bits(
+        h, replace(lz, cost="rate" if lz.cost == "marginal" else "marginal"), v
+    ),
+    "no penalty": lambda h, lz, v: np.full(v, np.log2(v)),
+}
+
+
+def bits(history: list[int], lz: Lz, vocab: int) -> np.ndarray:
+    """Delta by the oracle, float64 [V]."""
+    return np.array(delta_bits(history, vocab, lz.window, lz.buffer, lz.cost))
+
+
+@on("overlap")
+@pytest.mark.parametrize("cost", ["marginal", "rate"])
+def test_the_check_has_teeth(server: Server, cost: str) -> None:
+    """Each mistake that an implementation could make stands far above the tolerance."""
+    rng = random.Random("teeth")
+    favoured = tuple(token_ids(rng, 3))
+    lz = Lz(0.15, 12, 3, True, cost)
+    c = Case(repetitive(rng, 30), 64, lz, 1.0, favoured)
+    sample = c.run(server)
+    base = base_rows(server, sample.prompt, sample.outputs)
+    assert max(deviations(sample, base, lz, temperature=1.0, transform=c.transform)) < TOLERANCE
+    for name, mutated in MUTATIONS.items():
+        worst = 0.0
+        for i, row in enumerate(sample.rows):
+            history = visible_history(sample.prompt, sample.outputs[:i], lz.include_prompt)
+            delta = mutated(history, lz, vocab_size())
+            expected = log_softmax(c.transform(base[i] + lz.penalty * delta, []))
+            worst = max(worst, float(np.abs(row - expected).max()))
+        assert worst > 50 * TOLERANCE, f"{name}: only {worst:.2g} away"

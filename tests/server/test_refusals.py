@@ -1,0 +1,52 @@
+"""Modes that the penalty does not cover refuse it and say why; everything else goes on."""
+
+from __future__ import annotations
+
+import random
+
+from server.client import OFF, Lz, generate, post, request_body
+from server.configurations import on
+from server.contract import check
+from server.launch import Server
+from server.prompts import repetitive
+
+
+def refusal(server: Server, **sampling: object) -> str:
+    """The message of the 400 that a request with the penalty gets."""
+    body = request_body(repetitive(random.Random(1), 12), 8, Lz(0.5), **sampling)
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400, f"{answer.status_code}: {answer.text[:1000]}"
+    message = answer.json()["error"]
+    return str(message["message"] if isinstance(message, dict) else message)
+
+
+@on("ngram")
+def test_speculative_decoding_refuses(server: Server) -> None:
+    """Speculative decoding judges several tokens at once, which the penalty does not do yet."""
+    message = refusal(server)
+    assert "lz_penalty" in message
+    assert "specul" in message.lower()
+    for stream in (False, True):
+        body = {
+            "model": "m",
+            "prompt": "abc",
+            "max_tokens": 4,
+            "temperature": 0,
+            "lz_penalty": 0.5,
+            "stream": stream,
+        }
+        answer = post(server, "/v1/completions", body)
+        assert answer.status_code == 400
+        assert "specul" in answer.text.lower()
+
+
+@on("overlap")
+def test_beam_search_refuses(server: Server) -> None:
+    """Beam search samples in a place of its own."""
+    message = refusal(server, beam_width=2)
+    assert "lz_penalty" in message
+    assert "beam" in message.lower()
+    sample = generate(server, repetitive(random.Random(2), 12), 8, Lz(0.5))
+    check(server, sample, Lz(0.5), "overlap: after a refusal")
+    sample = generate(server, repetitive(random.Random(2), 12), 8)
+    check(server, sample, OFF, "overlap: after a refusal")

@@ -1,0 +1,42 @@
+"""lz_penalty = 0 is stock SGLang: the same server built without our patches answers the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from server.client import Sample, generate, post
+from server.configurations import CONFIGURATIONS, on
+from server.launch import Server, serving
+from server.prompts import repetitive
+
+PROMPTS = 20
+
+
+def answers(server: Server, **sampling: object) -> list[Sample]:
+    """One greedy sample for each of the prompts, one request after the other."""
+    rng = random.Random("stock")
+    return [generate(server, repetitive(rng, 8 + 2 * i), 32, **sampling) for i in range(PROMPTS)]
+
+
+@on("overlap")
+def test_without_a_penalty_it_is_stock(server: Server, tmp_path: Path) -> None:
+    """Same tokens and, bit by bit, the same logprobs; also once the penalty has been used."""
+    with serving(CONFIGURATIONS["stock"], tmp_path / "server.log") as stock:
+        expected = answers(stock)
+        refused = post(
+            stock,
+            "/generate",
+            {"text": "a", "sampling_params": {"lz_penalty": 0.5, "max_new_tokens": 1}},
+        )
+        assert refused.status_code == 400, "the server to compare with knows lz_penalty"
+    for observed in (
+        answers(server),
+        answers(server, lz_penalty=0),
+        answers(server, lz_penalty=0.0),
+    ):
+        for ours, theirs in zip(observed, expected, strict=True):
+            assert ours.outputs == theirs.outputs
+            np.testing.assert_array_equal(ours.rows, theirs.rows)

@@ -1,0 +1,213 @@
+"""The contract beside everything else that changes logits (docs/SPEC.md section 5).
+
+The penalty acts first; each other transform is applied here from its own definition.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import xgrammar
+from transformers import AutoTokenizer
+
+from oracle import delta_bits, log_softmax, visible_history
+from server.client import OFF, Lz, Rows, Sample, base_rows, generate
+from server.configurations import on
+from server.contract import SUMMARY, TOLERANCE, check, row_deviation
+from server.launch import Server, model_path, vocab_size
+from server.prompts import repetitive, token_ids
+
+PARAMETERS = (
+    Lz(0.5),
+    Lz(1.5, 12, 4, False, "rate"),
+    Lz(0.3, 512, 32, True, "marginal"),
+    Lz(2.0, 30, 30, True, "rate"),
+    OFF,
+)
+NAMES = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["abab", "abba", "baab"]},
+        "sizes": {"type": "array", "items": {"enum": [11, 12, 21]}, "minItems": 4, "maxItems": 7},
+    },
+    "required": ["name", "sizes"],
+}
+
+
+class Grammar:
+    """What a grammar forbids after some outputs, by xgrammar itself."""
+
+    def __init__(self, **kind: str) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(model_path())
+        self.eos = [tokenizer.eos_token_id]
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size(), stop_token_ids=self.eos
+        )
+        compiler = xgrammar.GrammarCompiler(info)
+        if "regex" in kind:
+            self.compiled = compiler.compile_regex(kind["regex"])
+        else:
+            self.compiled = compiler.compile_json_schema(kind["json_schema"])
+
+    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
+        """The row with minus infinity for what may not follow."""
+        matcher = xgrammar.GrammarMatcher(self.compiled)
+        for token in before:
+            assert matcher.accept_token(token), f"{token} in {before} is outside the grammar"
+        bitmask = xgrammar.allocate_token_bitmask(1, vocab_size())
+        matcher.fill_next_token_bitmask(bitmask)
+        words = bitmask.numpy().view(np.uint32)[0]
+        allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(logits)]
+        return np.where(allowed.astype(bool), logits, -math.inf)
+
+
+@on("overlap", "no-overlap", "mixed-chunk")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"regex": "(ab|ba|cab ){12,16}"},
+        {"json_schema": json.dumps(NAMES)},
+    ],
+    ids=["regex", "json_schema"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_grammar(server: Server, kind: dict[str, str], temperature: float) -> None:
+    """Tokens that the grammar forbids stay at minus infinity; the others obey the contract."""
+    rng = random.Random(f"grammar {temperature}")
+    grammar = Grammar(**kind)
+    mode = f"{server.config.name}: {'regex' if 'regex' in kind else 'JSON schema'}"
+    for lz in PARAMETERS:
+        prompt = repetitive(rng, 30)
+        sample = generate(server, prompt, 60, lz, temperature=temperature, ignore_eos=False, **kind)
+        assert sample.outputs[-1] in grammar.eos or len(sample.outputs) == 60
+        check(server, sample, lz, mode, temperature=temperature, transform=grammar.transform)
+
+
+@on("overlap", "no-overlap")
+def test_min_new_tokens(server: Server) -> None:
+    """Stop tokens are out of reach until enough tokens stand, whatever the penalty adds to them."""
+    rng = random.Random("min_new_tokens")
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    for lz in PARAMETERS:
+        stops = token_ids(rng, 6)
+
+        def transform(logits: Rows, before: Sequence[int], stops: list[int] = stops) -> Rows:
+            masked = logits.copy()
+            if len(before) < 20:
+                masked[[*stops, tokenizer.eos_token_id]] = -math.inf
+            return masked
+
+        sample = generate(
+            server,
+            repetitive(rng, 20),
+            30,
+            lz,
+            temperature=1.0,
+            ignore_eos=False,
+            min_new_tokens=20,
+            stop_token_ids=stops,
+        )
+        assert len(sample.outputs) >= 20
+        mode = f"{server.config.name}: min_new_tokens"
+        check(server, sample, lz, mode, temperature=1.0, transform=transform)
+
+
+@on("overlap", "no-overlap")
+def test_logit_bias(server: Server) -> None:
+    """A bias stands beside the penalty, on tokens that it penalises and on others."""
+    rng = random.Random("logit_bias")
+    for lz in PARAMETERS:
+        bias = {token: rng.choice((-30.0, 3.5, 20.0, 22.0)) for token in token_ids(rng, 12)}
+
+        def transform(logits: Rows, before: Sequence[int], bias: dict[int, float] = bias) -> Rows:
+            biased = logits.copy()
+            for token, amount in bias.items():
+                biased[token] += amount
+            return biased
+
+        for temperature in (0.0, 1.0):
+            sample = generate(
+                server,
+                repetitive(rng, 20),
+                40,
+                lz,
+                temperature=temperature,
+                logit_bias={str(token): amount for token, amount in bias.items()},
+            )
+            mode = f"{server.config.name}: logit_bias"
+            check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+
+# Upstream's own penalties trail by a token under overlap scheduling, so only without it do they
+# have a definition that a test can hold them to.
+@on("no-overlap")
+@pytest.mark.parametrize(("frequency", "presence"), [(0.4, 0.0), (0.0, 0.7), (0.3, -0.4)])
+def test_frequency_and_presence_penalty(server: Server, frequency: float, presence: float) -> None:
+    """Upstream's additive penalties add up with ours."""
+    rng = random.Random(f"stock {frequency} {presence}")
+
+    def transform(logits: Rows, before: Sequence[int]) -> Rows:
+        penalised = logits.copy()
+        for token in set(before):
+            penalised[token] -= frequency * before.count(token) + presence
+        return penalised
+
+    for lz in PARAMETERS:
+        for temperature in (0.0, 1.0):
+            sample = generate(
+                server,
+                repetitive(rng, 20),
+                40,
+                lz,
+                temperature=temperature,
+                frequency_penalty=frequency,
+                presence_penalty=presence,
+            )
+            mode = "no-overlap: frequency and presence penalty"
+            check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+
+@on("no-overlap")
+def test_repetition_penalty(server: Server) -> None:
+    """Upstream's multiplicative penalty acts on the logits that ours has lowered."""
+    rng = random.Random("repetition")
+    for lz in PARAMETERS:
+        sample = generate(server, repetitive(rng, 20), 40, lz, repetition_penalty=1.4)
+        base = base_rows(server, sample.prompt, sample.outputs)
+        found = [repetition_deviation(sample, base, lz, 1.4, i) for i in range(len(sample.outputs))]
+        SUMMARY.record("no-overlap: repetition penalty", found)
+        assert max(found) < TOLERANCE, (lz, found)
+
+
+def repetition_deviation(sample: Sample, base: Rows, lz: Lz, factor: float, i: int) -> float:
+    """The deviation at one position under repetition_penalty.
+
+    That penalty divides positive logits and multiplies negative ones, so the row's unknown constant
+    c (logits = logprobs + c) matters. It is one number against V equations: the tokens not yet
+    sampled give c less the row's normaliser, each sampled one gives c; the best fit of all counts.
+    Ours counts in its own form here, lowering what was seen by alpha * (log2 V - Delta).
+    """
+    before = sample.outputs[:i]
+    observed = sample.rows[i]
+    history = visible_history(sample.prompt, before, lz.include_prompt)
+    delta = np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
+    ours = base[i] + lz.penalty * (delta - math.log2(vocab_size()))
+    if not before:
+        return row_deviation(observed, log_softmax(ours))
+
+    seen = np.array(sorted(set(before)))
+    shift = float(np.median(np.delete(ours - observed, seen)))  # the normaliser less c
+    x, y = ours[seen], observed[seen] + shift
+    candidates = [*((factor * y - x) / (1 - factor)), *((factor * x - y) / (1 - factor))]
+
+    def deviation(c: float) -> float:
+        logits = ours + c
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / factor, logits[seen] * factor)
+        return row_deviation(observed, log_softmax(logits))
+
+    return min(map(deviation, candidates))
