@@ -1,0 +1,193 @@
+"""Train the demo model from nothing: `python -m sglang_lz.demo.train --out DIR`.
+
+A Qwen2 of 1.6 million parameters, a byte-level BPE tokenizer and a ChatML template, made from the
+text that the running CPython carries (see `corpus`). Needs torch and transformers, takes minutes on
+two CPU cores and is seeded: the same torch build, CPU model and thread count give the same weights.
+
+It is undertrained on purpose. Trained a few times longer, a model this small knows its text by
+heart and hardly loops.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from tokenizers import models, pre_tokenizers, trainers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from . import corpus
+
+VOCAB_SIZE = 2048
+MAX_POSITIONS = 2048
+CONTEXT = 256
+BATCH = 4
+STEPS = 400
+PEAK_LEARNING_RATE = 2e-3
+
+# What `corpus.chat` writes, as a template. No default system message: the corpus has none.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(chapters: list[corpus.Topic]) -> Qwen2Tokenizer:
+    """Learn a byte-level BPE of `VOCAB_SIZE` ids, specials first: any byte string has an encoding.
+
+    The normalizer and the pre-tokenizer are Qwen2's, because a loader goes by the model's type and
+    puts those in.
+    """
+    backend = Qwen2Tokenizer().backend_tokenizer
+    backend.model = models.BPE()
+    backend.train_from_iterator(
+        ("\n\n".join(chapter.paragraphs) for chapter in chapters),
+        trainers.BpeTrainer(  # type: ignore[no-untyped-call]
+            vocab_size=VOCAB_SIZE,
+            special_tokens=[corpus.END_OF_TEXT, corpus.IM_START, corpus.IM_END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    learned = json.loads(backend.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(merge) for merge in learned["merges"]],  # type: ignore[misc]
+        eos_token=corpus.IM_END,
+        additional_special_tokens=[corpus.IM_START, corpus.IM_END],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    """Return a float32 Qwen2 with random weights from torch's global generator.
+
+    6 query heads and 2 key/value heads of 32: two tensor-parallel ranks can share them.
+    """
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.07,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(corpus.IM_END),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+def batches(
+    tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int
+) -> Iterator[torch.Tensor]:
+    """Yield int64 (BATCH, CONTEXT + 1) without end: each row an example and the next ones."""
+    texts = corpus.examples(chapters, seed)
+    width = CONTEXT + 1
+    while True:
+        rows = []
+        for _ in range(BATCH):
+            row: list[int] = []
+            while len(row) < width:
+                row += tokenizer.encode(next(texts), truncation=True, max_length=width)
+            rows.append(row[:width])
+        yield torch.tensor(rows)
+
+
+def train(
+    model: Qwen2ForCausalLM, data: Iterator[torch.Tensor], steps: int, report_every: int = 25
+) -> float:
+    """Train in place for `steps` batches; return the mean loss of the last tenth in nats/token."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95))
+    warm_up = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warm_up, max(0.1, 1 - step / steps)),
+    )
+    model.train()
+    losses: list[float] = []
+    start = time.monotonic()
+    for step in range(1, steps + 1):
+        rows = next(data)
+        logits = model(input_ids=rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if step % report_every == 0 or step == steps:
+            elapsed = time.monotonic() - start
+            print(f"step {step}/{steps}  loss {losses[-1]:.3f}  {elapsed:.0f} s", flush=True)
+    tail = losses[-max(1, steps // 10) :]
+    return sum(tail) / len(tail)
+
+
+def save(
+    model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path, record: dict[str, object]
+) -> None:
+    """Write what `--model-path` takes: bf16 weights, configuration, tokenizer, training record."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.bfloat16().save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_lz.demo.train",
+        description="Train the demo model on the documentation that this Python carries.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="batches to train on (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="torch threads; another number gives slightly other weights (default: %(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    chapters = corpus.load()
+    tokenizer = train_tokenizer(chapters)
+    model = new_model(tokenizer)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{len(chapters)} topics, {len(tokenizer)} ids, {parameters / 1e6:.2f} M parameters")
+    loss = train(model, batches(tokenizer, chapters, arguments.seed), arguments.steps)
+    record: dict[str, object] = {
+        "steps": arguments.steps,
+        "seed": arguments.seed,
+        "tokens": arguments.steps * BATCH * CONTEXT,
+        "final_loss_nats_per_token": round(loss, 4),
+        "parameters": parameters,
+        "corpus": "pydoc_data.topics, PSF-2.0",
+        "corpus_sha256": corpus.sha256(chapters),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": arguments.threads,
+    }
+    save(model, tokenizer, arguments.out, record)
+    print(f"wrote {arguments.out}: final loss {loss:.3f} nats per token")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The detector of degenerate repetitions against its definition."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lz.demo.repetition import Repetition, is_degenerate, longest_repetition
+
+
+def naive(tokens: Sequence[int]) -> Repetition:
+    """Try every unit at every start and count its copies by comparing slices."""
+    best = Repetition(0, 0, 0)
+    for period in range(1, len(tokens) + 1):
+        for start in range(len(tokens) - period + 1):
+            unit = tokens[start : start + period]
+            repeats, end = 0, start
+            while tokens[end : end + period] == unit:
+                repeats, end = repeats + 1, end + period
+            if repeats > best.repeats:
+                best = Repetition(start, period, repeats)
+    return best
+
+
+few_tokens = st.lists(st.integers(0, 2), max_size=40)
+
+
+@st.composite
+def looping(draw: st.DrawFn) -> list[int]:
+    """Noise, then a unit some times over with an unfinished copy, then noise."""
+    unit = draw(st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    cut = draw(st.integers(0, len(unit) - 1))
+    repeats = draw(st.integers(1, 25))
+    return draw(few_tokens) + unit * repeats + unit[:cut] + draw(few_tokens)
+
+
+@given(few_tokens | looping())
+def test_equals_the_definition(tokens: list[int]) -> None:
+    assert longest_repetition(tokens) == naive(tokens)
+
+
+@given(looping(), st.integers(1, 25))
+def test_degenerate_is_the_longest_repetition_against_a_threshold(
+    tokens: list[int], repeats: int
+) -> None:
+    assert is_degenerate(tokens, repeats) == (naive(tokens).repeats >= repeats)
+
+
+def test_worked_example() -> None:
+    assert longest_repetition([5, 1, 2, 1, 2, 1, 2, 1]) == Repetition(start=1, period=2, repeats=3)
+
+
+@pytest.mark.parametrize("unit", [[7], [1, 2], [1, 1, 2], list(range(25))])
+def test_twenty_complete_copies_are_degenerate_and_nineteen_and_a_part_are_not(
+    unit: list[int],
+) -> None:
+    assert is_degenerate([99, *unit * 20, 98])
+    assert not is_degenerate([99, *unit * 19, *unit[:-1], 98])
+
+
+def test_a_copy_less_in_the_middle_breaks_the_run() -> None:
+    assert not is_degenerate([1, 2] * 15 + [3] + [1, 2] * 15)
+
+
+def test_degenerate_cases() -> None:
+    assert longest_repetition([]) == Repetition(0, 0, 0)
+    assert longest_repetition([1, 2, 3]) == Repetition(0, 1, 1)
+    assert is_degenerate([4], repeats=1)
+    assert not is_degenerate([], repeats=1)
+
+
+def test_a_threshold_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        is_degenerate([1], repeats=0)
