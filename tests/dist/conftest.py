@@ -57,6 +57,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(tree)
     (world.patches / "series").write_text("# The order matters.\n\n" + "\n".join(EDITS) + "\n")
     write_lock(world.patches / "upstream.lock", world.wheel)
+    world.site(world.wheel, "installed")
     return root
 
 

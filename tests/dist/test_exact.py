@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist.world import EDITS, SAMPLER, UPSTREAM, World, git, patched
@@ -68,6 +68,7 @@ def test_line_ends_are_bytes(patches: PatchSet) -> None:
         transform(patches, files.get, "0.5.23")
 
 
+@settings(max_examples=20)
 @given(data=st.binary(max_size=300))
 def test_blob_id_is_gits(data: bytes) -> None:
     done = subprocess.run(

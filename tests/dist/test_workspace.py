@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dist.world import EDITS, TAGS, UPSTREAM, World, git, snapshot, write_upstream_wheel
-from sglang_lz.dist.lock import ARCHES, PYTHONS
+from sglang_lz.dist import fetch
+from sglang_lz.dist.lock import ARCHES, PYTHONS, Lock
 
 NEW = """\
 Add a thing
@@ -202,12 +203,24 @@ def test_moving_to_a_new_release(world: World, tree: Path) -> None:
     assert "@@ -8,6 +8,8 @@" not in text
 
 
-def test_pin_keeps_the_revision_of_the_same_release(world: World) -> None:
-    release(world, "0.5.23", UPSTREAM)
-    lock = world.patches / "upstream.lock"
-    lock.write_text(lock.read_text().replace("revision = 1", "revision = 7"))
-    assert "revision 7" in world.ok("pin", "0.5.23")
-    assert "+lz7-" in world.ok("build")
+def test_pin_keeps_the_revision_of_the_same_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(version: str, python: str, arch: str, folder: Path) -> Path:
+        file = folder / f"sglang-{version}-{python}-{python}-manylinux_2_34_{arch}.whl"
+        file.write_text(file.name)
+        return file
+
+    monkeypatch.setattr(fetch, "download", download)
+    old = Lock("0.5.23", 7, ())
+    assert fetch.pin_version("0.5.23", old, tmp_path, print).revision == 7
+    assert fetch.pin_version("0.5.24", old, tmp_path, print).revision == 1
+    lock = fetch.pin_version("0.5.24", None, tmp_path, print)
+    assert [(w.python, w.arch) for w in lock.wheels] == [(p, a) for p in PYTHONS for a in ARCHES]
+    for wheel in lock.wheels:
+        fetch.verify(tmp_path / wheel.filename, wheel)
+    (tmp_path / "lock").write_text(lock.dump())
+    assert Lock.load(tmp_path / "lock") == lock
 
 
 def test_pin_of_a_release_that_is_not_there(world: World) -> None:

@@ -219,11 +219,13 @@ class World:
         return Path(self.root, self.ok("build", "--wheel", self.wheel, *args).strip())
 
     def site(self, wheel: Path | None = None, name: str = "site") -> Path:
-        """Install a wheel (upstream's by default) into a folder and return it."""
+        """Install a wheel (by default upstream's, which the template has done) into a folder."""
         target = self.root / name
+        if wheel is None:
+            return (self.root / "installed").rename(target)
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
         command += ["--no-compile", "--disable-pip-version-check", "--target", str(target)]
-        subprocess.run([*command, str(wheel or self.wheel)], check=True, capture_output=True)
+        subprocess.run([*command, str(wheel)], check=True, capture_output=True)
         return target
 
     def upstream_checkout(self) -> Path:

@@ -15,7 +15,8 @@ STATUS = """\
 exit status:
   0  done, or all is well
   1  a check found something (lint, check, doctor); each finding is a line of the output
-  2  it could not be done; one sentence on standard error says why and what to do next"""
+  2  it could not be done; one sentence on standard error says why and what to do next
+  130, 143  interrupted or terminated; nothing was changed"""
 
 PAGES: dict[str, tuple[str, str, str]] = {
     "build": (
