@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -17,6 +18,8 @@ GRACE_SECONDS = 15.0
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
+STRAGGLER_SECONDS = 2.0
+"""How long children's children may outlive a child, to tidy up after it."""
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
@@ -44,7 +47,8 @@ def run(
     SIGINT, SIGTERM and SIGHUP are passed to the command alone, which ends its own children in its
     own way. Whatever is left `grace` seconds later, after a second signal, or when the command has
     ended, is killed: also processes that moved to another session, because as a "subreaper" we
-    inherit them. If we are killed ourselves, the kernel sends the command a SIGTERM.
+    inherit them. If we are killed ourselves, the kernel sends the command a SIGTERM. Shared memory
+    that was mapped at the time of the signal is removed: SGLang leaves some behind.
 
     Raises:
         Ended: we were told to end by a signal; nothing of the command runs any more.
@@ -63,6 +67,7 @@ def run(
     }
     parent = os.getpid()
     child = None
+    shared: set[Path] = set()
     try:
         child = subprocess.Popen(
             command,
@@ -71,10 +76,12 @@ def run(
             start_new_session=True,
             preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509, we have one thread
         )
-        _wait(child, received, grace)
+        shared = _wait(child, received, grace)
     finally:
         if child is not None:
-            _kill_all(child)
+            _end_all(child, min(grace, STRAGGLER_SECONDS))
+        for file in shared:
+            file.unlink(missing_ok=True)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
     if received:
@@ -90,35 +97,47 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> None:
-    """Wait for the child; pass the first signal on, give up on it after `grace` or a second."""
-    deadline = None
-    while child.poll() is None:
-        if received and deadline is None:
+def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> set[Path]:
+    """Wait for the child; pass the first signal on, give up after `grace` seconds or a second one.
+
+    Returns:
+        the shared memory that was mapped when the signal came, empty without a signal.
+    """
+    shared: set[Path] = set()
+    deadline = float("inf")
+    while child.poll() is None and len(received) < 2 and time.monotonic() < deadline:
+        if received and deadline == float("inf"):
             deadline = time.monotonic() + grace
-            child.send_signal(received[0])
+            shared = _shared_memory(_descendants(os.getpid()))
             print("\nstopping ... (once more to kill)", file=sys.stderr, flush=True)
-        if deadline is not None and (len(received) > 1 or time.monotonic() > deadline):
-            return
+            child.send_signal(received[0])
         time.sleep(POLL_SECONDS)
+    return shared
 
 
-def _kill_all(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and all descendants of ours, and wait for them."""
-    while True:
-        descendants = _descendants(os.getpid())
-        for pid in descendants:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
+    """Leave no descendant of ours: kill a child that runs, and what it left after `patience` s."""
+    deadline = time.monotonic() + (patience if child.poll() is not None else 0.0)
+    while descendants := _descendants(os.getpid()):
+        if time.monotonic() >= deadline:
+            for pid in descendants:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
         child.poll()
-        try:
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            return
-        time.sleep(POLL_SECONDS)
+
+
+def _shared_memory(pids: list[int]) -> set[Path]:
+    """Files of /dev/shm that processes have mapped."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it ended while we looked
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {line[line.index("/dev/shm/") :] for line in lines if " /dev/shm/" in line}
+    return {Path(name) for name in found if not name.endswith(" (deleted)")}
 
 
 def _descendants(root: int) -> list[int]:

@@ -1,0 +1,465 @@
+"""The decisions of scripts/serve and scripts/test, and that they leave no process behind."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+environment = importlib.import_module("_environment")
+serve = importlib.import_module("_serve")
+run_tests = importlib.import_module("_test")
+
+# Which Python runs the scripts
+
+
+def fake_python(folder: Path, name: str, *, version_fits: bool = True, venv: bool = True) -> Path:
+    """An executable that answers the questions of _python.sh and says how it was called."""
+    path = folder / name
+    path.write_text(
+        textwrap.dedent(
+            f"""\
+            #!/bin/sh
+            case "$*" in
+                *"import ensurepip"*) exit {int(not venv)} ;;
+                *"sys.exit("*) exit {int(not version_fits)} ;;
+                *"print("*) echo 3.12 ;;
+                *) echo "{name} $*" ;;
+            esac
+            """
+        )
+    )
+    path.chmod(0o755)
+    return path
+
+
+def run_with(folder: Path, python: str | None = None) -> tuple[int, str, str]:
+    """Status, output and errors of `run script.py a "b c"` where only `folder` has programs."""
+    env = {"PATH": str(folder)} | ({"PYTHON": python} if python else {})
+    result = subprocess.run(
+        ["/bin/sh", "-c", f". {SCRIPTS}/_python.sh; run script.py a 'b c'"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode, result.stdout.strip(), result.stderr.strip()
+
+
+def test_the_first_python_that_fits_runs_the_script(tmp_path: Path) -> None:
+    fake_python(tmp_path, "python3.12", version_fits=False)  # such as a version manager's shim
+    fake_python(tmp_path, "python3.11")
+    fake_python(tmp_path, "python3")
+    assert run_with(tmp_path) == (0, "python3.11 -B script.py a b c", "")
+
+
+def test_a_python_without_venv_is_passed_over(tmp_path: Path) -> None:
+    fake_python(tmp_path, "python3.12", venv=False)
+    fake_python(tmp_path, "python3.13")
+    assert run_with(tmp_path) == (0, "python3.13 -B script.py a b c", "")
+
+
+def test_the_users_python_wins(tmp_path: Path) -> None:
+    fake_python(tmp_path, "python3.12")
+    mine = fake_python(tmp_path, "mine")
+    assert run_with(tmp_path, str(mine)) == (0, "mine -B script.py a b c", "")
+
+
+@pytest.mark.parametrize(
+    ("pythons", "mine", "sentence"),
+    [
+        ({}, None, "no Python 3.11, 3.12 or 3.13 found; install one"),
+        ({"python3": {"version_fits": False}}, None, "no Python 3.11, 3.12 or 3.13 found"),
+        (
+            {"python3": {}, "old": {"version_fits": False}},
+            "old",
+            "PYTHON=old is not a Python 3.11, 3.12 or 3.13",
+        ),
+        ({"python3.12": {"venv": False}}, None, "apt-get install python3.12-venv"),
+    ],
+)
+def test_no_python_is_one_sentence(
+    tmp_path: Path, pythons: dict[str, dict[str, bool]], mine: str | None, sentence: str
+) -> None:
+    for name, answers in pythons.items():
+        fake_python(tmp_path, name, **answers)
+    status, output, errors = run_with(tmp_path, mine)
+    assert (status, output) == (1, "")
+    assert sentence in errors
+    assert len(errors.splitlines()) == 1
+
+
+# Which flavour
+
+
+def test_the_users_flavour_wins(tmp_path: Path) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert environment.detect_flavour({"SGLANG_LZ_FLAVOUR": "cpu"}, tmp_path) == "cpu"
+
+
+def test_a_loaded_driver_means_cuda(tmp_path: Path) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert environment.detect_flavour({"PATH": ""}, tmp_path) == "cuda"
+
+
+@pytest.mark.parametrize(("status", "flavour"), [(0, "cuda"), (9, "cpu")])
+def test_nvidia_smi_is_asked_where_there_is_no_driver_folder(
+    tmp_path: Path, status: int, flavour: str
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nexit {status}\n")
+    smi.chmod(0o755)
+    assert environment.detect_flavour({"PATH": str(tmp_path)}, tmp_path / "absent") == flavour
+
+
+def test_without_a_gpu_it_is_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "gpus").mkdir()
+    assert environment.detect_flavour({"PATH": str(tmp_path)}, tmp_path / "gpus") == "cpu"
+
+
+def test_another_flavour_is_refused() -> None:
+    with pytest.raises(environment.SetupError, match="SGLANG_LZ_FLAVOUR is 'tpu'; it must be"):
+        environment.detect_flavour({"SGLANG_LZ_FLAVOUR": "tpu"})
+
+
+# Which arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flavour", "rest"),
+    [
+        (["--port", "1"], None, ["--port", "1"]),
+        (["--flavour", "cpu", "--tp", "2"], "cpu", ["--tp", "2"]),
+        (["--tp", "2", "--flavour=cuda"], "cuda", ["--tp", "2"]),
+        (["--flavour"], "", []),
+    ],
+)
+def test_split_flavour(arguments: list[str], flavour: str | None, rest: list[str]) -> None:
+    assert serve.split_flavour(arguments) == (flavour, rest)
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """What upstream's parser would make of a few of the arguments."""
+    parser = argparse.ArgumentParser()
+    for name in ("--host", "--port", "--dtype", "--max-total-tokens", "--served-model-name"):
+        parser.add_argument(name)
+    parser.add_argument("--model-path", "--model", dest="model_path")
+    return parser.parse_known_args(arguments)[0]
+
+
+def test_the_demo_model_is_served_by_default() -> None:
+    options = parsed(serve.server_arguments("cpu", []))
+    assert (options.host, options.port) == ("127.0.0.1", "30000")
+    assert (options.model_path, options.served_model_name) == (str(serve.DEMO_MODEL), "demo")
+    assert (options.dtype, options.max_total_tokens) == ("float32", "32768")
+
+
+def test_the_users_arguments_win() -> None:
+    mine = ["--port=1", "--host", "0.0.0.0", "--dtype", "bfloat16", "--max-total-tokens", "9"]
+    options = parsed(serve.server_arguments("cpu", mine))
+    assert (options.host, options.port) == ("0.0.0.0", "1")
+    assert (options.dtype, options.max_total_tokens) == ("bfloat16", "9")
+
+
+@pytest.mark.parametrize(
+    "mine", [["--model-path", "m"], ["--model", "m"], ["--model-path=m"], ["--model=m"]]
+)
+def test_the_users_model_keeps_its_own_name(mine: list[str]) -> None:
+    options = parsed(serve.server_arguments("cpu", mine))
+    assert (options.model_path, options.served_model_name) == ("m", None)
+
+
+def test_cuda_has_upstreams_defaults() -> None:
+    options = parsed(serve.server_arguments("cuda", []))
+    assert (options.dtype, options.max_total_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])
+def test_nothing_overrides_the_users_configuration_file(mine: list[str]) -> None:
+    assert serve.server_arguments("cpu", mine) == mine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "rest"),
+    [
+        ([], "full", []),
+        (["quick"], "quick", []),
+        (["full", "-x"], "full", ["-x"]),
+        (["tests/unit", "-k", "quick"], "full", ["tests/unit", "-k", "quick"]),
+    ],
+)
+def test_split_mode(arguments: list[str], mode: str, rest: list[str]) -> None:
+    assert run_tests.split_mode(arguments) == (mode, rest)
+
+
+# Which steps of set-up
+
+
+class Recorded:
+    """Steps that note in `done` that they ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: list[str] = []
+
+    def step(self, name: str, made_from: str = "1", error: Exception | None = None) -> Any:
+        """A step that raises `error`, if there is one, after it was noted."""
+
+        def action() -> None:
+            self.done.append(name)
+            if error:
+                raise error
+
+        return environment.Step(name, self.folder / "stamps" / name, made_from, action)
+
+
+def test_a_step_is_done_once(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    for _ in range(2):
+        environment.do_steps([recorded.step("a"), recorded.step("b")], tmp_path / "lock")
+    assert recorded.done == ["a", "b"]
+
+
+def test_a_step_is_done_again_when_its_sources_changed(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    environment.do_steps([recorded.step("a"), recorded.step("b")], tmp_path / "lock")
+    environment.do_steps([recorded.step("a"), recorded.step("b", "2")], tmp_path / "lock")
+    assert recorded.done == ["a", "b", "b"]
+
+
+def test_a_step_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    environment.do_steps([recorded.step("a"), recorded.step("b")], tmp_path / "lock")
+    interrupted = recorded.step("b", "2", environment.SetupError("no network"))
+    with pytest.raises(environment.SetupError):
+        environment.do_steps([recorded.step("a"), interrupted], tmp_path / "lock")
+    # Back to the sources of before: what is there now is not what they made.
+    environment.do_steps([recorded.step("a"), recorded.step("b", "1")], tmp_path / "lock")
+    assert recorded.done == ["a", "b", "b", "b"]
+
+
+def test_two_processes_do_not_set_up_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded(tmp_path)
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = threading.Thread(
+            target=environment.do_steps, args=([recorded.step("a")], tmp_path / "lock")
+        )
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while "waiting for another" not in capsys.readouterr().err:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert recorded.done == []
+        Recorded(tmp_path).step("a").do()
+    waiting.join(timeout=10)
+    assert not waiting.is_alive()
+    assert recorded.done == []  # the other one did it
+
+
+def test_digest_sees_contents_names_and_words(tmp_path: Path) -> None:
+    def now(*words: str) -> str:
+        return str(environment.digest(tmp_path, environment.files_below(tmp_path), *words))
+
+    (tmp_path / "a.py").write_text("x = 1\n")
+    digests = [now(), now("word")]
+    (tmp_path / "a.py").write_text("x = 2\n")
+    digests.append(now())
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    digests.append(now())
+    assert len(set(digests)) == 4
+
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "b.cpython-311.pyc").write_bytes(b"made by Python")
+    assert now() == digests[-1]
+
+
+# Nothing outside the checkout
+
+
+def test_children_find_every_cache_in_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "CACHE", tmp_path)
+    for name in ("PYTHONPATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR", "HOME"):
+        monkeypatch.setenv(name, "/elsewhere")
+    monkeypatch.setenv("HF_HOME", "/models")
+    variables = environment.Environment("cpu").variables()
+    assert [name for name, value in variables.items() if value == "/elsewhere"] == []
+    assert variables["HOME"] == f"{tmp_path}/home"
+    assert variables["TMPDIR"].startswith(f"{tmp_path}/tmp/")
+    assert variables["HF_HOME"] == "/models"
+    assert "XDG_CACHE_HOME" not in variables
+
+
+def test_pip_keeps_the_home_where_its_configuration_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert environment.Environment("cpu").variables(home=False)["HOME"] == "/home/someone"
+
+
+def test_temporary_folders_of_dead_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "CACHE", tmp_path)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for pid in (dead.pid, os.getppid()):
+        (tmp_path / "tmp" / str(pid)).mkdir(parents=True)
+    with environment.Environment("cpu").temporary_folder() as folder:
+        assert {path.name for path in folder.parent.iterdir()} == {
+            str(os.getpid()),
+            str(os.getppid()),
+        }
+    assert not folder.exists()
+
+
+def test_a_path_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "CACHE", tmp_path / ("long" * 30))
+    with (
+        pytest.raises(environment.SetupError, match=r"\d+ bytes too long for the Unix sockets"),
+        environment.Environment("cpu").temporary_folder(),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(arguments: list[str]) -> int:
+        raise environment.SetupError("no network.")
+
+    with pytest.raises(SystemExit) as ended:
+        environment.main(program)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "sglang-lz: no network.\n"
+
+
+# Nothing left running
+
+SUPERVISOR = """
+import os, sys
+from pathlib import Path
+import _supervise
+try:
+    command = [sys.executable, "-c", sys.argv[1]]
+    sys.exit(_supervise.run(command, env=os.environ, cwd=Path.cwd(), grace=0.5))
+except _supervise.Ended as ended:
+    sys.exit(ended.status)
+"""
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+polite = {polite}
+if not polite:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pids = [os.getpid()]
+for own_session in (False, True):
+    pids.append(subprocess.Popen(["sleep", "600"], start_new_session=own_session).pid)
+print(*pids, flush=True)
+{then}
+"""
+FOREVER = "time.sleep(600)"
+
+
+def start(then: str = FOREVER, *, polite: bool = True) -> tuple[subprocess.Popen[str], list[int]]:
+    """A supervisor of a child with two children, one in a session of its own, and their pids."""
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, FAMILY.format(polite=polite, then=then)],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert supervisor.stdout is not None
+    pids = [int(pid) for pid in supervisor.stdout.readline().split()]
+    assert len(pids) == 3
+    return supervisor, pids
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(map(running, pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if running(pid)]
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("polite", [True, False])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything(signum: signal.Signals, polite: bool) -> None:
+    supervisor, pids = start(polite=polite)
+    supervisor.send_signal(signum)
+    assert supervisor.wait(timeout=20) == 128 + signum
+    assert [pid for pid in pids if running(pid)] == []
+
+
+def test_ctrl_c_in_a_terminal_ends_everything() -> None:
+    supervisor, pids = start()
+    os.killpg(supervisor.pid, signal.SIGINT)
+    assert supervisor.wait(timeout=20) == 128 + signal.SIGINT
+    assert [pid for pid in pids if running(pid)] == []
+
+
+def test_the_child_ends_when_the_script_is_killed() -> None:
+    supervisor, pids = start()
+    supervisor.kill()
+    supervisor.wait(timeout=20)
+    try:
+        wait_until_gone(pids[:1])  # it is told; its own children are its own business
+    finally:
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_what_a_child_leaves_behind_is_ended() -> None:
+    supervisor, pids = start(then="sys.exit(7)")
+    assert supervisor.wait(timeout=20) == 7
+    assert [pid for pid in pids if running(pid)] == []
+
+
+def test_a_child_killed_by_a_signal_has_the_shells_status() -> None:
+    supervisor, _ = start(then="os.kill(os.getpid(), signal.SIGKILL)")
+    assert supervisor.wait(timeout=20) == 128 + signal.SIGKILL
+
+
+def test_shared_memory_is_removed() -> None:
+    name = f"sglang-lz-test-{os.getpid()}"
+    map_it = f"import mmap; f = open('/dev/shm/{name}', 'w+b'); f.truncate(4096);"
+    supervisor, _ = start(then=f"{map_it} m = mmap.mmap(f.fileno(), 4096); {FOREVER}")
+    deadline = time.monotonic() + 10
+    while name not in Path("/proc").joinpath(str(_child_of(supervisor)), "maps").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    supervisor.send_signal(signal.SIGINT)
+    supervisor.wait(timeout=20)
+    assert not Path("/dev/shm", name).exists()
+
+
+def _child_of(process: subprocess.Popen[str]) -> int:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return int(children.split()[0])
