@@ -79,7 +79,7 @@ def complete(
         },
     )
     choice = answer["choices"][0]
-    tokens: list[int] = choice["token_ids"]
+    tokens: list[int] = choice["response_token_ids"]
     if len(tokens) != max_tokens:
         raise RuntimeError(
             f"{prompt!r}: {len(tokens)} tokens came back, {max_tokens} were asked for"
