@@ -21,6 +21,8 @@ POLL_SECONDS = 0.05
 STRAGGLER_SECONDS = 2.0
 """How long children's children may outlive a child, to tidy up after it."""
 
+SHARED_MEMORY = Path("/dev/shm")
+
 # prctl(2)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -131,13 +133,23 @@ def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _shared_memory(pids: list[int]) -> set[Path]:
-    """Files of /dev/shm that processes have mapped."""
-    found = set()
+    """Files of /dev/shm that processes have mapped.
+
+    By inode: a semaphore is mapped under a temporary name before it gets its own.
+    """
+    inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended while we looked
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            found |= {line[line.index("/dev/shm/") :] for line in lines if " /dev/shm/" in line}
-    return {Path(name) for name in found if not name.endswith(" (deleted)")}
+            inodes |= {int(line.split()[4]) for line in lines if f" {SHARED_MEMORY}/" in line}
+    return {file for file in SHARED_MEMORY.glob("*") if _inode(file) in inodes}
+
+
+def _inode(file: Path) -> int | None:
+    try:
+        return file.stat().st_ino
+    except OSError:
+        return None
 
 
 def _descendants(root: int) -> list[int]:

@@ -448,18 +448,31 @@ def test_a_child_killed_by_a_signal_has_the_shells_status() -> None:
 
 
 def test_shared_memory_is_removed() -> None:
+    """Both kinds that SGLang's processes leave: a mapped file, and a semaphore."""
     name = f"sglang-lz-test-{os.getpid()}"
-    map_it = f"import mmap; f = open('/dev/shm/{name}', 'w+b'); f.truncate(4096);"
-    supervisor, _ = start(then=f"{map_it} m = mmap.mmap(f.fileno(), 4096); {FOREVER}")
-    deadline = time.monotonic() + 10
-    while name not in Path("/proc").joinpath(str(_child_of(supervisor)), "maps").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    supervisor.send_signal(signal.SIGINT)
-    supervisor.wait(timeout=20)
-    assert not Path("/dev/shm", name).exists()
-
-
-def _child_of(process: subprocess.Popen[str]) -> int:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return int(children.split()[0])
+    then = f"""
+import ctypes, mmap
+f = open("/dev/shm/{name}", "w+b")
+f.truncate(4096)
+m = mmap.mmap(f.fileno(), 4096)
+sem_open = ctypes.CDLL(None).sem_open
+sem_open.restype = ctypes.c_void_p
+assert sem_open(b"/{name}", os.O_CREAT | os.O_EXCL, 0o600, 1)
+open("/dev/shm/{name}-ready", "w").close()
+{FOREVER}
+"""
+    files = [Path("/dev/shm", before + name) for before in ("", "sem.")]
+    ready = Path("/dev/shm", f"{name}-ready")
+    supervisor, _ = start(then=then)
+    try:
+        deadline = time.monotonic() + 10
+        while not ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert all(file.exists() for file in files)
+        supervisor.send_signal(signal.SIGINT)
+        supervisor.wait(timeout=20)
+        assert [file for file in files if file.exists()] == []
+    finally:
+        for file in [ready, *files]:
+            file.unlink(missing_ok=True)
