@@ -259,7 +259,16 @@ class Environment:
         """Compile packages to bytecode: without it each start takes twice as long."""
         folders = [str(self.packages / name) for name in names if (self.packages / name).exists()]
         # Some packages carry files for other Pythons; what cannot be compiled is left alone.
-        command = [str(self.python), "-m", "compileall", "-qq", "-j0", "-x", NOT_COMPILED]
+        command = [
+            str(self.python),
+            "-Wignore",
+            "-m",
+            "compileall",
+            "-qq",
+            "-j0",
+            "-x",
+            NOT_COMPILED,
+        ]
         self._run([*command, *folders], None)
 
     def _run(self, command: list[str], failure: str | None, *, checkout: bool = False) -> None:
@@ -268,7 +277,7 @@ class Environment:
             env["PYTHONPATH"] = str(ROOT / "python")
         status = _supervise.run(command, env=env, cwd=ROOT)
         if status and failure:
-            raise SetupError(f"{failure} (exit status {status}); the lines above say why.")
+            raise SetupError(f"{failure}, see the lines above; run this again to go on from here.")
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
