@@ -1,0 +1,51 @@
+"""What the documents say of the patches is what the patches do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from sglang_lz.dist.patchset import LZ_GROUPS, PatchSet
+from sglang_lz.params import FIELDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_notice_lists_every_changed_file() -> None:
+    patches = PatchSet.load(ROOT / "patches").patches
+    lz = {c.path for p in patches if p.group in LZ_GROUPS for c in p.changes}
+    cpu = {c.path for p in patches if p.group not in LZ_GROUPS for c in p.changes}
+    notice = (ROOT / "NOTICE").read_text()
+    before, after = notice.split("CPU flavour only:")
+    assert set(re.findall(r"^    (\S+)$", before, re.M)) == lz
+    assert set(re.findall(r"^    (\S+)$", after, re.M)) == cpu
+
+
+def test_contributing_shows_the_whole_change() -> None:
+    changed: dict[str, int] = {}
+    for patch in PatchSet.load(ROOT / "patches").patches:
+        for change in patch.changes:
+            changed[change.path] = changed.get(change.path, 0) + change.added
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = dict(re.findall(r"^ python/(\S+) +\|.* (\+*)-*$", text, re.M))
+    assert {path: len(plus) for path, plus in shown.items()} == changed
+
+
+def test_readme_explains_every_field() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.M)
+    assert tuple(rows[: len(FIELDS)]) == FIELDS
+
+
+def test_readme_figures_are_those_of_the_result_file() -> None:
+    variants = json.loads((ROOT / "bench/results/repetition.json").read_text())["variants"]
+    table = [
+        f"{variants[name]['outputs_with_at_least']['20']}/60 ({variants[name]['degenerate_share']:.2f})"
+        for name in (
+            "no penalty",
+            "lz_penalty 0.15, marginal",
+            "lz_penalty 0.15, rate",
+            "repetition_penalty 1.2",
+        )
+    ]
+    assert f"| {' | '.join(table)} |" in (ROOT / "README.md").read_text()
