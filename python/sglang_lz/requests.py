@@ -38,12 +38,19 @@ class LZFields(BaseModel):
     lz_cost: Annotated[Any, WithJsonSchema(json_schema("lz_cost"))] = None
 
 
-def given_fields(request: Any) -> dict[str, Any]:
+def checked_fields(request: Any) -> dict[str, Any]:
     """The LZ fields that a request model sets, for its sampling parameters.
 
-    Unset fields are left out, so that the server's --preferred-sampling-params reach through.
+    Unset fields are left out, so that the server's --preferred-sampling-params reach through. They
+    are checked here because upstream's stream may begin before `admit` sees them, and then it
+    cannot turn into a 400 any more.
+
+    Raises:
+        ValueError: `admit` would refuse them.
     """
-    return _given(vars(request))
+    fields = _given(vars(request))
+    _check(fields)
+    return fields
 
 
 def ollama_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,8 +83,7 @@ def without_lz_fields(body: Any) -> Any:
 def contract_error(body: Any) -> str | None:
     """Why `admit` would refuse a /generate body that upstream's schema accepts; None if not.
 
-    Asked before upstream starts to answer, because a stream that has begun cannot turn into a
-    400 any more.
+    Asked before the stream begins, as in `checked_fields`.
     """
     params = body.get("sampling_params")
     for item in params if isinstance(params, list) else [params]:

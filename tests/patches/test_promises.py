@@ -86,6 +86,7 @@ class TestGenerate:
         assert wrong == "lz_penalty must be a finite number in [0, 10], got '1'."
 
 
+@pytest.mark.usefixtures("server_config")
 class TestOpenAI:
     """requests/openai-fields"""
 
@@ -111,8 +112,11 @@ class TestOpenAI:
 
         assert lz_part(ResponsesRequest(input="a", **GIVEN).to_sampling_params()) == GIVEN
         assert lz_part(ResponsesRequest(input="a").to_sampling_params()) == {}
+        with pytest.raises(ValueError, match="lz_cost must be"):
+            ResponsesRequest(input="a", lz_cost="x").to_sampling_params()
 
 
+@pytest.mark.usefixtures("server_config")
 def test_anthropic_messages_become_chat_requests_with_our_fields() -> None:
     """requests/anthropic-fields"""
     from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
@@ -123,7 +127,7 @@ def test_anthropic_messages_become_chat_requests_with_our_fields() -> None:
     )
     serving = AnthropicServing(SimpleNamespace(supports_inline_system=True))
     chat = serving._convert_to_chat_completion_request(request)
-    assert requests.given_fields(chat) == GIVEN
+    assert requests.checked_fields(chat) == GIVEN
 
 
 @pytest.mark.usefixtures("server_config")

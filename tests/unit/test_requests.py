@@ -134,11 +134,19 @@ def test_ollama_options_answer_400(server: dict[str, Any]) -> None:
     assert caught.value.detail.startswith("lz_cost must be")
 
 
-def test_unset_fields_are_not_forwarded() -> None:
+def test_unset_fields_are_not_forwarded(server: dict[str, Any]) -> None:
     """A null would override the server's preferred sampling parameters."""
-    assert requests.given_fields(requests.LZFields()) == {}
+    assert requests.checked_fields(requests.LZFields()) == {}
     given = requests.LZFields(lz_penalty=0.2, lz_include_prompt=False)
-    assert requests.given_fields(given) == {"lz_penalty": 0.2, "lz_include_prompt": False}
+    assert requests.checked_fields(given) == {"lz_penalty": 0.2, "lz_include_prompt": False}
+
+
+def test_wrong_fields_are_known_before_a_stream_starts(server: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="lz_buffer_size must be"):
+        requests.checked_fields(requests.LZFields(lz_buffer_size=True))
+    server["dllm_algorithm"] = "LowConfidence"
+    with pytest.raises(ValueError, match="diffusion"):
+        requests.checked_fields(requests.LZFields(lz_penalty=0.1))
 
 
 def config(**changed: Any) -> SimpleNamespace:
