@@ -96,6 +96,7 @@ def serve(arguments: list[str]) -> int:
         env = environment.variables()
         if str(DEMO_MODEL) in arguments:
             env["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
+            env.setdefault("OMP_NUM_THREADS", "1")  # so small that threads only wait on each other
         command = [str(environment.python), "-m", "sglang.launch_server", *arguments]
         return _supervise.run(command, env=env, cwd=Path.cwd())
 
