@@ -1,7 +1,11 @@
-"""Settings of every test."""
+"""What every test has: settings of hypothesis, and server arguments without a server."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Shared machines stall: time limits on single examples would fail for no fault of the code.
@@ -9,3 +13,25 @@ settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
+
+
+@pytest.fixture
+def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Server arguments in effect, without a server, to be changed by a test."""
+    from sglang.srt import runtime_context
+
+    config: dict[str, Any] = {
+        "speculative_algorithm": None,
+        "disaggregation_mode": "null",
+        "dllm_algorithm": None,
+        "enable_pdmux": False,
+        "pp_size": 1,
+        "enable_dp_attention": False,
+        "device": "cuda",
+        "lz_max_window_size": 1024,
+        "preferred_sampling_params": None,
+    }
+    context = SimpleNamespace(config_leaf=config.__getitem__)
+    monkeypatch.setattr(runtime_context, "get_context", lambda: context)
+    monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(**config))
+    return config

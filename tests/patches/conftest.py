@@ -1,11 +1,10 @@
-"""Upstream's model runner and server arguments, without a server."""
+"""Upstream's model runner in this process, without a server."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from importlib.resources import files
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,25 +60,3 @@ def runner(bench_runner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runne
     bench_runner.clear()
     yield made
     bench_runner.clear()
-
-
-@pytest.fixture
-def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Server arguments in effect, without a server, to be changed by a test."""
-    from sglang.srt import runtime_context
-
-    config: dict[str, Any] = {
-        "speculative_algorithm": None,
-        "disaggregation_mode": "null",
-        "dllm_algorithm": None,
-        "enable_pdmux": False,
-        "pp_size": 1,
-        "enable_dp_attention": False,
-        "device": "cpu",
-        "lz_max_window_size": 1024,
-        "preferred_sampling_params": None,
-    }
-    context = SimpleNamespace(config_leaf=config.__getitem__)
-    monkeypatch.setattr(runtime_context, "get_context", lambda: context)
-    monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(**config))
-    return config

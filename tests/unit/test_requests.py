@@ -7,33 +7,10 @@ from typing import Any
 
 import pytest
 from fastapi import HTTPException
-from sglang.srt import runtime_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
 from sglang_lz.dist import seal
-
-SERVER = {
-    "speculative_algorithm": None,
-    "disaggregation_mode": "null",
-    "dllm_algorithm": None,
-    "enable_pdmux": False,
-    "pp_size": 1,
-    "enable_dp_attention": False,
-    "device": "cuda",
-    "lz_max_window_size": 1024,
-    "preferred_sampling_params": None,
-}
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The server arguments in effect, to be changed by a test."""
-    config = dict(SERVER)
-    context = SimpleNamespace(config_leaf=config.__getitem__)
-    monkeypatch.setattr(runtime_context, "get_context", lambda: context)
-    monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(**config))
-    return config
 
 
 def admit(model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any) -> Any:
@@ -42,7 +19,7 @@ def admit(model_is_encoder_decoder: bool = False, embeds: bool = False, **fields
     return params
 
 
-def test_admission_resolves_the_defaults(server: dict[str, Any]) -> None:
+def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
     params = admit(lz_penalty=1)
     assert [getattr(params, name) for name in requests.FIELDS] == [1.0, 512, 32, False, "marginal"]
 
@@ -64,34 +41,34 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
 def test_modes_that_are_not_covered_refuse_the_penalty_only(
-    server: dict[str, Any], mode: dict[str, Any], why: str
+    server_config: dict[str, Any], mode: dict[str, Any], why: str
 ) -> None:
-    server.update(mode)
+    server_config.update(mode)
     with pytest.raises(ValueError, match=r"^lz_penalty must be 0 .*got 0\.15") as caught:
         admit(lz_penalty=0.15)
     assert why in str(caught.value)
     assert admit(lz_window_size=8).lz_penalty == 0
 
 
-def test_beam_search_refuses_the_penalty(server: dict[str, Any]) -> None:
+def test_beam_search_refuses_the_penalty(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="beam search"):
         admit(lz_penalty=0.15, beam_width=2)
     assert admit(lz_penalty=0.15, beam_width=1).lz_penalty == 0.15
 
 
-def test_prompts_without_token_ids_cannot_be_included(server: dict[str, Any]) -> None:
+def test_prompts_without_token_ids_cannot_be_included(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="input_embeds"):
         admit(lz_penalty=0.15, lz_include_prompt=True, embeds=True)
     assert admit(lz_penalty=0.15, embeds=True).lz_penalty == 0.15
 
 
-def test_encoder_decoder_models_refuse_the_penalty(server: dict[str, Any]) -> None:
+def test_encoder_decoder_models_refuse_the_penalty(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="encoder-decoder"):
         admit(lz_penalty=0.15, model_is_encoder_decoder=True)
 
 
-def test_the_server_maximum_bounds_the_window(server: dict[str, Any]) -> None:
-    server["lz_max_window_size"] = 16
+def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> None:
+    server_config["lz_max_window_size"] = 16
     assert admit().lz_window_size == 16
     with pytest.raises(ValueError, match=r"\[1, 16\]"):
         admit(lz_window_size=17)
@@ -109,24 +86,26 @@ def test_generate_bodies_reach_upstreams_schema_without_our_fields() -> None:
     assert requests.without_lz_fields(many)["sampling_params"] == [{"temperature": 0}, {"top_p": 1}]
 
 
-def test_a_wrong_generate_body_is_known_before_the_stream_starts(server: dict[str, Any]) -> None:
+def test_a_wrong_generate_body_is_known_before_the_stream_starts(
+    server_config: dict[str, Any],
+) -> None:
     assert requests.contract_error({"text": "a"}) is None
     assert requests.contract_error({"sampling_params": [{}, {"lz_penalty": 1}]}) is None
     error = requests.contract_error({"sampling_params": [{}, {"lz_penalty": 11}]})
     assert error is not None
     assert error.startswith("lz_penalty must be")
-    server["speculative_algorithm"] = "EAGLE"
+    server_config["speculative_algorithm"] = "EAGLE"
     assert requests.contract_error({"sampling_params": {"lz_penalty": 1}}) is not None
 
 
-def test_preferred_parameters_count_before_the_stream_starts(server: dict[str, Any]) -> None:
-    server["preferred_sampling_params"] = {"lz_window_size": 8}
+def test_preferred_parameters_count_before_the_stream_starts(server_config: dict[str, Any]) -> None:
+    server_config["preferred_sampling_params"] = {"lz_window_size": 8}
     error = requests.contract_error({"sampling_params": {"lz_buffer_size": 9}})
     assert error is not None
     assert "[1, 8]" in error
 
 
-def test_ollama_options_answer_400(server: dict[str, Any]) -> None:
+def test_ollama_options_answer_400(server_config: dict[str, Any]) -> None:
     assert requests.ollama_fields({"seed": 1, "lz_penalty": 0.1}) == {"lz_penalty": 0.1}
     with pytest.raises(HTTPException) as caught:
         requests.ollama_fields({"lz_cost": "x"})
@@ -134,17 +113,17 @@ def test_ollama_options_answer_400(server: dict[str, Any]) -> None:
     assert caught.value.detail.startswith("lz_cost must be")
 
 
-def test_unset_fields_are_not_forwarded(server: dict[str, Any]) -> None:
+def test_unset_fields_are_not_forwarded(server_config: dict[str, Any]) -> None:
     """A null would override the server's preferred sampling parameters."""
     assert requests.checked_fields(requests.LZFields()) == {}
     given = requests.LZFields(lz_penalty=0.2, lz_include_prompt=False)
     assert requests.checked_fields(given) == {"lz_penalty": 0.2, "lz_include_prompt": False}
 
 
-def test_wrong_fields_are_known_before_a_stream_starts(server: dict[str, Any]) -> None:
+def test_wrong_fields_are_known_before_a_stream_starts(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="lz_buffer_size must be"):
         requests.checked_fields(requests.LZFields(lz_buffer_size=True))
-    server["dllm_algorithm"] = "LowConfidence"
+    server_config["dllm_algorithm"] = "LowConfidence"
     with pytest.raises(ValueError, match="diffusion"):
         requests.checked_fields(requests.LZFields(lz_penalty=0.1))
 
