@@ -118,12 +118,13 @@ def do_steps(steps: list[Step], lock: Path) -> None:
     if all(step.is_done() for step in steps):
         return
     with _locked(lock):
-        todo = [step for step in steps if not step.is_done()]  # another process may have been here
-        for number, step in enumerate(todo, 1):
-            say(f"[{number}/{len(todo)}] {step.title}")
+        number = 0
+        while todo := [step for step in steps if not step.is_done()]:  # a step may undo later ones
+            step, number = todo[0], number + 1
+            say(f"[{number}/{number - 1 + len(todo)}] {step.title}")
             began = time.monotonic()
             step.do()
-            say(f"[{number}/{len(todo)}] done in {time.monotonic() - began:.0f} s")
+            say(f"[{number}/{number - 1 + len(todo)}] done in {time.monotonic() - began:.0f} s")
 
 
 @contextlib.contextmanager
@@ -175,29 +176,30 @@ class Environment:
         Raises:
             SetupError: something could not be done; what was done so far is kept for next time.
         """
+        if not self.python.exists():  # never made, or the Python it was made with is gone
+            shutil.rmtree(self._stamps, ignore_errors=True)
         with self.temporary_folder():
             do_steps(self._steps() + (self._test_steps() if tests else []), CACHE / "setup.lock")
 
     def _steps(self) -> list[Step]:
         requirements = [LOCK] if self.flavour == "cuda" else [LOCK, CPU / "requirements.txt"]
-        base = Path(sys.base_prefix).resolve()
         return [
             Step(
                 f"making {self.folder.relative_to(ROOT)} with Python {self._version}",
                 self._stamps / "environment",
-                digest(ROOT, [], self._version, str(self.folder), str(base)),
+                self._digest([]),
                 self._make,
             ),
             Step(
                 f"building the patched SGLang, {self.flavour} flavour, and installing it",
                 self._stamps / "package",
-                digest(ROOT, files_below(ROOT / "patches", ROOT / "python")),
+                self._digest(files_below(ROOT / "patches", ROOT / "python")),
                 self._install_package,
             ),
             Step(
                 "installing what SGLang needs (the longest step: gigabytes)",
                 self._stamps / "dependencies",
-                digest(ROOT, requirements),
+                self._digest(requirements),
                 self._install_dependencies,
             ),
         ]
@@ -207,16 +209,20 @@ class Environment:
             Step(
                 "installing the tools of the tests",
                 self._stamps / "test-tools",
-                digest(ROOT, [TEST_REQUIREMENTS]),
+                self._digest([TEST_REQUIREMENTS]),
                 lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
             ),
             Step(
                 "building SGLang without the LZ patches, to compare with",
                 self._stamps / "stock",
-                digest(ROOT, [LOCK, *files_below(ROOT / "patches" / "cpu", CPU)]),
+                self._digest([LOCK, *files_below(ROOT / "patches" / "cpu", CPU)]),
                 self._install_stock,
             ),
         ]
+
+    def _digest(self, files: Iterable[Path]) -> str:
+        """Digest of files, and of what makes every step start again: the Python and the place."""
+        return digest(ROOT, files, self._version, str(self.folder))
 
     def _make(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

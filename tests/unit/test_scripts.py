@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,6 +250,26 @@ def test_a_step_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
     # Back to the sources of before: what is there now is not what they made.
     environment.do_steps([recorded.step("a"), recorded.step("b", "1")], tmp_path / "lock")
     assert recorded.done == ["a", "b", "b", "b"]
+
+
+def test_a_step_may_undo_later_ones(tmp_path: Path) -> None:
+    """As making the environment anew does: it takes everything with it."""
+    recorded = Recorded(tmp_path)
+    environment.do_steps([recorded.step("a"), recorded.step("b")], tmp_path / "lock")
+    remade = environment.Step("a", tmp_path / "stamps" / "a", "2", (tmp_path / "stamps/b").unlink)
+    environment.do_steps([remade, recorded.step("b")], tmp_path / "lock")
+    assert recorded.done == ["a", "b", "b"]
+
+
+def test_another_python_starts_all_steps_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stamps() -> list[str]:
+        made = environment.Environment("cpu")
+        return [step.made_from for step in made._steps() + made._test_steps()]
+
+    before = stamps()
+    version = SimpleNamespace(major=3, minor=sys.version_info.minor + 1)
+    monkeypatch.setattr(sys, "version_info", version)
+    assert set(stamps()).isdisjoint(before)
 
 
 def test_two_processes_do_not_set_up_at_once(
