@@ -120,8 +120,11 @@ def flat_rows(meta: Json, side: str) -> Rows:
     return rows
 
 
-def nested_rows(positions: Sequence[Sequence[Sequence[Any]]]) -> Rows:
-    """The nested top-logprob lists of a (streamed) response as float64 [positions, V]."""
+def top_rows(meta: Json, side: str) -> Rows:
+    """The top logprobs of a response as float64 [positions, V], flat or nested as they came."""
+    if f"{side}_top_logprobs_shape" in meta:
+        return flat_rows(meta, side)
+    positions = [entries for entries in meta[f"{side}_top_logprobs"] if entries is not None]
     rows = np.full((len(positions), vocab_size()), np.nan)
     for row, entries in zip(rows, positions, strict=True):
         for logprob, token, _ in entries:
@@ -133,7 +136,7 @@ def nested_rows(positions: Sequence[Sequence[Sequence[Any]]]) -> Rows:
 def to_sample(prompt: Sequence[int], answer: Json) -> Sample:
     """The sample in an answer to `request_body`."""
     meta = answer["meta_info"]
-    sample = Sample(list(prompt), list(answer["output_ids"]), flat_rows(meta, "output"), meta)
+    sample = Sample(list(prompt), list(answer["output_ids"]), top_rows(meta, "output"), meta)
     assert len(sample.rows) == len(sample.outputs)
     assert meta["prompt_tokens"] == len(prompt)
     reported = [entry[0] for entry in meta["output_token_logprobs"]]
@@ -159,7 +162,7 @@ def base_rows(server: Server, prompt: Sequence[int], outputs: Sequence[int]) -> 
     body = request_body([*prompt, *outputs], 1)
     body["logprob_start_len"] = len(prompt) - 1
     body["return_flat_raw_top_logprobs"] = True
-    rows = flat_rows(post_ok(server, "/generate", body)["meta_info"], "input")
+    rows = top_rows(post_ok(server, "/generate", body)["meta_info"], "input")
     assert len(rows) == len(outputs)
     return rows
 
@@ -187,5 +190,4 @@ def stream_sample(server: Server, prompt: Sequence[int], new_tokens: int, lz: Lz
         events = stream_events(answer)
     assert len(events) > new_tokens // 2, "the server did not stream"
     last = events[-1]
-    rows = nested_rows(last["meta_info"]["output_top_logprobs"])
-    return Sample(list(prompt), list(last["output_ids"]), rows, last["meta_info"])
+    return to_sample(prompt, last)

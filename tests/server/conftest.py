@@ -6,6 +6,7 @@ configuration's server is started once and ended before the next one starts.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -13,6 +14,11 @@ import pytest
 from server.configurations import CONFIGURATIONS
 from server.contract import SUMMARY, TOLERANCE
 from server.launch import Server, serving
+
+
+def pytest_configure() -> None:
+    """End the running server on SIGTERM too; SIGINT is pytest's own."""
+    signal.signal(signal.SIGTERM, lambda number, frame: pytest.exit("terminated", 143))
 
 
 @pytest.fixture(scope="session")

@@ -42,25 +42,9 @@ class Endpoint:
     def send(
         self, server: Server, content: str, new_tokens: int, fields: Json, *, stream: bool = False
     ) -> requests.Response:
-        """POST a greedy request; NaN and Infinity go out as Python's json writes them."""
+        """POST a greedy request."""
         body = {**self.body(content, new_tokens, fields), "stream": stream}
-        return requests.post(
-            f"{server.url}{self.path}",
-            data=json.dumps(body),
-            headers={"Content-Type": "application/json"},
-            timeout=TIMEOUT_SECONDS,
-        )
-
-    def prompt_ids(self, content: str) -> list[int]:
-        """The ids that the server makes of the content."""
-        tokenizer = _tokenizer()
-        if not self.chat:
-            return list(tokenizer.encode(content))
-        return list(
-            tokenizer.apply_chat_template(
-                _messages(content), tokenize=True, add_generation_prompt=True, return_dict=False
-            )
-        )
+        return requests.post(f"{server.url}{self.path}", json=body, timeout=TIMEOUT_SECONDS)
 
     def streamed(self, answer: requests.Response) -> str:
         """The text of all events of a stream."""
@@ -75,6 +59,17 @@ class Endpoint:
 @cache
 def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(model_path())
+
+
+def prompt_ids(content: str, chat: bool) -> list[int]:
+    """The ids that the server makes of the content, as a chat message or as it is."""
+    if not chat:
+        return list(_tokenizer().encode(content))
+    return list(
+        _tokenizer().apply_chat_template(
+            _messages(content), tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+    )
 
 
 def _messages(content: str) -> list[Json]:

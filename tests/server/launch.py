@@ -21,12 +21,16 @@ STARTUP_SECONDS = 300
 SHUTDOWN_SECONDS = 20
 TAIL_LINES = 40
 
-_BASE_FLAGS = ("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1")
+_BASE_FLAGS = (
+    *("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"),
+    *("--served-model-name", "m"),
+)
 _DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "16"}
 _ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
@@ -142,14 +146,13 @@ class Server:
 
     def stop(self) -> None:
         """End the server and every process of its group."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-            except ProcessLookupError:
-                break
-            deadline = time.monotonic() + SHUTDOWN_SECONDS
-            while time.monotonic() < deadline and self._group_lives():
-                time.sleep(0.05)
+        # The leader first, alone: it ends its children, and takes one that ends before for a crash.
+        self.process.terminate()
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        while time.monotonic() < deadline and self._group_lives():
+            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _group_lives(self) -> bool:

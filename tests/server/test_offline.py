@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from server.client import OFF, flat_rows, request_body, to_sample
+from server.client import request_body, to_sample, top_rows
 from server.contract import SUMMARY, TOLERANCE, deviations
-from server.launch import Config, environment, model_path
+from server.launch import Config, environment, model_path, vocab_size
 from server.prompts import mixed
 
 ENGINE = {
@@ -24,62 +24,68 @@ ENGINE = {
     "max_running_requests": 16,
     "log_level": "error",
 }
+WRONG = (
+    *(("lz_penalty", value) for value in (-1, True, math.nan, math.inf)),
+    ("lz_window_size", 0),
+    ("lz_buffer_size", 33.0),
+    ("lz_include_prompt", "yes"),
+    ("lz_cost", "cheap"),
+)
 TIMEOUT_SECONDS = 300
 
 
-def run_engine(requests: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """The Engine's answers to these requests."""
+def run_engine(job: dict[str, Any], folder: Path) -> Any:
+    """What the Engine answers to a job of offline_engine.py."""
     answers = folder / "answers.json"
-    job = {"engine": {**ENGINE, "model_path": str(model_path())}, "requests": requests}
-    script = Path(__file__).with_name("offline_engine.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(answers)],
-        input=json.dumps(job),
-        env={**environment(Config("engine")), "PYTHONUNBUFFERED": "1"},
-        cwd=os.getcwd(),
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("offline_engine.py")), str(answers)],
+        env=environment(Config("engine")),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        capture_output=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answered = json.loads(answers.read_text())
-    assert isinstance(answered, list)
-    return answered
+    try:
+        log, _ = process.communicate(json.dumps(job), TIMEOUT_SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, log[-4000:]
+    return json.loads(answers.read_text())
 
 
 def test_offline_engine(tmp_path: Path) -> None:
-    """A batch with mixed parameters, then the same prefixes without; wrong values raise."""
+    """A batch with mixed parameters obeys the contract; wrong values raise."""
     rng = random.Random("offline")
     cases = mixed(rng, 6, 30, 32)
     bodies = [
         request_body(c.prompt, c.new_tokens, c.lz, temperature=c.temperature, **c.sampling)
         for c in cases
     ]
-    together = {
-        "input_ids": [body["input_ids"] for body in bodies],
-        "sampling_params": [body["sampling_params"] for body in bodies],
-        **{key: value for key, value in bodies[0].items() if key.startswith(("return_", "top_"))},
+    logprobs = {"return_logprob": True, "top_logprobs_num": vocab_size()}
+    job = {
+        "engine": {**ENGINE, "model_path": str(model_path())},
+        "batch": {
+            "input_ids": [body["input_ids"] for body in bodies],
+            "sampling_params": [body["sampling_params"] for body in bodies],
+            **logprobs,
+        },
+        "bare": {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, **logprobs},
+        "wrong": [{"input_ids": [5], "sampling_params": {field: value}} for field, value in WRONG],
     }
-    wrong = {"input_ids": [5], "sampling_params": {"lz_penalty": -1}}
-    answers, error = run_engine([together, wrong], tmp_path)
-    assert "lz_penalty" in error["error"]
-    assert "-1" in error["error"]
-    samples = [to_sample(c.prompt, answer) for c, answer in zip(cases, answers, strict=True)]
-
-    plain = []
-    for sample in samples:
-        body = request_body([*sample.prompt, *sample.outputs], 1, OFF)
-        plain.append(
-            {
-                **body,
-                "logprob_start_len": len(sample.prompt) - 1,
-                "return_flat_raw_top_logprobs": True,
-            }
+    answers = run_engine(job, tmp_path)
+    for c, answer, bare in zip(cases, answers["batch"], answers["bare"], strict=True):
+        found = deviations(
+            to_sample(c.prompt, answer),
+            top_rows(bare["meta_info"], "input"),
+            c.lz,
+            temperature=c.temperature,
+            transform=c.transform,
         )
-    for c, sample, base in zip(cases, samples, run_engine(plain, tmp_path), strict=True):
-        rows = flat_rows(base["meta_info"], "input")
-        found = deviations(sample, rows, c.lz, temperature=c.temperature, transform=c.transform)
         SUMMARY.record("offline engine", found)
         assert max(found) < TOLERANCE, (c, found)
-        assert np.isfinite(found).all()
+    for (field, value), message in zip(WRONG, answers["wrong"], strict=True):
+        assert field in message
+        assert repr(value) in message

@@ -16,7 +16,8 @@ PROMPTS = 20
 
 
 def answers(server: Server, **sampling: object) -> list[Sample]:
-    """One greedy sample for each of the prompts, one request after the other."""
+    """One greedy sample for each of the prompts, one request after the other, nothing cached."""
+    assert post(server, "/flush_cache", {}).ok
     rng = random.Random("stock")
     return [generate(server, repetitive(rng, 8 + 2 * i), 32, **sampling) for i in range(PROMPTS)]
 
