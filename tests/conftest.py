@@ -33,5 +33,4 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     context = SimpleNamespace(config_leaf=config.__getitem__)
     monkeypatch.setattr(runtime_context, "get_context", lambda: context)
-    monkeypatch.setattr(runtime_context, "get_serving", lambda: SimpleNamespace(**config))
     return config

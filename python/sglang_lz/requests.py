@@ -98,8 +98,8 @@ def admit(sampling_params: Any, *, is_encoder_decoder: bool, has_input_embeds: b
     """Validate the LZ fields of upstream's SamplingParams and resolve their defaults in it.
 
     Args:
-        sampling_params: upstream's struct with the server's preferred parameters merged in;
-            changed in place.
+        sampling_params: upstream's struct; changed in place. A field that is None takes the
+            server's preferred value, if there is one, else its default.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
@@ -116,17 +116,17 @@ def admit(sampling_params: Any, *, is_encoder_decoder: bool, has_input_embeds: b
 
 
 def _check(fields: Mapping[str, Any], has_input_embeds: bool = False) -> None:
-    from sglang.srt.runtime_context import get_serving
-
-    preferred = get_serving().preferred_sampling_params or {}
-    _parse({**preferred, **fields}, False, has_input_embeds)
+    _parse(fields, False, has_input_embeds)
 
 
 def _parse(fields: Mapping[str, Any], is_encoder_decoder: bool, has_input_embeds: bool) -> LZParams:
     from sglang.srt.runtime_context import get_context
 
     config = get_context().config_leaf
-    params = LZParams.parse(fields, config("lz_max_window_size"))
+    # Upstream merges these in too, but lets a null win over them.
+    preferred = config("preferred_sampling_params") or {}
+    merged = {**_given(preferred), **_given(fields)}
+    params = LZParams.parse(merged, config("lz_max_window_size"))
     if params.penalty > 0:
         reasons = list(unsupported_modes(config))
         if is_encoder_decoder:

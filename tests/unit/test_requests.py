@@ -105,6 +105,13 @@ def test_preferred_parameters_count_before_the_stream_starts(server_config: dict
     assert "[1, 8]" in error
 
 
+def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:
+    server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_cost": "rate"}
+    nulls = dict.fromkeys(requests.FIELDS)
+    assert (admit(**nulls).lz_penalty, admit(**nulls).lz_cost) == (0.5, "rate")
+    assert admit(lz_penalty=0, lz_cost="marginal").lz_penalty == 0
+
+
 def test_ollama_options_answer_400(server_config: dict[str, Any]) -> None:
     assert requests.ollama_fields({"seed": 1, "lz_penalty": 0.1}) == {"lz_penalty": 0.1}
     with pytest.raises(HTTPException) as caught:
