@@ -6,25 +6,37 @@ import pytest
 
 from server.launch import Config
 
+# Upstream wants to be told which core each of two ranks may have.
+CORES = (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)
+
+# Room for half of what the retraction test asks for, and a scheduler that expects short answers.
+TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
+HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
+
 CONFIGURATIONS = {
     config.name: config
     for config in (
-        Config("overlap", ("--enable-metrics",)),
+        Config("overlap"),
         Config("no-overlap", ("--disable-overlap-schedule", "--enable-streaming-session")),
-        Config("chunked", ("--chunked-prefill-size", "16", "--page-size", "16")),
+        # Here also the wire format between the processes that is not pickle, fields by position.
+        Config(
+            "chunked",
+            ("--chunked-prefill-size", "16", "--page-size", "16"),
+            (("SGLANG_USE_PICKLE_IPC", "0"),),
+        ),
         Config("mixed-chunk", ("--chunked-prefill-size", "16", "--enable-mixed-chunk")),
-        # Room for about half of what the tests ask for, and a scheduler that hopes for the best.
-        Config("tiny-pool", ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")),
+        Config("tiny-pool", TINY_POOL, HOPE),
         Config(
             "tiny-pool-mixed",
             (
-                *("--max-total-tokens", "640", "--schedule-conservativeness", "0.1"),
+                *TINY_POOL,
                 *("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
                 "--disable-overlap-schedule",
             ),
+            HOPE,
         ),
-        Config("tp2", ("--tp", "2"), (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)),
-        Config("dp2", ("--dp", "2")),
+        Config("tp2", ("--tp", "2"), CORES),
+        Config("dp2", ("--dp", "2"), CORES),
         Config(
             "defaults",
             (
@@ -32,9 +44,14 @@ CONFIGURATIONS = {
                 *("--lz-max-window-size", "24"),
             ),
         ),
+        # The CPU flavour starts it but cannot run it: good enough to be refused by.
         Config(
             "ngram",
-            ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"),
+            (
+                *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"),
+                "--skip-server-warmup",
+            ),
+            health="/health",
         ),
         Config("stock", stock=True),
     )

@@ -158,6 +158,7 @@ class Case:
         lz: the penalty's parameters.
         temperature: 0 is greedy.
         favoured: tokens that get a large logit_bias, so that even random sampling repeats itself.
+        ignore_eos: go on behind an end-of-sequence token.
     """
 
     prompt: list[int]
@@ -165,13 +166,13 @@ class Case:
     lz: Lz = OFF
     temperature: float = 0.0
     favoured: tuple[int, ...] = ()
+    ignore_eos: bool = True
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Sampling parameters beside the penalty's."""
-        if not self.favoured:
-            return {}
-        return {"logit_bias": {str(token): BIAS for token in self.favoured}}
+        bias = {str(token): BIAS for token in self.favoured}
+        return {"ignore_eos": self.ignore_eos, **({"logit_bias": bias} if bias else {})}
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
         """What logit_bias does, from its own definition."""

@@ -24,6 +24,7 @@ TAIL_LINES = 40
 _BASE_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"),
     *("--served-model-name", "m"),
+    "--enable-metrics",  # answers then tell when each request came and went
 )
 _DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "16"}
 _ENVIRONMENT = {
@@ -44,12 +45,14 @@ class Config:
         flags: server arguments beside those every server gets; a later value wins.
         env: environment variables beside those every server gets.
         stock: serve the package without our patches, found in LZ_STOCK_SITE.
+        health: the path that answers 200 once the server is ready.
     """
 
     name: str
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
     stock: bool = False
+    health: str = "/health_generate"
 
 
 def model_path() -> Path:
@@ -119,7 +122,7 @@ class Server:
             )
 
     def wait_until_ready(self) -> None:
-        """Block until the server generates.
+        """Block until the server is ready.
 
         Raises:
             RuntimeError: it ended, or was not ready in time; the message ends with its log.
@@ -130,7 +133,7 @@ class Server:
                 code = self.process.returncode
                 raise RuntimeError(f"server ended with status {code}\n{self.log_tail()}")
             with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{self.url}/health_generate", timeout=10).ok:
+                if requests.get(f"{self.url}{self.config.health}", timeout=10).ok:
                     return
             time.sleep(0.25)
         raise RuntimeError(f"server not ready after {STARTUP_SECONDS} s\n{self.log_tail()}")

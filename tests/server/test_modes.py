@@ -24,6 +24,7 @@ from server.client import (
     request_body,
     stream_sample,
     to_sample,
+    top_rows,
 )
 from server.configurations import SCHEDULERS, on
 from server.contract import (
@@ -103,7 +104,7 @@ def test_chunked_prefill(server: Server) -> None:
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
-    running = mixed(rng, 4, 30, 100)
+    running = mixed(rng, 4, 30, 200)
     arriving = mixed(rng, 10, 40, 12)
     with ThreadPoolExecutor(len(running) + len(arriving)) as pool:
         futures = [pool.submit(c.run, server) for c in running]
@@ -115,8 +116,8 @@ def test_arrivals_between_two_decodes(server: Server) -> None:
     between = [
         sample
         for sample in samples[len(running) :]
-        if first["forward_entry_time"]
-        < sample.meta["forward_entry_time"]
+        if first["request_received_ts"]
+        < sample.meta["request_received_ts"]
         < first["request_finished_ts"]
     ]
     assert len(between) >= 3, "no prefill fell between two decodes: the test saw nothing"
@@ -124,11 +125,53 @@ def test_arrivals_between_two_decodes(server: Server) -> None:
         c.check(server, sample, f"{server.config.name}: arrivals between decodes")
 
 
+@on("overlap", "no-overlap", "mixed-chunk")
+@pytest.mark.parametrize("how", ["in_place", "retract"])
+def test_pause_and_continue(server: Server, how: str) -> None:
+    """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
+    rng = random.Random(f"pause {how}")
+    cases = mixed(rng, 6, 30, 150)
+    pauses = []
+    with ThreadPoolExecutor(len(cases)) as pool:
+        futures = [pool.submit(c.run, server) for c in cases]
+        for _ in range(3):
+            time.sleep(0.2)
+            assert post(server, "/pause_generation", {"mode": how}).ok
+            pauses.append(time.time())
+            time.sleep(0.1)
+            assert post(server, "/continue_generation", {}).ok
+        samples = [future.result() for future in futures]
+    for c, sample in zip(cases, samples, strict=True):
+        c.check(server, sample, f"{server.config.name}: pause, {how}")
+    assert any(sample.meta["request_finished_ts"] > pauses[0] for sample in samples)
+    if how == "retract":
+        assert any(sample.meta["num_retractions"] > 0 for sample in samples)
+
+
+@on("overlap", "chunked")
+def test_prompt_logprobs_are_left_alone(server: Server) -> None:
+    """Only sampled positions are penalised: the prompt keeps the logprobs without a penalty."""
+    rng = random.Random("prompt logprobs")
+    prompt = repetitive(rng, 50)
+    for lz in (Lz(1.0, include_prompt=True), Lz(1.0)):
+        body = request_body(prompt, 4, lz)
+        body |= {"logprob_start_len": 0, "return_flat_raw_top_logprobs": True}
+        answer = post_ok(server, "/generate", body)
+        check(server, to_sample(prompt, answer), lz, f"{server.config.name}: prompt logprobs asked")
+        rows = top_rows(answer["meta_info"], "input")
+        difference = np.abs(rows - base_rows(server, prompt[:1], prompt[1:])).max()
+        assert difference < TOLERANCE
+
+
 @on("tiny-pool", "tiny-pool-mixed")
 def test_retraction_and_resume(server: Server) -> None:
     """Requests are thrown out for lack of room and prefilled anew, outputs included."""
     rng = random.Random("retraction")
-    cases = [replace(c, new_tokens=rng.randint(90, 120)) for c in mixed(rng, 9, 30, 100)]
+    # Requests that ignore the end of sequence are admitted by their exact need and never retracted.
+    cases = [
+        replace(c, favoured=tuple(token_ids(rng, 5)), ignore_eos=False)
+        for c in mixed(rng, 9, 30, 110)
+    ]
     samples = run_together(server, cases)
     retracted = [
         (c, sample)
