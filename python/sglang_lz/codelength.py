@@ -8,6 +8,7 @@ at column 0 and the token before column `k` stands in column `k + 1`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch import Tensor
 def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
     """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
 
-    Definition by direct comparison, at a cost of O(rows x window x longest match) and one host
-    synchronisation a compared token: for histories that arrive whole. Decoding extends the
-    lengths of the step before instead (`window.WindowState.append`).
+    The definition, by direct comparison: O(rows x window x longest match) and one host
+    synchronisation a compared token. The server uses what is linear in the window and is tested
+    against this: `match_lengths_of` at prefill, `window.WindowState.append` at decode.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -45,6 +46,28 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
             break
         match += growing
     return match
+
+
+def match_lengths_of(history: Sequence[int], buffer_size: int) -> list[int]:
+    """`match_lengths` of one history on the host, in O(window) whatever repeats in it.
+
+    Newest first, a source's match is the longest common prefix of the history and of its part
+    from the source on: the Z-function.
+
+    Args:
+        history: the seen tokens, newest first.
+        buffer_size: B.
+    """
+    match = [0] * len(history)
+    start = end = 0  # the match reaching furthest so far is history[start:end]
+    for source in range(1, len(history)):
+        length = min(end - source, match[source - start]) if source < end else 0
+        while source + length < len(history) and history[length] == history[source + length]:
+            length += 1
+        match[source] = length
+        if source + length > end:
+            start, end = source, source + length
+    return [min(length, buffer_size) for length in match]
 
 
 def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) -> Tensor:
@@ -89,16 +112,17 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
     buffer as wide as the vocabulary, and any order of the reduction gives the same bits.
 
     Args:
-        logits: float [batch, V], rows contiguous; changed in place.
+        logits: float [batch, V], of any strides; changed in place.
         rows: which logits rows the windows belong to, int64 [rows].
         window: tokens, integer [rows, width]; ids outside [0, V) are ignored.
         savings: alpha times the saved bits, float32 [rows, width]; 0 leaves a logit as it is.
     """
     batch, vocab_size = logits.shape
-    stride = logits.stride(0)
-    flat = logits.as_strided(((batch - 1) * stride + vocab_size,), (1,))
+    row_stride, token_stride = logits.stride()
+    extent = (batch - 1) * row_stride + (vocab_size - 1) * token_stride + 1
+    flat = logits.as_strided((extent,), (1,))
     unknown = (window < 0) | (window >= vocab_size)
-    index = rows[:, None] * stride + window.masked_fill(unknown, 0)
+    index = rows[:, None] * row_stride + window.masked_fill(unknown, 0) * token_stride
     lowered = (flat[index].float() - savings).to(logits.dtype).masked_fill(unknown, torch.inf)
     flat.scatter_reduce_(0, index.reshape(-1), lowered.reshape(-1), reduce="amin")
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lz.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.codelength import match_lengths_of, saved_bits, subtract_savings
 from sglang_lz.window import Seed, WindowState
 
 if TYPE_CHECKING:
@@ -113,10 +112,9 @@ class BatchedLZPenalizer:
 
     def in_use(self) -> bool:
         """Whether any row still belongs to a request with an LZ penalty."""
-        rows = (self.generation != NO_GENERATION).nonzero().squeeze(1)
-        held = rows[self._is_active(rows)].tolist()
-        free = set(self.pool.free_slots)
-        return any(row not in free for row in held)
+        seeded = (self.generation != NO_GENERATION).nonzero().squeeze(1)
+        held = seeded[self._is_active(seeded)].tolist()
+        return any(row not in self.pool.free_slots for row in held)
 
     def _is_active(self, rows_cpu: Tensor) -> Tensor:
         return self.generation[rows_cpu] == self.pool.req_generation[rows_cpu]
@@ -125,8 +123,8 @@ class BatchedLZPenalizer:
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
     def _seed(self, reqs: list[Req]) -> Seed:
-        tokens = np.zeros((len(reqs), self.capacity), dtype=np.int32)
-        length = torch.empty(len(reqs), dtype=torch.int64)
+        tokens = torch.zeros(len(reqs), self.capacity, dtype=torch.int32)
+        match = torch.zeros_like(tokens)
         position = torch.empty(len(reqs), dtype=torch.int64)
         params = torch.empty(len(reqs), 5, dtype=torch.float32)
         for i, req in enumerate(reqs):
@@ -134,9 +132,11 @@ class BatchedLZPenalizer:
             first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
             end = req.extend_end
             start = max(first, end - requested.lz_window_size)
-            seen = np.asarray(req.full_untruncated_fill_ids[start:end], dtype=np.int64)
-            tokens[i, : len(seen)] = seen[::-1]
-            length[i] = len(seen)
+            newest_first = list(reversed(req.full_untruncated_fill_ids[start:end]))
+            column = (end - 1 - torch.arange(len(newest_first))) % self.capacity
+            tokens[i, column] = torch.tensor(newest_first).to(torch.int32)
+            lengths = match_lengths_of(newest_first, requested.lz_buffer_size)
+            match[i, column] = torch.tensor(lengths).to(torch.int32)
             position[i] = end - 1
             params[i] = torch.tensor(
                 [
@@ -147,15 +147,7 @@ class BatchedLZPenalizer:
                     requested.lz_cost == "rate",
                 ]
             )
-        newest_first = torch.from_numpy(tokens)
-        match = match_lengths(newest_first, length, params[:, 2].long())
-        column = (position[:, None] - torch.arange(self.capacity)) % self.capacity
-        return Seed(
-            tokens=self._pinned(torch.empty_like(newest_first).scatter_(1, column, newest_first)),
-            match=self._pinned(torch.empty_like(match).scatter_(1, column, match)),
-            position=self._pinned(position),
-            params=self._pinned(params),
-        )
+        return Seed(*map(self._pinned, (tokens, match, position, params)))
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:

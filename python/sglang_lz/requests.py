@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from sglang_lz.params import FIELDS, FIELDS_TEXT, LZParams, json_schema
 from sglang_lz.support import unsupported_modes
@@ -53,6 +53,17 @@ def checked_fields(request: Any) -> dict[str, Any]:
     return fields
 
 
+class LZFieldsInOptions(BaseModel):
+    """Base of Ollama's request models, whose sampling parameters all stand in `options`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_field_at_the_top_level(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            _refuse_top_level(values, "options")
+        return values
+
+
 def ollama_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The LZ fields in Ollama's `options`, for the sampling parameters.
 
@@ -88,6 +99,7 @@ def contract_error(body: Any) -> str | None:
     params = body.get("sampling_params")
     for item in params if isinstance(params, list) else [params]:
         try:
+            _refuse_top_level(body, "sampling_params")
             _check(item or {}, has_input_embeds=body.get("input_embeds") is not None)
         except ValueError as error:
             return str(error)
@@ -113,6 +125,11 @@ def admit(sampling_params: Any, *, is_encoder_decoder: bool, has_input_embeds: b
     sampling_params.lz_buffer_size = params.buffer_size
     sampling_params.lz_include_prompt = params.include_prompt
     sampling_params.lz_cost = params.cost
+
+
+def _refuse_top_level(body: Mapping[str, Any], where: str) -> None:
+    for name, value in _given(body).items():
+        raise ValueError(f"{name} must stand in {where} here, got {value!r} at the top level.")
 
 
 def _check(fields: Mapping[str, Any], has_input_embeds: bool = False) -> None:

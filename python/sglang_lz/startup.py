@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_lz.dist.seal import verify_installed
 from sglang_lz.params import LZParams, check_max_window_size
+from sglang_lz.support import unsupported_modes
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,18 @@ def check_server(config: Any) -> None:
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
     try:
-        LZParams.parse(preferred, max_window_size)
+        params = LZParams.parse(preferred, max_window_size)
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
+    if params.penalty > 0:
+        modes = list(unsupported_modes(lambda name: getattr(config, name)))
+        if config.smg_grpc_mode:
+            modes.append("with --smg-grpc-mode, which does not know it")
+        if modes:
+            raise ValueError(
+                f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got "
+                f"{params.penalty}."
+            )
     if envs.SGLANG_RUST_SERVER.get():
         raise ValueError(
             "SGLANG_RUST_SERVER must be unset: that compiled server does not know lz_penalty and "

@@ -25,7 +25,9 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with prefill/decode multiplexing (--enable-pdmux)"
     if config("pp_size") > 1:
         yield "with pipeline parallelism"
-    if config("enable_dp_attention"):
+    if config("attn_dp_size") > 1:  # --enable-dp-attention resolves to it
         yield "with data-parallel attention"
+    if config("attn_cp_size") > 1 or config("dcp_size") > 1:
+        yield "with context parallelism"
     if config("device") not in SUPPORTED_DEVICES:
         yield f"on device {config('device')}"

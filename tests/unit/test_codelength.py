@@ -53,6 +53,26 @@ def test_match_lengths_equal_the_oracle(history: list[int], buffer: int) -> None
     assert got[0, 1 : len(history)].tolist() == expected[::-1]
     assert not got[0, 0]
     assert not got[0, len(history) :].any()
+    of_host = codelength.match_lengths_of(history[::-1], buffer)
+    assert of_host == got[0, : len(history)].tolist()
+
+
+def test_no_history_has_no_match() -> None:
+    assert codelength.match_lengths_of([], 4) == []
+
+
+def test_the_longest_loop_is_matched_in_linear_time() -> None:
+    """Compared token by token this would take 4095 * 4094 / 2 steps."""
+
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, index):
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    assert codelength.match_lengths_of(Counted([7] * 4095), 4095)[1] == 4094
+    assert Counted.reads < 10 * 4095
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -69,13 +89,14 @@ def test_the_longest_distances_of_the_largest_window_are_exact_enough(cost: str)
 @given(
     batch=st.integers(1, 4),
     stride=st.integers(VOCAB, VOCAB + 3),
+    transposed=st.booleans(),
     data=st.data(),
 )
 def test_only_seen_tokens_of_the_given_rows_change(
-    batch: int, stride: int, data: st.DataObject
+    batch: int, stride: int, transposed: bool, data: st.DataObject
 ) -> None:
-    """Rows may be a slice of a wider table, as upstream's are when the vocabulary is padded."""
-    padded = torch.randn(batch, stride)
+    """Logits may be a slice of a padded vocabulary, or gathered across ranks as their transpose."""
+    padded = torch.randn(stride, batch).T if transposed else torch.randn(batch, stride)
     before = padded.clone()
     row = data.draw(st.integers(0, batch - 1))
     window = torch.tensor([data.draw(st.lists(st.integers(-2, VOCAB + 2), min_size=1, max_size=9))])

@@ -33,7 +33,8 @@ UNSUPPORTED = [
     ({"dllm_algorithm": "LowConfidence"}, "diffusion language models"),
     ({"enable_pdmux": True}, "--enable-pdmux"),
     ({"pp_size": 2}, "pipeline parallelism"),
-    ({"enable_dp_attention": True}, "data-parallel attention"),
+    ({"attn_dp_size": 2}, "data-parallel attention"),
+    ({"attn_cp_size": 2}, "context parallelism"),
     ({"device": "npu"}, "on device npu"),
     ({"device": "mps"}, "on device mps"),
 ]
@@ -135,8 +136,22 @@ def test_wrong_fields_are_known_before_a_stream_starts(server_config: dict[str, 
         requests.checked_fields(requests.LZFields(lz_penalty=0.1))
 
 
-def config(**changed: Any) -> SimpleNamespace:
-    return SimpleNamespace(lz_max_window_size=1024, preferred_sampling_params=None, **changed)
+@pytest.mark.parametrize("value", [0.15, "zzz", 0])
+def test_a_field_that_an_endpoint_does_not_read_is_refused(
+    server_config: dict[str, Any], value: object
+) -> None:
+    """Where all sampling parameters stand in one object, a field beside it would be ignored."""
+    error = requests.contract_error({"text": "a", "lz_penalty": value})
+    assert (
+        error == f"lz_penalty must stand in sampling_params here, got {value!r} at the top level."
+    )
+    with pytest.raises(ValueError, match="lz_penalty must stand in options here"):
+        requests.LZFieldsInOptions.model_validate({"model": "m", "lz_penalty": value})
+
+
+@pytest.fixture
+def config(server_config: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(smg_grpc_mode=False, **server_config)
 
 
 @pytest.fixture
@@ -146,31 +161,53 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("whole")
 class TestStartup:
-    def test_a_good_server_starts(self) -> None:
-        startup.check_server(config())
+    def test_a_good_server_starts(self, config: SimpleNamespace) -> None:
+        startup.check_server(config)
 
     @pytest.mark.parametrize("preferred", [{"lz_penalty": 11}, '{"lz_penalty": 11}'])
-    def test_wrong_preferred_parameters_stop_it(self, preferred: object) -> None:
-        server = config()
-        server.preferred_sampling_params = preferred
+    def test_wrong_preferred_parameters_stop_it(
+        self, config: SimpleNamespace, preferred: object
+    ) -> None:
+        config.preferred_sampling_params = preferred
         with pytest.raises(ValueError, match=r"^--preferred-sampling-params: lz_penalty must be"):
-            startup.check_server(server)
+            startup.check_server(config)
 
-    def test_a_wrong_maximum_stops_it(self) -> None:
-        server = config()
-        server.lz_max_window_size = 0
+    @pytest.mark.parametrize(
+        ("setting", "value", "why"),
+        [
+            ("speculative_algorithm", "NGRAM", "speculative decoding"),
+            ("attn_dp_size", 2, "data-parallel attention"),
+            ("smg_grpc_mode", True, "--smg-grpc-mode"),
+        ],
+    )
+    def test_a_preferred_penalty_stops_a_mode_that_would_refuse_every_request(
+        self, config: SimpleNamespace, setting: str, value: object, why: str
+    ) -> None:
+        setattr(config, setting, value)
+        startup.check_server(config)
+        config.preferred_sampling_params = {"lz_penalty": 0.15}
+        with pytest.raises(ValueError, match=r"^--preferred-sampling-params: lz_penalty") as caught:
+            startup.check_server(config)
+        assert why in str(caught.value)
+
+    def test_a_wrong_maximum_stops_it(self, config: SimpleNamespace) -> None:
+        config.lz_max_window_size = 0
         with pytest.raises(ValueError, match="--lz-max-window-size"):
-            startup.check_server(server)
+            startup.check_server(config)
 
-    def test_the_compiled_server_stops_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_compiled_server_stops_it(
+        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
         with pytest.raises(ValueError, match="SGLANG_RUST_SERVER"):
-            startup.check_server(config())
+            startup.check_server(config)
 
-    def test_a_damaged_installation_stops_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_damaged_installation_stops_it(
+        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(startup, "verify_installed", lambda: ["sglang/a.py is changed"])
         with pytest.raises(ValueError, match=r"sglang/a\.py is changed.*doctor"):
-            startup.check_server(config())
+            startup.check_server(config)
 
 
 def test_the_installed_files_are_whole() -> None:

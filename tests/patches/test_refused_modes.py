@@ -1,0 +1,53 @@
+"""Modes that are refused, as upstream itself resolves their flags; and those that are served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REFUSED = [
+    ("--speculative-algorithm NGRAM", "speculative decoding (NGRAM)"),
+    ("--tp 2 --attn-dp-size 2", "data-parallel attention"),
+    ("--tp 2 --dp 2 --enable-dp-attention", "data-parallel attention"),
+    ("--tp 2 --attn-cp-size 2", "context parallelism"),
+    ("--tp 2 --dcp-size 2", "context parallelism"),
+    ("--pp-size 2", "pipeline parallelism"),
+    ("--disaggregation-mode prefill", "prefill/decode disaggregation"),
+    ("--disaggregation-mode decode", "prefill/decode disaggregation"),
+    ("--enable-pdmux", "prefill/decode multiplexing"),
+]
+SERVED = ["", "--tp 2", "--dp 2", "--page-size 16", "--disable-overlap-schedule"]
+
+
+@pytest.fixture(scope="module")
+def answers(model_path: str) -> dict[str, str | None]:
+    """What `admit` says of a penalty under each list of flags."""
+    flags = [line.split() for line in [*SERVED, *(line for line, _ in REFUSED)]]
+    script = Path(__file__).with_name("resolve_modes.py")
+    result = subprocess.run(
+        [sys.executable, str(script), model_path, json.dumps(flags)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines = [line for line in result.stdout.splitlines() if line.startswith("[[")]
+    return {" ".join(given): answer for given, answer in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize(("flags", "why"), REFUSED)
+def test_a_mode_that_is_not_covered_refuses(
+    answers: dict[str, str | None], flags: str, why: str
+) -> None:
+    answer = answers[flags]
+    assert answer is not None
+    assert answer.startswith("lz_penalty must be 0 with")
+    assert why in answer
+
+
+@pytest.mark.parametrize("flags", SERVED)
+def test_a_mode_that_is_covered_admits(answers: dict[str, str | None], flags: str) -> None:
+    assert answers[flags] is None
