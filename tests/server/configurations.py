@@ -16,7 +16,7 @@ HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 CONFIGURATIONS = {
     config.name: config
     for config in (
-        Config("overlap"),
+        Config("overlap", ("--enable-streaming-session",)),
         Config("no-overlap", ("--disable-overlap-schedule", "--enable-streaming-session")),
         # Here also the wire format between the processes that is not pickle, fields by position.
         Config(

@@ -28,6 +28,7 @@ from server.client import (
 )
 from server.configurations import SCHEDULERS, on
 from server.contract import (
+    SUMMARY,
     TOLERANCE,
     Case,
     check,
@@ -123,6 +124,41 @@ def test_arrivals_between_two_decodes(server: Server) -> None:
     assert len(between) >= 3, "no prefill fell between two decodes: the test saw nothing"
     for c, sample in zip([*running, *arriving], samples, strict=True):
         c.check(server, sample, f"{server.config.name}: arrivals between decodes")
+
+
+@on("mixed-chunk", "tiny-pool-mixed")
+def test_mixed_chunks(server: Server) -> None:
+    """Decodes that ride in the batch of another request's chunk.
+
+    Upstream mixes only batches without logprobs, so the sampled tokens must tell: each must be,
+    within the tolerance, the most likely one of the row that the contract asks for.
+    """
+    rng = random.Random(f"mixed chunks {server.config.name}")
+    seen = len(server.log())
+    cases = [replace(c, temperature=0.0, favoured=()) for c in mixed(rng, 12, 60, 60)]
+    bodies = []
+    for c in cases:
+        body = request_body(c.prompt, c.new_tokens, c.lz)
+        bodies.append({name: body[name] for name in ("input_ids", "sampling_params")})
+    with ThreadPoolExecutor(len(cases)) as pool:
+        futures = []
+        for body in bodies:
+            futures.append(pool.submit(post_ok, server, "/generate", body))
+            time.sleep(0.05)
+        answers = [future.result()["output_ids"] for future in futures]
+    beside = re.findall(r"Prefill batch.*#running-req: ([1-9])", server.log()[seen:])
+    assert len(beside) > 10, "no chunk was prefilled beside running requests"
+    for c, outputs in zip(cases, answers, strict=True):
+        base = base_rows(server, c.prompt, outputs)
+        short = []
+        for i, token in enumerate(outputs):
+            history = visible_history(c.prompt, outputs[:i], c.lz.include_prompt)
+            expected = base[i]
+            if c.lz.penalty:
+                expected = expected + c.lz.penalty * bits(history, c.lz, vocab_size())
+            short.append(float(expected.max() - expected[token]))
+        SUMMARY.record(f"{server.config.name}: mixed chunks, tokens", short)
+        assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
 @on("overlap", "no-overlap", "mixed-chunk")
@@ -236,7 +272,7 @@ def test_sessions(server: Server) -> None:
     check_session(server, streaming=False, mode=f"{server.config.name}: session")
 
 
-@on("no-overlap")
+@on("overlap", "no-overlap")
 def test_streaming_sessions(server: Server) -> None:
     """A streaming session keeps its row from turn to turn."""
     check_session(server, streaming=True, mode=f"{server.config.name}: streaming session")

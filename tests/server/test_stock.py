@@ -33,7 +33,10 @@ def test_without_a_penalty_it_is_stock(server: Server, tmp_path: Path) -> None:
             {"text": "a", "sampling_params": {"lz_penalty": 0.5, "max_new_tokens": 1}},
         )
         assert refused.status_code == 400, "the server to compare with knows lz_penalty"
+    before = answers(server)
+    generate(server, repetitive(random.Random("with"), 30), 8, lz_penalty=0.5)
     for observed in (
+        before,
         answers(server),
         answers(server, lz_penalty=0),
         answers(server, lz_penalty=0.0),

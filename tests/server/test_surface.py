@@ -163,13 +163,42 @@ def test_limits_are_served(server: Server, limit: Json) -> None:
 
 
 @on("overlap")
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize(
+    ("literal", "status"),
+    [("NaN", 400), ("Infinity", 400), ("-Infinity", 400), ("1e999", 400), ("0.1", 200)],
+)
 @every_endpoint
-def test_numbers_that_are_not_finite(server: Server, endpoint: Endpoint, literal: str) -> None:
-    """JSON has none: the server's parser refuses them before any field is looked at."""
+def test_numbers_that_are_not_finite(
+    server: Server, endpoint: Endpoint, literal: str, status: int
+) -> None:
+    """JSON has none: the server's parser or the field's check refuses them; 0.1 shows the rest."""
     body = json.dumps(endpoint.body("a", 2, {"lz_penalty": "?"})).replace('"?"', literal)
-    answer = requests.post(f"{server.url}{endpoint.path}", data=body, timeout=30)
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(f"{server.url}{endpoint.path}", data=body, headers=headers, timeout=30)
+    assert answer.status_code == status, answer.text
+
+
+@on("overlap")
+@pytest.mark.parametrize("value", [0.5, "zzz"])
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/generate", {"text": "a"}, "sampling_params"),
+        ("/api/generate", {"model": "demo", "prompt": "a"}, "options"),
+        (
+            "/api/chat",
+            {"model": "demo", "messages": [{"role": "user", "content": "a"}]},
+            "options",
+        ),
+    ],
+)
+def test_a_misplaced_field_is_refused(
+    server: Server, path: str, body: Json, where: str, value: object
+) -> None:
+    """At the top level, where these endpoints do not read it."""
+    answer = post(server, path, {**body, "lz_penalty": value})
     assert answer.status_code == 400
+    assert f"lz_penalty must stand in {where}" in answer.text
 
 
 @on("overlap")
