@@ -44,15 +44,6 @@ CONFIGURATIONS = {
                 *("--lz-max-window-size", "24"),
             ),
         ),
-        # The CPU flavour starts it but cannot run it: good enough to be refused by.
-        Config(
-            "ngram",
-            (
-                *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"),
-                "--skip-server-warmup",
-            ),
-            health="/health",
-        ),
         Config("stock", stock=True),
     )
 }

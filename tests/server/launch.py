@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import requests
@@ -70,6 +71,7 @@ def model_path() -> Path:
     return Path(spec.origin).parent / "demo" / "model"
 
 
+@cache
 def vocab_size() -> int:
     """Width of the model's logits row, from its config.json."""
     size = json.loads((model_path() / "config.json").read_text())["vocab_size"]
