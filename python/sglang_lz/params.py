@@ -54,26 +54,16 @@ class LZParams:
         if not _is_number(penalty) or not 0.0 <= penalty <= MAX_PENALTY:
             raise _bad("lz_penalty", penalty, f"a finite number in [0, {MAX_PENALTY:g}]")
 
-        window_size = fields.get("lz_window_size")
-        if window_size is None:
-            window_size = min(DEFAULT_WINDOW_SIZE, max_window_size)
-        if not _is_integer(window_size) or not 1 <= window_size <= max_window_size:
-            raise _bad(
-                "lz_window_size",
-                window_size,
-                f"an integer in [1, {max_window_size}], the upper end being the server's "
-                "--lz-max-window-size",
-            )
-
-        buffer_size = fields.get("lz_buffer_size")
-        if buffer_size is None:
-            buffer_size = min(DEFAULT_BUFFER_SIZE, window_size)
-        if not _is_integer(buffer_size) or not 1 <= buffer_size <= window_size:
-            raise _bad(
-                "lz_buffer_size",
-                buffer_size,
-                f"an integer in [1, {window_size}], the upper end being lz_window_size",
-            )
+        window_size = _size(
+            fields,
+            "lz_window_size",
+            DEFAULT_WINDOW_SIZE,
+            max_window_size,
+            "the server's --lz-max-window-size",
+        )
+        buffer_size = _size(
+            fields, "lz_buffer_size", DEFAULT_BUFFER_SIZE, window_size, "lz_window_size"
+        )
 
         include_prompt = fields.get("lz_include_prompt")
         if include_prompt is None:
@@ -102,6 +92,15 @@ def check_max_window_size(value: Any) -> int:
 def json_schema(field: str) -> dict[str, Any]:
     """The OpenAPI schema of one request field, with its description and range."""
     return dict(_JSON_SCHEMAS[field])
+
+
+def _size(fields: Mapping[str, Any], name: str, default: int, maximum: int, whose: str) -> int:
+    value = fields.get(name)
+    if value is None:
+        return min(default, maximum)
+    if not _is_integer(value) or not 1 <= value <= maximum:
+        raise _bad(name, value, f"an integer in [1, {maximum}], the upper end being {whose}")
+    return value
 
 
 def _is_number(value: object) -> bool:

@@ -46,14 +46,12 @@ class Config:
         flags: server arguments beside those every server gets; a later value wins.
         env: environment variables beside those every server gets.
         stock: serve the package without our patches, found in LZ_STOCK_SITE.
-        health: the path that answers 200 once the server is ready.
     """
 
     name: str
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
     stock: bool = False
-    health: str = "/health_generate"
 
 
 def model_path() -> Path:
@@ -135,7 +133,7 @@ class Server:
                 code = self.process.returncode
                 raise RuntimeError(f"server ended with status {code}\n{self.log_tail()}")
             with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{self.url}{self.config.health}", timeout=10).ok:
+                if requests.get(f"{self.url}/health_generate", timeout=10).ok:
                     return
             time.sleep(0.25)
         raise RuntimeError(f"server not ready after {STARTUP_SECONDS} s\n{self.log_tail()}")
