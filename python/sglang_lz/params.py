@@ -129,7 +129,7 @@ _JSON_SCHEMAS: dict[str, dict[str, Any]] = {
         "description": (
             "Strength of the LZ penalty in nats per bit: tokens that an LZ77 compressor of the "
             f"recent tokens could predict become less likely. 0 to {MAX_PENALTY:g}; "
-            "0, the default, is off; 0.15 ends loops."
+            "0, the default, is off; start at 0.15."
         ),
     },
     "lz_window_size": {
