@@ -37,6 +37,7 @@ CONFIGURATIONS = {
         ),
         Config("tp2", ("--tp", "2"), CORES),
         Config("dp2", ("--dp", "2"), CORES),
+        Config("pp2", ("--pp-size", "2"), CORES),
         Config(
             "defaults",
             (

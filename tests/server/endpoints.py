@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import requests
 from transformers import AutoTokenizer
 
@@ -181,3 +182,5 @@ ENDPOINTS = (
         lambda event: event["response"],
     ),
 )
+
+every_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)

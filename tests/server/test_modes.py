@@ -87,6 +87,32 @@ def test_a_cached_prefix_changes_nothing(server: Server) -> None:
             check(server, sample, lz, f"{server.config.name}: prefix cache")
 
 
+@on(*SCHEDULERS)
+def test_histories_longer_than_the_window(server: Server) -> None:
+    """Positions far beyond the largest window, matches of hundreds of tokens, then a cached prefix."""
+    rng = random.Random("long")
+    block = token_ids(rng, 430)
+    prompt = [
+        *token_ids(rng, 150),
+        *block,
+        *token_ids(rng, 300),
+        *block,
+        *token_ids(rng, 90),
+        *block,
+    ]
+    longest = Lz(0.3, 1024, 1024, True, "rate")
+    others = (
+        Lz(0.3, 1024, 64, True),
+        Lz(0.3, 1000, 7, True, "rate"),
+        Lz(0.5, 17, 17, True),
+        Lz(0.5),
+    )
+    for round_ in (longest,), others:
+        cases = [Case(prompt, 40, lz, favoured=tuple(block[:4])) for lz in round_]
+        samples = check_together(server, cases, f"{server.config.name}: long histories")
+    assert all(sample.meta["cached_tokens"] > 1500 for sample in samples)
+
+
 @on("chunked", "mixed-chunk")
 def test_chunked_prefill(server: Server) -> None:
     """Prompts of many chunks: middle chunks sample a token that nobody may remember."""
@@ -203,21 +229,21 @@ def test_prompt_logprobs_are_left_alone(server: Server) -> None:
 def test_retraction_and_resume(server: Server) -> None:
     """Requests are thrown out for lack of room and prefilled anew, outputs included."""
     rng = random.Random("retraction")
-    # Requests that ignore the end of sequence are admitted by their exact need and never retracted.
-    cases = [
-        replace(c, favoured=tuple(token_ids(rng, 5)), ignore_eos=False)
-        for c in mixed(rng, 9, 30, 110)
-    ]
-    samples = run_together(server, cases)
-    retracted = [
-        (c, sample)
-        for c, sample in zip(cases, samples, strict=True)
-        if sample.meta["num_retractions"] > 0
-    ]
-    assert any(c.lz.penalty > 0 for c, _ in retracted), "no request with the penalty was retracted"
-    for c, sample in zip(cases, samples, strict=True):
-        state = "retracted" if sample.meta["num_retractions"] else "beside retracted"
-        c.check(server, sample, f"{server.config.name}: {state}")
+    penalised = 0
+    for _ in range(6):  # who is thrown out depends on who came first
+        # Those that ignore the end of sequence are admitted by their exact need, never retracted.
+        cases = [
+            replace(c, favoured=tuple(token_ids(rng, 5)), ignore_eos=False)
+            for c in mixed(rng, 9, 30, 110)
+        ]
+        for c, sample in zip(cases, run_together(server, cases), strict=True):
+            retracted = sample.meta["num_retractions"] > 0
+            penalised += retracted and c.lz.penalty > 0
+            state = "retracted" if retracted else "beside retracted"
+            c.check(server, sample, f"{server.config.name}: {state}")
+        if penalised > 1:
+            return
+    raise AssertionError("too few requests with the penalty were retracted")
 
 
 @on("overlap", "no-overlap", "mixed-chunk")

@@ -13,7 +13,7 @@ import requests
 from server.client import OFF, Json, Lz, generate, post, post_ok
 from server.configurations import on
 from server.contract import check
-from server.endpoints import ENDPOINTS, Endpoint, prompt_ids
+from server.endpoints import Endpoint, every_endpoint, prompt_ids
 from server.launch import Server
 from server.prompts import repetitive
 
@@ -46,8 +46,6 @@ WRONG_VALUES: tuple[tuple[str, Json, list[str], list[Any]], ...] = (
     ("lz_include_prompt", {}, ["true", "false"], ["yes", "true", 1, 0, []]),
     ("lz_cost", {}, ["marginal", "rate"], ["x", "Rate", "", 1, True, ["rate"]]),
 )
-
-every_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
 
 
 def reference(server: Server, prompt: list[int], fields: Json) -> str:
