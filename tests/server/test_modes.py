@@ -89,7 +89,7 @@ def test_a_cached_prefix_changes_nothing(server: Server) -> None:
 
 @on(*SCHEDULERS)
 def test_histories_longer_than_the_window(server: Server) -> None:
-    """Positions far beyond the largest window, matches of hundreds of tokens, then a cached prefix."""
+    """Positions far beyond the largest window, matches of hundreds of tokens, a cached prefix."""
     rng = random.Random("long")
     block = token_ids(rng, 430)
     prompt = [
