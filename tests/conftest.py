@@ -22,6 +22,9 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     config: dict[str, Any] = {
         "speculative_algorithm": None,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
+        "decoupled_spec_role": "null",
         "disaggregation_mode": "null",
         "dllm_algorithm": None,
         "enable_pdmux": False,

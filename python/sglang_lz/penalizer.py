@@ -1,9 +1,11 @@
 """The LZ penalizer: from upstream's batches to windows, and from windows to logits.
 
-Upstream calls two functions here. `plan_step` runs while a forward batch is made and reads only
-host data; `apply_step` runs right before sampling, on the forward stream, and is the only
-place that writes the windows. State belongs to the request row, so upstream's merging and
-filtering of batches needs no counterpart here.
+Upstream calls four functions here. Of a batch that samples one token a row, `plan_step` reads the
+host's data while the forward batch is made, and `apply_step` brings the windows up to date
+right before sampling. Of a batch that verifies draft trees, `verify_step` judges every node, and
+`accept_step` keeps what was accepted. Windows are written on the forward stream only. State
+belongs to the request row, so upstream's merging and filtering of batches needs no
+counterpart here.
 """
 
 from __future__ import annotations
@@ -14,14 +16,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sglang_lz import draft_tree
 from sglang_lz.codelength import match_lengths_of, saved_bits, subtract_savings
-from sglang_lz.window import Seed, WindowState
+from sglang_lz.window import Seed, WindowState, WindowView
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+    VerifyInput = EagleVerifyInput | NgramVerifyInput
 
 NO_GENERATION = -1
 
@@ -44,6 +51,25 @@ class LZStep:
     newest: Tensor
     seed: Seed | None
     width: int
+
+
+@dataclass(slots=True)
+class LZVerify:
+    """The LZ rows of one batch of draft trees, between their judgement and acceptance.
+
+    Attributes:
+        penalizer: who judged them.
+        rows: batch rows with an LZ penalty, int64 [rows], on the device.
+        request_rows: their request rows, int64 [rows], on the device.
+        root: the position of each tree's root, int64 [rows], on the device.
+        windows: those of the nodes, [rows, nodes].
+    """
+
+    penalizer: BatchedLZPenalizer
+    rows: Tensor
+    request_rows: Tensor
+    root: Tensor
+    windows: WindowView
 
 
 class BatchedLZPenalizer:
@@ -74,17 +100,17 @@ class BatchedLZPenalizer:
             self.window_size[rows_cpu[i]] = batch.reqs[i].sampling_params.lz_window_size
         self.generation[rows_cpu[seeded]] = self.pool.req_generation[rows_cpu[seeded]]
 
-        active = self._is_active(rows_cpu).nonzero().squeeze(1)
+        active = self._active(rows_cpu)
         if not len(active):
             return None
         newest = active[len(seeded) :] + decode_offset
-        on_device = self._pinned(torch.cat([active, newest])).to(self.device, non_blocking=True)
+        on_device = self._on_device(torch.cat([active, newest]))
         return LZStep(
             penalizer=self,
             rows=on_device[: len(active)],
             newest=on_device[len(active) :],
             seed=self._seed([batch.reqs[i] for i in seeded]) if seeded else None,
-            width=int(self.window_size[rows_cpu[active]].max()),
+            width=self._width(rows_cpu[active]),
         )
 
     def apply(self, step: LZStep, logits: Tensor, batch: ForwardBatch) -> None:
@@ -105,19 +131,85 @@ class BatchedLZPenalizer:
             newest = batch.input_ids[step.newest]
             self.state.append(rows[seeded:], position[seeded:], newest, step.width)
 
-        view = self.state.view(rows, position, step.width)
-        savings = saved_bits(view.match, view.length, logits.shape[1], self.state.is_rate[rows])
-        savings *= self.state.penalty[rows][:, None]
-        subtract_savings(logits, step.rows, view.tokens, savings)
+        self._subtract(logits, step.rows, rows, self.state.view(rows, position, step.width))
+
+    def verify(self, trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZVerify | None:
+        """Lower the logits of what the window of each draft node predicts.
+
+        Args:
+            trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
+            batch: gives the request row of each batch row and the position of its root.
+            logits: next-token logits, float [batch x nodes, V]; changed in place.
+
+        Returns:
+            What `accept` needs; None if no row has a penalty.
+        """
+        rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
+        active = self._active(rows_cpu)
+        if not len(active):
+            return None
+        width = self._width(rows_cpu[active])
+        rows = self._on_device(active)
+        request_rows = batch.req_pool_indices[rows]
+        root = batch.seq_lens[rows].long()
+        nodes = trees.draft_token_num
+        tokens = trees.draft_token.view(-1, nodes)[rows]
+        self.state.append(request_rows, root, tokens[:, 0], width)
+        windows = draft_tree.node_windows(
+            self.state.view(request_rows, root, width),
+            tokens,
+            draft_tree.parents(trees.retrieve_next_token[rows], trees.retrieve_next_sibling[rows]),
+            trees.max_tree_depth - 1,
+        )
+        node_rows = rows[:, None] * nodes + torch.arange(nodes, device=self.device)
+        self._subtract(logits, node_rows, request_rows[:, None].expand(-1, nodes), windows)
+        return LZVerify(self, rows, request_rows, root, windows)
+
+    def accept(self, verified: LZVerify, accept_index: Tensor, num_correct_drafts: Tensor) -> None:
+        """Keep the window of the last accepted node of each tree.
+
+        The token sampled there is not kept yet: it is the root of the row's next tree, or the input
+        of its next decode, as it is after a step without drafts.
+
+        Args:
+            verified: what `verify` returned.
+            accept_index: accepted nodes of each row, root first, as rows of the logits, integer
+                [batch, depth].
+            num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
+        """
+        accepted = num_correct_drafts[verified.rows].long()
+        last = accept_index[verified.rows, accepted].long()
+        tree = torch.arange(len(accepted), device=self.device)
+        node = last - verified.rows * verified.windows.tokens.shape[1]
+        position = verified.root + accepted
+        self.state.store(verified.request_rows, position, verified.windows[tree, node])
 
     def in_use(self) -> bool:
         """Whether any row still belongs to a request with an LZ penalty."""
         seeded = (self.generation != NO_GENERATION).nonzero().squeeze(1)
-        held = seeded[self._is_active(seeded)].tolist()
+        held = seeded[self._active(seeded)].tolist()
         return any(row not in self.pool.free_slots for row in held)
 
-    def _is_active(self, rows_cpu: Tensor) -> Tensor:
-        return self.generation[rows_cpu] == self.pool.req_generation[rows_cpu]
+    def _active(self, rows_cpu: Tensor) -> Tensor:
+        active = self.generation[rows_cpu] == self.pool.req_generation[rows_cpu]
+        return active.nonzero().squeeze(1)
+
+    def _width(self, rows_cpu: Tensor) -> int:
+        return int(self.window_size[rows_cpu].max())
+
+    def _subtract(
+        self, logits: Tensor, rows: Tensor, request_rows: Tensor, windows: WindowView
+    ) -> None:
+        width = windows.tokens.shape[-1]
+        match, length = windows.match.view(-1, width), windows.length.flatten()
+        request_rows = request_rows.flatten()
+        is_rate = self.state.is_rate[request_rows]
+        savings = saved_bits(match, length, logits.shape[1], is_rate)
+        savings *= self.state.penalty[request_rows][:, None]
+        subtract_savings(logits, rows.flatten(), windows.tokens.view(-1, width), savings)
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return self._pinned(tensor).to(self.device, non_blocking=True)
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
@@ -177,6 +269,29 @@ def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
     step: LZStep | None = getattr(forward_batch, "lz_step", None)
     if step is not None:
         step.penalizer.apply(step, logits, forward_batch)
+
+
+def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZVerify | None:
+    """Apply the penalty to every node of a batch of draft trees (upstream's hook, before sampling).
+
+    Takes what `BatchedLZPenalizer.verify` takes, and returns what `accept_step` takes.
+    """
+    pool = batch.req_to_token_pool
+    penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
+    if penalizer is None:
+        return None
+    verified = penalizer.verify(trees, batch, logits)
+    if verified is None and not penalizer.in_use():
+        pool.lz_penalizer = None
+    return verified
+
+
+def accept_step(
+    verified: LZVerify | None, accept_index: Tensor, num_correct_drafts: Tensor
+) -> None:
+    """Keep the accepted tokens of the trees that `verify_step` judged (upstream's hook)."""
+    if verified is not None:
+        verified.penalizer.accept(verified, accept_index, num_correct_drafts)
 
 
 def _samples_with_penalty(req: Req) -> bool:

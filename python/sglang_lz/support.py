@@ -7,6 +7,9 @@ from typing import Any
 
 # Apple's and Ascend's backends sample on their own, and no other was ever run.
 SUPPORTED_DEVICES = ("cuda", "cpu")
+# Those that verify in upstream's eagle_sample, where each node of a draft tree has its own window.
+# The others (DFLASH, DSPARK, UNO, plugins) sample in places of their own, or twice a step.
+SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM")
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
@@ -15,8 +18,13 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     Args:
         config: looks up the value in effect of a server argument by its name.
     """
-    if config("speculative_algorithm") is not None:
-        yield f"with speculative decoding ({config('speculative_algorithm')})"
+    speculation = config("speculative_algorithm")
+    if speculation is not None and speculation not in SUPPORTED_SPECULATION:
+        yield f"with speculative decoding by {speculation}"
+    if speculation is not None and _accepts_too_much(config):
+        yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
+    if config("decoupled_spec_role") != "null":
+        yield "with decoupled speculative decoding"
     if config("disaggregation_mode") != "null":
         yield "with prefill/decode disaggregation"
     if config("dllm_algorithm") is not None:
@@ -31,3 +39,8 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with context parallelism"
     if config("device") not in SUPPORTED_DEVICES:
         yield f"on device {config('device')}"
+
+
+def _accepts_too_much(config: Callable[[str], Any]) -> bool:
+    thresholds = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+    return any(config(name) < 1 for name in thresholds)

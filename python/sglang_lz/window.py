@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,17 +11,42 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class WindowView:
-    """The windows of some rows, newest first: column `k` is the token at distance `k + 1`.
+    """Some windows, newest first: column `k` is the token at distance `k + 1`.
 
     Attributes:
-        tokens: int32 [rows, width].
-        match: match length of each source, int32 [rows, width].
-        length: seen columns, int64 [rows].
+        tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] of draft trees.
+        match: match length of each source, int32 [..., width].
+        length: seen columns, int64 [...].
+        window_size: W, int64 [...].
+        buffer_size: B, int64 [...].
     """
 
     tokens: Tensor
     match: Tensor
     length: Tensor
+    window_size: Tensor
+    buffer_size: Tensor
+
+    def __getitem__(self, index: Any) -> WindowView:
+        """The windows at an index of the leading dimensions."""
+        return WindowView(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def advance(self, token: Tensor) -> WindowView:
+        """The windows after one more token, integer [...].
+
+        In the new window column `k` is a source whose predecessor was column `k` of the old one: it
+        matches one token longer if that matched, and not at all if its own token differs from
+        the newest. So a step costs O(window), whatever repeats.
+        """
+        newest = token.to(torch.int32).unsqueeze(-1)
+        tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
+        length = torch.minimum(self.length + 1, self.window_size)
+        column = torch.arange(tokens.shape[-1], device=tokens.device)
+        seen = length.unsqueeze(-1)
+        grows = (tokens == newest) & (column >= 1) & (column < seen)
+        longest = torch.minimum(self.buffer_size.unsqueeze(-1), seen - column).to(torch.int32)
+        match = torch.minimum(self.match + 1, longest).masked_fill(~grows, 0)
+        return WindowView(tokens, match, length, self.window_size, self.buffer_size)
 
 
 @dataclass(slots=True)
@@ -47,8 +73,7 @@ class WindowState:
     The token at position p (0-based, prompt included) stands in column p % capacity, so writing a
     step twice changes nothing and rows never move when a batch does. Match lengths are kept for
     the newest two positions, even and odd, because those of one step follow from those of the
-    step before in O(window): a source matches one token longer if its predecessor matched, and
-    not at all if its own token differs from the newest.
+    step before (`WindowView.advance`).
     """
 
     def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
@@ -84,28 +109,28 @@ class WindowState:
             token: integer [rows].
             width: at least the largest window size among the rows, at most the capacity.
         """
-        token = token.to(torch.int32)
-        self.tokens[rows, position % self.capacity] = token
-        column = torch.arange(width, device=rows.device)
-        slot = (position[:, None] - column) % self.capacity
+        before = self.view(rows, position - 1, width)
+        self.store(rows, position, before.advance(token))
+
+    def store(self, rows: Tensor, position: Tensor, view: WindowView) -> None:
+        """Make `view` the windows of `rows`, whose newest tokens then stand at `position`."""
+        slot = self._slots(position, view.tokens.shape[1])
         row = rows[:, None]
-        before = self.match[(position[:, None] - 1) % 2, row, (slot - 1) % self.capacity]
-        length = self.seen(rows, position)[:, None]
-        longest = torch.minimum(self.buffer_size[row], length - column)
-        grows = (self.tokens[row, slot] == token[:, None]) & (column >= 1) & (column < length)
-        match = torch.minimum(before + 1, longest).masked_fill(~grows, 0)
-        self.match[position[:, None] % 2, row, slot] = match.to(torch.int32)
+        self.tokens[row, slot] = view.tokens
+        self.match[position[:, None] % 2, row, slot] = view.match
 
     def view(self, rows: Tensor, position: Tensor, width: int) -> WindowView:
         """The windows of `rows` whose newest tokens stand at `position`; arguments as `append`."""
-        slot = (position[:, None] - torch.arange(width, device=rows.device)) % self.capacity
+        slot = self._slots(position, width)
         row = rows[:, None]
+        window_size = self.window_size[rows]
         return WindowView(
             tokens=self.tokens[row, slot],
             match=self.match[position[:, None] % 2, row, slot],
-            length=self.seen(rows, position),
+            length=torch.minimum(position + 1 - self.first_visible[rows], window_size),
+            window_size=window_size,
+            buffer_size=self.buffer_size[rows],
         )
 
-    def seen(self, rows: Tensor, position: Tensor) -> Tensor:
-        """How many tokens of each row are in its window, int64 [rows]."""
-        return torch.minimum(position + 1 - self.first_visible[rows], self.window_size[rows])
+    def _slots(self, position: Tensor, width: int) -> Tensor:
+        return (position[:, None] - torch.arange(width, device=position.device)) % self.capacity

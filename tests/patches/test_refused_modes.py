@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REFUSED = [
-    ("--speculative-algorithm NGRAM", "speculative decoding (NGRAM)"),
+    ("--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.9", "not lossless"),
     ("--tp 2 --attn-dp-size 2", "data-parallel attention"),
     ("--tp 2 --dp 2 --enable-dp-attention", "data-parallel attention"),
     ("--tp 2 --attn-cp-size 2", "context parallelism"),
@@ -20,7 +20,10 @@ REFUSED = [
     ("--disaggregation-mode decode", "prefill/decode disaggregation"),
     ("--enable-pdmux", "prefill/decode multiplexing"),
 ]
-SERVED = ["", "--tp 2", "--dp 2", "--page-size 16", "--disable-overlap-schedule"]
+SERVED = [
+    *("", "--tp 2", "--dp 2", "--page-size 16", "--disable-overlap-schedule"),
+    *("--speculative-algorithm NGRAM", "--speculative-algorithm NGRAM --tp 2"),
+]
 
 
 @pytest.fixture(scope="module")

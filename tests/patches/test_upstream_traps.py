@@ -99,22 +99,26 @@ def test_the_windows_go_with_the_requests(runner: Runner) -> None:
     assert before.equal(after)
 
 
-def test_no_speculative_algorithm_relaxes_the_penalty(server_config: dict[str, Any]) -> None:
+def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str, Any]) -> None:
     """Upstream's penalties are one row for all draft nodes, or silently none.
 
-    EAGLE counts one token a verify step, DFLASH and DSPARK count nothing, and the watermark's
-    commit is dead code on CUDA. Until every node is judged on its own, each refuses.
+    Its DFLASH and DSPARK count nothing and sample in kernels of their own; UNO takes the first
+    of each step's tokens in a forward pass of its own.
     """
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_lz.requests import admit
 
-    names = [name for name in dir(SpeculativeAlgorithm) if name.isupper() and name != "NONE"]
-    assert {"EAGLE", "EAGLE3", "NGRAM", "STANDALONE", "DFLASH"} <= set(names)
+    names = {name for name in dir(SpeculativeAlgorithm) if name.isupper()} - {"NONE"}
+    exact = {"EAGLE", "EAGLE3", "FROZEN_KV_MTP", "NGRAM", "STANDALONE"}
+    assert names == exact | {"DFLASH", "DSPARK", "UNO"}
     for name in names:
         server_config["speculative_algorithm"] = name
         params = SamplingParams(lz_penalty=0.15)
+        if name in exact:
+            admit(params, is_encoder_decoder=False, has_input_embeds=False)
+            continue
         with pytest.raises(ValueError, match=name):
             admit(params, is_encoder_decoder=False, has_input_embeds=False)
 

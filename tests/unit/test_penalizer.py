@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -69,27 +71,23 @@ class Request:
     sampling_params: SimpleNamespace
     origin_input_ids: array[int]
     output_ids: array[int] = field(default_factory=lambda: array("q"))
-    in_flight: int | None = None
+    flying: list[int] = field(default_factory=list)
     row: int | None = None
     extend_end: int = 0
 
     @property
     def known(self) -> list[int]:
-        """All tokens, the one that the device has and the host has not read yet included."""
+        """All tokens, those that the device has and the host has not read yet included."""
         return [*self.origin_input_ids, *self.output_ids, *self.flying]
-
-    @property
-    def flying(self) -> list[int]:
-        return [] if self.in_flight is None else [self.in_flight]
 
     @property
     def full_untruncated_fill_ids(self) -> array[int]:
         return self.origin_input_ids + self.output_ids
 
     def land(self) -> None:
-        """What the overlap scheduler does one step late: read the sampled token."""
+        """What the overlap scheduler does one step late: read the sampled tokens."""
         self.output_ids.extend(self.flying)
-        self.in_flight = None
+        self.flying = []
 
 
 def request(prompt: list[int], **lz: object) -> Request:
@@ -136,14 +134,85 @@ def forward(
     return getattr(forward_batch, "lz_step", None), before, after
 
 
-def assert_exact(req: Request, before: torch.Tensor, after: torch.Tensor) -> None:
+def assert_exact(
+    req: Request, before: torch.Tensor, after: torch.Tensor, drafted: Sequence[int] = ()
+) -> None:
     lz = req.sampling_params
-    history = visible_history(
-        list(req.origin_input_ids), [*req.output_ids, *req.flying], lz.lz_include_prompt
-    )
+    outputs = [*req.output_ids, *req.flying, *drafted]
+    history = visible_history(list(req.origin_input_ids), outputs, lz.lz_include_prompt)
     delta = delta_bits(history, VOCAB, lz.lz_window_size, lz.lz_buffer_size, lz.lz_cost)
     expected = lz.lz_penalty * (np.array(delta) - np.log2(VOCAB))
     np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
+
+
+@dataclass
+class Tree:
+    """A draft tree; node 0 is the root."""
+
+    tokens: list[int]
+    parent: list[int]
+
+    @classmethod
+    def random(cls, rng: random.Random, root: int, nodes: int) -> Tree:
+        tokens = [root, *(rng.randrange(VOCAB) for _ in range(nodes - 1))]
+        return cls(tokens, [0, *(rng.randrange(node) for node in range(1, nodes))])
+
+    def path(self, node: int) -> list[int]:
+        """The nodes on the way to this one, the root first."""
+        return [0] if node == 0 else [*self.path(self.parent[node]), node]
+
+    def links(self) -> tuple[list[int], list[int]]:
+        """First child and next sibling of each node; the youngest child comes first."""
+        first, sibling = [-1] * len(self.tokens), [-1] * len(self.tokens)
+        for node in range(1, len(self.tokens)):
+            sibling[node] = first[self.parent[node]]
+            first[self.parent[node]] = node
+        return first, sibling
+
+
+def verify_forward(
+    pool: Pool, reqs: list[Request], trees: list[Tree], rng: random.Random
+) -> list[list[int]]:
+    """Run both hooks of a verify step, check every node; returns the tokens of each request."""
+    nodes = len(trees[0].tokens)
+    rows = torch.tensor([req.row for req in reqs])
+    batch = SimpleNamespace(
+        reqs=reqs,
+        req_pool_indices=rows,
+        req_pool_indices_cpu=rows,
+        req_to_token_pool=pool,
+        seq_lens=torch.tensor([len(req.known) - 1 for req in reqs]),
+    )
+    first, sibling = zip(*(tree.links() for tree in trees), strict=True)
+    verify_input = SimpleNamespace(
+        draft_token=torch.tensor([token for tree in trees for token in tree.tokens]),
+        draft_token_num=nodes,
+        max_tree_depth=nodes,
+        retrieve_next_token=torch.tensor(first),
+        retrieve_next_sibling=torch.tensor(sibling),
+    )
+    before = torch.randn(len(reqs) * nodes, VOCAB)
+    after = before.clone()
+    verified = penalizer.verify_step(verify_input, batch, after)
+    accepted, indices = [], []
+    for i, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
+        for node in range(nodes):
+            drafted = [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
+            row = i * nodes + node
+            if req.sampling_params.lz_penalty:
+                assert_exact(req, before[row], after[row], drafted)
+            else:
+                assert torch.equal(before[row], after[row])
+        path = tree.path(rng.randrange(nodes))
+        bonus = rng.randrange(VOCAB)
+        accepted.append([*(tree.tokens[node] for node in path[1:]), bonus])
+        indices.append([i * nodes + node for node in path] + [-1] * (nodes - len(path)))
+    penalizer.accept_step(
+        verified,
+        torch.tensor(indices, dtype=torch.int32),
+        torch.tensor([len(tokens) - 1 for tokens in accepted], dtype=torch.int32),
+    )
+    return accepted
 
 
 lz_params = st.integers(1, MAX_WINDOW).flatmap(
@@ -162,7 +231,7 @@ prompts = st.lists(st.integers(0, VOCAB + 1), min_size=1, max_size=24)
 
 
 class Scheduler(RuleBasedStateMachine):
-    """Any order of prefills, chunks, mixed chunks, decodes, retractions, aborts and row reuse.
+    """Any order of prefills, chunks, mixed chunks, decodes, draft trees, retractions and row reuse.
 
     Tokens are read by the host one step late (overlap) or at once, at random, and every sampled
     position of every request is checked against the oracle.
@@ -205,12 +274,26 @@ class Scheduler(RuleBasedStateMachine):
             self.step("extend" if as_extend else "decode", [], self.running)
 
     @precondition(lambda self: self.running)
+    @rule(nodes=st.integers(1, 6), seed=st.integers(0, 999), steps=st.integers(1, 4))
+    def verify(self, nodes: int, seed: int, steps: int) -> None:
+        """Draft trees are judged; of each, some path from its root is accepted."""
+        rng = random.Random(seed)
+        for _ in range(steps):
+            trees = [Tree.random(rng, req.known[-1], nodes) for req in self.running]
+            accepted = verify_forward(self.pool, self.running, trees, rng)
+            for req, tokens in zip(self.running, accepted, strict=True):
+                req.land()
+                req.flying = tokens
+                if not self.overlap:
+                    req.land()
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), retract=st.booleans())
     def leave(self, data: st.DataObject, retract: bool) -> None:
         """A request ends, is aborted, or is retracted and waits to resume. Its row is free."""
         req = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.pool.free_slots.append(req.row)
-        req.row, req.in_flight = None, None
+        req.row, req.flying = None, []
         if retract:
             self.waiting.append(req)
 
@@ -222,7 +305,7 @@ class Scheduler(RuleBasedStateMachine):
                 continue
             assert_exact(req, before[i], after[i])
             req.land()
-            req.in_flight = int((before[i] + after[i]).argmax())
+            req.flying = [int((before[i] + after[i]).argmax())]
             if not self.overlap:
                 req.land()
 
@@ -259,7 +342,8 @@ def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
     assert step is None
 
 
-def test_windows_are_freed_with_the_last_request_that_used_them() -> None:
+@pytest.mark.parametrize("speculative", [False, True])
+def test_windows_are_freed_with_the_last_request_that_used_them(speculative: bool) -> None:
     pool = Pool()
     with_penalty = admitted(pool, request([1, 2]))
     without = admitted(pool, request([1, 2], lz_penalty=0.0))
@@ -267,7 +351,11 @@ def test_windows_are_freed_with_the_last_request_that_used_them() -> None:
     forward(pool, "decode", [], [without])
     assert pool.lz_penalizer is not None
     pool.free_slots.append(with_penalty.row)
-    forward(pool, "decode", [], [without])
+    if speculative:
+        rng = random.Random(0)
+        verify_forward(pool, [without], [Tree.random(rng, 2, 3)], rng)
+    else:
+        forward(pool, "decode", [], [without])
     assert pool.lz_penalizer is None
 
 
@@ -361,6 +449,40 @@ def test_a_step_is_linear_in_the_window_and_never_waits_for_the_device() -> None
             pool.lz_penalizer.apply(step, logits, forward_batch)
         assert watch.waits == []
         assert max(watch.made) <= 5 * rows * MAX_WINDOW
+
+
+def test_a_verify_step_is_linear_in_the_windows_and_never_waits_for_the_device() -> None:
+    vocab, rows, nodes = 100_000, 3, 4
+    pool = Pool()
+    reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(pool, MAX_WINDOW, "meta")
+    on_device = {"dtype": torch.int64, "device": "meta"}
+    batch = SimpleNamespace(
+        forward_mode=Mode("extend"),
+        reqs=reqs,
+        req_pool_indices=torch.empty(rows, **on_device),
+        req_pool_indices_cpu=torch.tensor([req.row for req in reqs]),
+        req_to_token_pool=pool,
+        seq_lens=torch.empty(rows, **on_device),
+        decoding_reqs=None,
+    )
+    pool.lz_penalizer.plan(batch)
+    verify_input = SimpleNamespace(
+        draft_token=torch.empty(rows * nodes, **on_device),
+        draft_token_num=nodes,
+        max_tree_depth=nodes,
+        retrieve_next_token=torch.empty(rows, nodes, **on_device),
+        retrieve_next_sibling=torch.empty(rows, nodes, **on_device),
+    )
+    logits = torch.zeros(rows * nodes, vocab, device="meta")
+    with DeviceWatch() as watch:
+        verified = penalizer.verify_step(verify_input, batch, logits)
+        penalizer.accept_step(
+            verified, torch.empty(rows, nodes, **on_device), torch.empty(rows, **on_device)
+        )
+    assert verified is not None
+    assert watch.waits == []
+    assert max(watch.made) <= 5 * rows * nodes * MAX_WINDOW
 
 
 def test_the_watch_sees_what_would_wait() -> None:

@@ -25,9 +25,16 @@ def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
 
 
 UNSUPPORTED = [
-    ({"speculative_algorithm": "EAGLE"}, "speculative decoding (EAGLE)"),
-    ({"speculative_algorithm": "NGRAM"}, "speculative decoding (NGRAM)"),
-    ({"speculative_algorithm": "DFLASH"}, "speculative decoding (DFLASH)"),
+    ({"speculative_algorithm": "DFLASH"}, "speculative decoding by DFLASH"),
+    (
+        {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.9},
+        "not lossless",
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_accept_threshold_acc": 0.9},
+        "not lossless",
+    ),
+    ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
     ({"disaggregation_mode": "prefill"}, "prefill/decode disaggregation"),
     ({"disaggregation_mode": "decode"}, "prefill/decode disaggregation"),
     ({"dllm_algorithm": "LowConfidence"}, "diffusion language models"),
@@ -95,7 +102,7 @@ def test_a_wrong_generate_body_is_known_before_the_stream_starts(
     error = requests.contract_error({"sampling_params": [{}, {"lz_penalty": 11}]})
     assert error is not None
     assert error.startswith("lz_penalty must be")
-    server_config["speculative_algorithm"] = "EAGLE"
+    server_config["speculative_algorithm"] = "DFLASH"
     assert requests.contract_error({"sampling_params": {"lz_penalty": 1}}) is not None
 
 
@@ -175,7 +182,7 @@ class TestStartup:
     @pytest.mark.parametrize(
         ("setting", "value", "why"),
         [
-            ("speculative_algorithm", "NGRAM", "speculative decoding"),
+            ("speculative_algorithm", "DFLASH", "speculative decoding"),
             ("attn_dp_size", 2, "data-parallel attention"),
             ("smg_grpc_mode", True, "--smg-grpc-mode"),
         ],

@@ -1,0 +1,87 @@
+"""The windows of draft tree nodes against the definition: each node's own path, read plainly."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oracle import match_lengths
+from sglang_lz import codelength, draft_tree
+from sglang_lz.window import WindowView
+
+WIDTH = 10
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[int]:
+    """Parents of the nodes of a tree; node 0 is the root, the others stand in any order."""
+    nodes = draw(st.integers(1, 9))
+    parent = [0] + [draw(st.integers(0, node - 1)) for node in range(1, nodes)]
+    name = [0, *draw(st.permutations(range(1, nodes)))]
+    shuffled = [0] * nodes
+    for node in range(1, nodes):
+        shuffled[name[node]] = name[parent[node]]
+    return shuffled
+
+
+def links(parent: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """First child and next sibling of each node, siblings in any order."""
+    first, sibling = [-1] * len(parent), [-1] * len(parent)
+    for node in range(len(parent)):
+        children = [child for child in range(1, len(parent)) if parent[child] == node]
+        random.Random(seed).shuffle(children)
+        for elder, younger in zip([None, *children], children, strict=False):
+            if elder is None:
+                first[node] = younger
+            else:
+                sibling[elder] = younger
+    return torch.tensor([first]), torch.tensor([sibling])
+
+
+def path(parent: list[int], node: int) -> list[int]:
+    """The nodes below the root on the way to this one, oldest first."""
+    return [] if node == 0 else [*path(parent, parent[node]), node]
+
+
+@given(parent=trees(), seed=st.integers(0, 9))
+def test_parents_follow_from_links(parent: list[int], seed: int) -> None:
+    assert draft_tree.parents(*links(parent, seed)).tolist() == [parent]
+
+
+def test_a_node_outside_the_tree_hangs_on_the_root() -> None:
+    first, sibling = torch.tensor([[1, -1, -1, -1]]), torch.full((1, 4), -1)
+    assert draft_tree.parents(first, sibling).tolist() == [[0, 0, 0, 0]]
+
+
+@given(
+    parent=trees(),
+    history=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    drafts=st.lists(st.integers(0, 2), min_size=9, max_size=9),
+    window=st.integers(1, WIDTH),
+    data=st.data(),
+)
+def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
+    parent: list[int], history: list[int], drafts: list[int], window: int, data: st.DataObject
+) -> None:
+    buffer = data.draw(st.integers(1, window))
+    seen = history[-window:]
+    newest_first = torch.zeros(1, WIDTH, dtype=torch.int32)
+    newest_first[0, : len(seen)] = torch.tensor(seen[::-1])
+    length, sizes = torch.tensor([len(seen)]), (torch.tensor([window]), torch.tensor([buffer]))
+    match = codelength.match_lengths(newest_first, length, sizes[1])
+    root = WindowView(newest_first, match, length, *sizes)
+    tokens = [history[-1], *drafts[1 : len(parent)]]
+    depth = max(len(path(parent, node)) for node in range(len(parent)))
+
+    windows = draft_tree.node_windows(root, torch.tensor([tokens]), torch.tensor([parent]), depth)
+
+    for node in range(len(parent)):
+        expected = [*history, *(tokens[i] for i in path(parent, node))][-window:]
+        count = int(windows.length[0, node])
+        assert count == len(expected)
+        assert windows.tokens[0, node, :count].tolist() == expected[::-1]
+        lengths = [0, *match_lengths(expected, buffer)[::-1]][:count]
+        assert windows.match[0, node, :count].tolist() == lengths
