@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from sglang_lz import requests
 from sglang_lz.params import FIELDS
@@ -200,3 +201,94 @@ class TestCPU:
 
         assert sglang.srt.configs.deepseek_ocr.TF is None
         assert sglang.srt.multimodal.internvl_utils.T is None
+
+    def test_speculation_gets_the_backend_that_can_do_it(self) -> None:
+        """cpu/speculative-attention"""
+        from sglang.srt.arg_groups.overrides import _attention_backend_platform_fallbacks
+
+        def backend(device: str, algorithm: str | None) -> dict[str, str]:
+            view = SimpleNamespace(
+                device=device, speculative_algorithm=algorithm, attention_backend="intel_amx"
+            )
+            return _attention_backend_platform_fallbacks(view)
+
+        assert backend("cpu", "EAGLE") == {"attention_backend": "intel_amx"}
+        assert backend("cpu", None) == {"attention_backend": "torch_native"}
+        assert backend("cuda", "EAGLE") == {}
+
+
+class TestVerification:
+    """sampling/verify-temperature and cpu/speculative-sampling"""
+
+    @pytest.fixture(autouse=True)
+    def no_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sglang.srt import runtime_context
+        from sglang.srt.layers import dp_attention
+        from sglang.srt.speculative import eagle_utils
+
+        settings = SimpleNamespace(
+            speculative_use_rejection_sampling=False,
+            speculative_accept_threshold_single=1.0,
+            speculative_accept_threshold_acc=1.0,
+        )
+        parallel = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+        monkeypatch.setattr(eagle_utils, "get_spec", lambda: settings)
+        monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+        monkeypatch.setattr(dp_attention, "is_dp_attention_enabled", lambda: False)
+
+    def verify(self, temperatures: list[float], logits: torch.Tensor, seed: int) -> list[int]:
+        """The token that upstream takes behind the root of each request, logits (B, V)."""
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.speculative.eagle_utils import eagle_sample
+
+        torch.manual_seed(seed)
+        params = [SamplingParams(temperature=value) for value in temperatures]
+        for request in params:
+            request.normalize(None)
+        count = len(params)
+        alone = torch.full((count, 1), -1)
+        verify_input = SimpleNamespace(
+            draft_token=torch.zeros(count, dtype=torch.int64),
+            draft_token_num=1,
+            max_tree_depth=1,
+            tree_topk=1,
+            retrieve_index=torch.arange(count)[:, None],
+            retrieve_next_token=alone,
+            retrieve_next_sibling=alone,
+        )
+        sampling_info = SimpleNamespace(
+            acc_additive_penalties=None,
+            acc_scaling_penalties=None,
+            logit_bias=None,
+            has_watermark_candidates=False,
+            sampling_seed=None,
+            is_all_greedy=all(request.top_k == 1 for request in params),
+            need_top_k_sampling=True,
+            need_top_p_sampling=True,
+            temperatures=torch.tensor([[request.temperature] for request in params]),
+            top_ks=torch.tensor([request.top_k for request in params], dtype=torch.int32),
+            top_ps=torch.tensor([request.top_p for request in params]),
+        )
+        batch = SimpleNamespace(
+            device="cpu",
+            forward_mode=SimpleNamespace(is_idle=lambda: False),
+            seq_lens=torch.full((count,), 5),
+            sampling_info=sampling_info,
+            return_logprob=False,
+        )
+        output = SimpleNamespace(next_token_logits=logits.clone())
+        predicted, lengths, _ = eagle_sample(verify_input, batch, output)
+        assert lengths.tolist() == [1] * count
+        return predicted.tolist()
+
+    def test_each_request_has_its_own_temperature(self) -> None:
+        logits = torch.tensor([[0.0, 1.0, 0.5, -1.0]]).repeat(3, 1)
+        seen = [self.verify([0.0, 1.0, 100.0], logits, seed) for seed in range(100)]
+        greedy, warm, hot = ([row[i] for row in seen] for i in range(3))
+        assert set(greedy) == {1}
+        assert 30 < warm.count(1) < 62  # of 46
+        assert set(hot) == {0, 1, 2, 3}
+
+    def test_all_greedy_requests_take_the_likeliest(self) -> None:
+        logits = torch.randn(4, 50)
+        assert self.verify([0.0] * 4, logits, 0) == logits.argmax(1).tolist()

@@ -4,16 +4,25 @@ The published `sglang-kernel` wheels are CUDA builds that cannot be loaded witho
 a GPU driver, yet SGLang imports these names when it is *loaded* for the CPU. The
 CPU wheel of sglang-lz carries this package at its top level in their place.
 
-No `torch.ops.sgl_kernel.*` operator is registered here. SGLang takes that as "no
-AMX kernels" and uses plain torch for every layer, which is what we want.
+The operators that SGLang calls as `torch.ops.sgl_kernel.*` are registered by the import.
+`convert_weight_packed` is not among them: SGLang takes that as "no AMX kernels" and uses
+plain torch for every layer, which is what we want.
 """
 
+from .attention import build_draft_decode_metadata_cpu, decode_attention_cpu, extend_attention_cpu
 from .cache import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
     assign_req_to_token_pool_cpu,
     copy_all_layer_kv_cache_cpu,
     fill_accept_out_cache_loc_cpu,
+)
+from .sampling import (
+    chain_speculative_sampling_triton,
+    murmur_hash32_cpu,
+    top_k_renorm_prob,
+    top_p_renorm_prob,
+    tree_speculative_sampling_target_only,
 )
 from .speculative import (
     build_tree_kernel_efficient_cpu,
@@ -28,10 +37,18 @@ __all__ = [
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
     "assign_req_to_token_pool_cpu",
+    "build_draft_decode_metadata_cpu",
     "build_tree_kernel_efficient_cpu",
+    "chain_speculative_sampling_triton",
     "copy_all_layer_kv_cache_cpu",
+    "decode_attention_cpu",
+    "extend_attention_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
+    "murmur_hash32_cpu",
     "rotate_input_ids_cpu",
+    "top_k_renorm_prob",
+    "top_p_renorm_prob",
+    "tree_speculative_sampling_target_only",
     "verify_tree_greedy_cpu",
 ]

@@ -1,8 +1,16 @@
-"""Token bookkeeping of speculative decoding. Draft trees are not covered on a CPU yet."""
+"""Draft trees of speculative decoding: their shape, and which of their tokens are accepted.
 
-from typing import Any, NoReturn
+Shapes: B requests with one tree of N nodes each. Node 0 is the root, a token that is already
+decided; every other node is a drafted token that may follow its parent, and comes after it in the
+order of nodes. Children are linked as a list: `next_token` of a node is its first child,
+`next_sibling` the next child of the same parent, -1 where there is none.
+"""
+# ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import torch
+
+QLEN_ONLY = 1
+"""SGLang's name for tree masks of N x N: they leave out the tokens before the tree."""
 
 
 def fill_bonus_tokens_cpu(
@@ -52,22 +60,182 @@ def rotate_input_ids_cpu(
     input_ids[target[present]] = topk_index.reshape(-1)[present].to(input_ids.dtype)
 
 
-def _no_draft_trees(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{name}: speculative decoding with draft trees is not supported by the CPU wheel"
+def _write_tree(
+    ancestors: torch.Tensor,
+    parent: torch.Tensor,
+    verified_seq_len: torch.Tensor,
+    positions: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+) -> None:
+    """Write what both kinds of trees need, each output in its own shape.
+
+    Args:
+        ancestors: (B, N, N) bool, [i, j] = node j is above node i.
+        parent: (B, N) int64, -1 = none.
+        verified_seq_len: (B,) int, position of the root.
+        positions: (B * N,) int, written: position of every node.
+        retrive_index: (B * N,) int, written: number of every node in the batch.
+        retrive_next_token: (B * N,) int, written: first child.
+        retrive_next_sibling: (B * N,) int, written: next child of the same parent.
+    """
+    batch, nodes = parent.shape
+    order = torch.arange(nodes)
+    child_of = parent[:, :, None] == order  # [i, j]: node i is a child of node j
+    first_child = torch.where(child_of, order[:, None], nodes).amin(1)
+    related = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]
+    later = order > order[:, None]
+    next_sibling = torch.where(related & later, order, nodes).amin(2)
+
+    depths = ancestors.sum(2)
+    positions.copy_((verified_seq_len.long()[:, None] + depths).view(positions.shape))
+    retrive_index.copy_(torch.arange(batch * nodes).view(retrive_index.shape))
+    for found, output in (
+        (first_child, retrive_next_token),
+        (next_sibling, retrive_next_sibling),
+    ):
+        output.copy_(torch.where(found == nodes, -1, found).view(output.shape))
+
+
+def build_tree_kernel_efficient_cpu(
+    parent_list: torch.Tensor,
+    selected_index: torch.Tensor,
+    verified_seq_len: torch.Tensor,
+    tree_mask: torch.Tensor,
+    positions: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Make trees of the drafted tokens that were selected out of all that the draft proposed.
+
+    Proposals are numbered step by step: `topk` of the first step, then `topk * topk` of each later
+    one, `topk` for each of the tokens that the draft went on from. A node whose parent was not
+    selected (scores can tie) gets no parent, so it is never accepted.
+
+    Args:
+        parent_list: (B, P) int64; entry g > 0 is the proposal that the group g of `topk` follows.
+        selected_index: (B, N - 1) int64, ascending: the proposal that is node 1, 2, ...
+        verified_seq_len: (B,) int, position of the root.
+        tree_mask: (B * N * N,) bool, written: [i, j] = node i sees node j, itself included.
+        positions: (B * N,) int64, written: position of every node.
+        retrive_index: (B, N) int64, written: number of every node in the batch.
+        retrive_next_token: (B, N) int64, written: first child.
+        retrive_next_sibling: (B, N) int64, written: next child of the same parent.
+        topk: proposals that follow one token.
+        depth: steps of the draft; part of the kernel's signature, the parents say it here.
+        draft_token_num: N.
+        tree_mask_mode: must be QLEN_ONLY.
+
+    Raises:
+        NotImplementedError: another mode.
+    """
+    if int(tree_mask_mode) != QLEN_ONLY:
+        raise NotImplementedError(f"tree masks of mode {int(tree_mask_mode)} on a CPU")
+    batch, drafted = selected_index.shape
+    group = selected_index // topk
+    padded = torch.cat([parent_list, parent_list.new_full((batch, 1), -1)], 1)  # it may be empty
+    proposal = padded.gather(1, group.clamp(max=parent_list.shape[1]))
+    is_parent = selected_index[:, None, :] == proposal[:, :, None]
+    parent = torch.where(is_parent.any(2), is_parent.int().argmax(2) + 1, -1)
+    parent = torch.where(group == 0, 0, parent)
+    parent = torch.cat([parent.new_full((batch, 1), -1), parent], 1)
+
+    sees = torch.eye(draft_token_num, dtype=torch.bool).repeat(batch, 1, 1)
+    sees[:, :, 0] = True  # of a node without parent as well
+    rows = torch.arange(batch)
+    for node in range(1, drafted + 1):
+        above = parent[:, node]
+        sees[:, node] |= sees[rows, above.clamp(min=0)] & (above >= 0)[:, None]
+    tree_mask.copy_(sees.view(tree_mask.shape))
+    _write_tree(
+        sees & ~torch.eye(draft_token_num, dtype=torch.bool),
+        parent,
+        verified_seq_len,
+        positions,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
     )
 
 
-def build_tree_kernel_efficient_cpu(*args: Any, **kwargs: Any) -> NoReturn:
-    """Importable only: raises NotImplementedError."""
-    _no_draft_trees("build_tree_kernel_efficient_cpu")
+def reconstruct_indices_from_tree_mask(
+    tree_mask: torch.Tensor,
+    verified_seq_len: torch.Tensor,
+    positions: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    batch_size: int,
+    draft_token_num: int,
+) -> None:
+    """Find positions and links of trees that are given by their masks.
+
+    Args:
+        tree_mask: (B * N * N,) bool, [i, j] = node i sees node j; only j < i counts.
+        verified_seq_len: (B,) int, position of the root.
+        positions: (B * N,) int64, written: position of every node.
+        retrive_index: (B, N) int64, written: number of every node in the batch.
+        retrive_next_token: (B, N) int64, written: first child.
+        retrive_next_sibling: (B, N) int64, written: next child of the same parent.
+        batch_size: B.
+        draft_token_num: N.
+    """
+    shape = (batch_size, draft_token_num, draft_token_num)
+    ancestors = tree_mask.view(shape).bool().tril(-1)
+    parent = torch.where(ancestors, torch.arange(draft_token_num), -1).amax(2)
+    _write_tree(
+        ancestors,
+        parent,
+        verified_seq_len,
+        positions,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+    )
 
 
-def verify_tree_greedy_cpu(*args: Any, **kwargs: Any) -> NoReturn:
-    """Importable only: raises NotImplementedError."""
-    _no_draft_trees("verify_tree_greedy_cpu")
+def verify_tree_greedy_cpu(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    """Go down from each root as long as a child is the token that the target model predicts.
 
-
-def reconstruct_indices_from_tree_mask(*args: Any, **kwargs: Any) -> NoReturn:
-    """Importable only: raises NotImplementedError."""
-    _no_draft_trees("reconstruct_indices_from_tree_mask")
+    Args:
+        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
+        accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
+            root's first; D bounds the way down.
+        accept_token_num: (B,) int32, written: how many are accepted without the root.
+        candidates: (B, N) int, token of every node.
+        retrive_index: (B, N) int64, number of every node in the batch.
+        retrive_next_token: (B, N) int64, first child.
+        retrive_next_sibling: (B, N) int64, next child of the same parent.
+        target_predict: (B, N) int, token that the target model predicts after every node.
+    """
+    trees = (candidates, target_predict, retrive_next_token, retrive_next_sibling)
+    for request, (tokens, predicted, first_child, sibling) in enumerate(
+        zip(*(tree.tolist() for tree in trees), strict=True)
+    ):
+        accepted = [0]
+        while len(accepted) < accept_index.shape[1]:
+            node = first_child[accepted[-1]]
+            while node >= 0 and tokens[node] != predicted[accepted[-1]]:
+                node = sibling[node]
+            if node < 0:
+                break
+            accepted.append(node)
+        numbers = retrive_index[request, accepted]
+        accept_index[request, : len(accepted)] = numbers.to(accept_index.dtype)
+        accept_token_num[request] = len(accepted) - 1
+        predicts[numbers] = target_predict[request, accepted].to(predicts.dtype)

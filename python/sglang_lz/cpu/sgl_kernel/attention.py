@@ -1,0 +1,244 @@
+"""Attention in torch under the names of the kernels for Intel's AMX, which SGLang's CPU path calls.
+
+Shapes: B requests; H query heads and G key/value heads of width E (values: F); K slots in the KV
+cache; S rows and T columns in `req_to_token` (S, T) int32, the slot of every token of a row.
+
+They serve speculative decoding, which upstream implements on a CPU for AMX only. They cover what
+its backend asks of them without attention sinks, logit caps, cross and bidirectional attention
+and an 8-bit cache.
+"""
+# ruff: noqa: PLR0917 (the signatures are those of the kernels)
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from .operators import operator
+
+
+def _refuse(**wanted: object) -> None:
+    """Raise NotImplementedError if anything is wanted that these kernels do not do."""
+    names = [name for name, value in wanted.items() if value]
+    if names:
+        raise NotImplementedError(
+            f"{', '.join(names)}: not supported by speculative decoding on a CPU"
+        )
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of one request.
+
+    Args:
+        query: (L, H, E) float.
+        keys: (M, G, E) float.
+        values: (M, G, F) float.
+        visible: (L, M) bool, None = all.
+        scale: factor of the scores.
+
+    Returns:
+        (L, H, F) float.
+    """
+    q, k, v = (x.to(query.dtype).transpose(0, 1)[None] for x in (query, keys, values))
+    grouped = query.shape[1] != keys.shape[1]
+    result = scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, scale=scale, enable_gqa=grouped
+    )
+    return result[0].transpose(0, 1)
+
+
+def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
+    """Which tokens each node of a tree sees: what comes before the tree, and its ancestors.
+
+    Args:
+        tree: (N, N) bool, [i, j] = node i sees node j, itself included.
+        prefix: how many tokens come before.
+        window: how many of the newest tokens on its own way a node sees; 0 = all.
+
+    Returns:
+        (N, prefix + N) bool.
+    """
+    visible = torch.cat([torch.ones(len(tree), prefix, dtype=torch.bool), tree], 1)
+    if window > 0:
+        place = prefix + tree.sum(1) - 1
+        places = torch.cat([torch.arange(prefix), place])
+        visible &= places > place[:, None] - window
+    return visible
+
+
+@operator("output")
+def extend_attention_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
+    output: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    extend_start_loc: torch.Tensor,
+    max_len_extend: int,
+    sm_scale: float,
+    logit_cap: float,
+    is_cross_attn: bool,
+    sliding_window: int,
+    encoder_lens: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    tree_mask: torch.Tensor | None,
+    is_causal: bool,
+) -> None:
+    """Attention of several new tokens a request: a prefill, a chunk of one, or a draft tree.
+
+    Args:
+        query: (tokens, H, E) float, request after request.
+        key: (tokens, G, E) float in any shape, of the new tokens; None = in the cache already.
+        value: (tokens, G, F) float, likewise.
+        output: (tokens, H, F) float, written.
+        k_buffer: (K, G, E) float, the cache.
+        v_buffer: (K, G, F) float, the cache.
+        k_scale: must be 1, as v_scale.
+        v_scale: see k_scale.
+        req_to_token: (S, T) int32.
+        req_pool_indices: (B,) int, row of each request.
+        seq_lens: (B,) int, tokens of each request with the new ones.
+        extend_seq_lens: (B,) int, how many are new.
+        extend_start_loc: (B,) int, where a request's new tokens begin in `query`.
+        max_len_extend: part of the kernel's signature.
+        sm_scale: factor of the scores.
+        logit_cap: must be 0 (none).
+        is_cross_attn: must be false.
+        sliding_window: how many of the newest tokens one sees, itself included; 0 = all.
+        encoder_lens: part of the kernel's signature.
+        sinks: must be None.
+        tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, if N tokens are new for each
+            request; None = each sees those before it.
+        is_causal: must be true.
+
+    Raises:
+        NotImplementedError: something else is asked for.
+    """
+    _refuse(
+        logit_cap=logit_cap,
+        cross_attention=is_cross_attn,
+        sinks=sinks is not None,
+        bidirectional_attention=not is_causal,
+        scaled_cache=(k_scale, v_scale) != (1.0, 1.0),
+    )
+    lengths = (req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
+    for request, (row, total, new, start) in enumerate(
+        zip(*(x.tolist() for x in lengths), strict=True)
+    ):
+        prefix, here = total - new, slice(start, start + new)
+        slots = req_to_token[row, :total]
+        keys, values = k_buffer[slots], v_buffer[slots]
+        if key is not None and value is not None:
+            keys[prefix:] = key[here].reshape(keys[prefix:].shape)
+            values[prefix:] = value[here].reshape(values[prefix:].shape)
+        if tree_mask is None:
+            tree = torch.ones(new, new, dtype=torch.bool).tril()
+        else:
+            tree = tree_mask.view(-1, new, new)[request].bool()
+        visible = _visible(tree, prefix, sliding_window)
+        output[here] = _attend(query[here], keys, values, visible, sm_scale)
+
+
+@operator("k_buffer", "v_buffer", "output")
+def decode_attention_cpu(
+    query: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+    output: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
+    loc: torch.Tensor,
+    attn_logits: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sm_scale: float,
+    logit_cap: float,
+    is_cross_attn: bool,
+    sliding_window: int,
+    encoder_lens: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Attention of one new token a request, whose key and value go into the cache first.
+
+    Args:
+        query: (B, H, E) float.
+        k_buffer: (K, G, E) float, the cache, written at `loc`.
+        v_buffer: (K, G, F) float, the cache, written at `loc`.
+        k_scale: must be 1, as v_scale.
+        v_scale: see k_scale.
+        output: (B, H, F) float, written.
+        key: (B, G, E) float in any shape; None = in the cache already.
+        value: (B, G, F) float, likewise.
+        loc: (B,) int, slots of the new tokens.
+        attn_logits: the kernel's scratch, not used here.
+        req_to_token: (S, T) int32.
+        req_pool_indices: (B,) int, row of each request.
+        seq_lens: (B,) int, tokens of each request with the new one.
+        sm_scale: factor of the scores.
+        logit_cap: must be 0 (none).
+        is_cross_attn: must be false.
+        sliding_window: how many of the newest tokens one sees, itself included; 0 = all.
+        encoder_lens: part of the kernel's signature.
+        sinks: must be None.
+
+    Raises:
+        NotImplementedError: something else is asked for.
+    """
+    _refuse(
+        logit_cap=logit_cap,
+        cross_attention=is_cross_attn,
+        sinks=sinks is not None,
+        scaled_cache=(k_scale, v_scale) != (1.0, 1.0),
+    )
+    for new, buffer in ((key, k_buffer), (value, v_buffer)):
+        if new is not None:
+            buffer[loc] = new.reshape(-1, *buffer.shape[1:]).to(buffer.dtype)
+    for request, (row, total) in enumerate(
+        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    ):
+        slots = req_to_token[row, max(0, total - sliding_window) if sliding_window else 0 : total]
+        one = slice(request, request + 1)
+        output[one] = _attend(query[one], k_buffer[slots], v_buffer[slots], None, sm_scale)
+
+
+def build_draft_decode_metadata_cpu(
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    topk: int,
+    num_steps: int,
+    pool_len: int,
+) -> torch.Tensor:
+    """Give each branch of a draft a row of slots of its own.
+
+    Args:
+        req_to_token: (S, T) int32; after a request's tokens come the slots of its first branch,
+            `num_steps` of them, then those of its second.
+        req_pool_indices: (B,) int, row of each request.
+        seq_lens: (B,) int, tokens of each request without the draft.
+        topk: branches of a request.
+        num_steps: drafted tokens of a branch.
+        pool_len: T.
+
+    Returns:
+        (B * topk, T) int32: the request's tokens, then the branch's; what follows is not defined.
+    """
+    rows = req_to_token[req_pool_indices.long()].repeat_interleave(topk, 0)
+    first = seq_lens.long().repeat_interleave(topk)[:, None] + torch.arange(num_steps)
+    branch = torch.arange(topk).repeat(len(seq_lens))[:, None]
+    drafted = rows.gather(1, (first + branch * num_steps).clamp(max=pool_len - 1))
+    return rows.scatter_(1, first.clamp(max=pool_len - 1), drafted)

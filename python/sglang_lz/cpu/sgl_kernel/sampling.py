@@ -1,0 +1,259 @@
+"""Random choice in speculative decoding, and the reproducible numbers behind seeded requests.
+
+Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as in `speculative`.
+"""
+# ruff: noqa: PLR0917 (the signatures are those of the kernels)
+
+import torch
+
+from .operators import operator
+
+
+def _keep(probs: torch.Tensor, order: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Drop all but `kept` of the probabilities in `order` (R, V each); each row sums to 1 again."""
+    mask = torch.zeros_like(kept).scatter_(1, order, kept)
+    remaining = torch.where(mask, probs, 0.0)
+    return remaining / remaining.sum(1, keepdim=True)
+
+
+def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
+    """Keep the k most likely tokens of each row, of equally likely ones the lowest ids.
+
+    Args:
+        probs: (R, V) float.
+        top_ks: (R,) int >= 1.
+
+    Returns:
+        (R, V) float, each row a distribution.
+    """
+    order = probs.argsort(dim=1, descending=True, stable=True)
+    return _keep(probs, order, torch.arange(probs.shape[1]) < top_ks[:, None])
+
+
+def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Keep the most likely tokens of each row that come before a total above p is reached.
+
+    Args:
+        probs: (R, V) float, each row a distribution.
+        top_ps: (R,) float in (0, 1].
+
+    Returns:
+        (R, V) float, each row a distribution.
+    """
+    ranked, order = probs.sort(dim=1, descending=True, stable=True)
+    return _keep(probs, order, ranked.cumsum(1) - ranked <= top_ps[:, None])
+
+
+def tree_speculative_sampling_target_only(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_samples_for_final_sampling: torch.Tensor,
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """Go down from each root at random, so that every token follows the target's distribution.
+
+    One number in [0, 1) chooses among the children of a node: each has the share of [0, 1) that
+    the target model gives its token, in the order of siblings. If the number is in none of them,
+    or there is no child, the way ends and the last token is drawn from the target's distribution
+    without those children. The thresholds below 1 accept more, and so distort the distribution.
+
+    Args:
+        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
+        accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
+            root's first; D bounds the way down.
+        accept_token_num: (B,) int32, written: how many are accepted without the root.
+        candidates: (B, N) int, token of every node.
+        retrive_index: (B, N) int64, number of every node in the batch.
+        retrive_next_token: (B, N) int64, first child.
+        retrive_next_sibling: (B, N) int64, next child of the same parent.
+        uniform_samples: (B, N) float32 in [0, 1), the number for the children of every node.
+        uniform_samples_for_final_sampling: (B,) float32 in [0, 1).
+        target_probs: (B, N, V) float, distribution of the token after every node.
+        draft_probs: part of the kernel's signature, not read: the drafted tokens are taken as
+            given, whatever chose them.
+        threshold_single: accept a child at least this likely.
+        threshold_acc: divides the share of a child, if below 1.
+        deterministic: part of the kernel's signature.
+    """
+    batch, width = accept_index.shape
+    totals = target_probs.sum(2, dtype=torch.float64).tolist()  # 1 but for rounding
+    trees = (candidates, retrive_next_token, retrive_next_sibling, uniform_samples)
+    last_probs = torch.empty(batch, target_probs.shape[2], dtype=torch.float64)
+    ways = []
+    for request, (tokens, first_child, sibling, coins) in enumerate(
+        zip(*(tree.tolist() for tree in trees), strict=True)
+    ):
+        accepted, refused = [0], list[int]()
+        while len(accepted) < width:
+            here, share = accepted[-1], 0.0
+            node = first_child[here]
+            while node >= 0:
+                prob = float(target_probs[request, here, tokens[node]])
+                share += prob
+                chosen = coins[here] * totals[request][here] * threshold_acc < share
+                if chosen or prob >= threshold_single:
+                    accepted.append(node)
+                    refused.clear()
+                    break
+                refused.append(tokens[node])
+                node = sibling[node]
+            else:
+                break
+        ways.append(accepted)
+        last_probs[request] = target_probs[request, accepted[-1]]
+        last_probs[request, refused] = 0.0
+
+    _write_ways(
+        ways,
+        last_probs,
+        uniform_samples_for_final_sampling,
+        candidates,
+        retrive_index,
+        predicts,
+        accept_index,
+        accept_token_num,
+    )
+
+
+def chain_speculative_sampling_triton(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_samples_for_final_sampling: torch.Tensor,
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """Rejection sampling of a chain whose tokens were drawn from the draft's distributions.
+
+    Source: Leviathan et al., https://arxiv.org/abs/2211.17192, algorithm 1.
+
+    Args:
+        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
+        accept_index: (B, N) int32, preset to -1, written: numbers of the accepted nodes, the
+            root's first.
+        accept_token_num: (B,) int32, written: how many are accepted without the root.
+        candidates: (B, N) int, token of every node.
+        retrive_index: (B, N) int64, number of every node in the batch.
+        retrive_next_token: part of the kernel's signature: a chain needs no links.
+        retrive_next_sibling: part of the kernel's signature.
+        uniform_samples: (B, N) float32 in [0, 1), the number for the child of every node.
+        uniform_samples_for_final_sampling: (B,) float32 in [0, 1).
+        target_probs: (B, N, V) float, distribution of the token after every node.
+        draft_probs: (B, N - 1, V) float, distribution that the child of every node is from.
+        threshold_single: part of the kernel's signature.
+        threshold_acc: part of the kernel's signature.
+        deterministic: part of the kernel's signature.
+    """
+    batch, nodes = candidates.shape
+    drafted = candidates[:, 1:, None].long()
+    target = target_probs[:, :-1].gather(2, drafted)[:, :, 0]
+    draft = draft_probs.gather(2, drafted)[:, :, 0]
+    kept = (uniform_samples[:, :-1] * draft < target).int().cumprod(1).sum(1).tolist()
+    last_probs = torch.empty(batch, target_probs.shape[2], dtype=torch.float64)
+    for request, count in enumerate(kept):
+        last_probs[request] = target_probs[request, count]
+        if count < nodes - 1:
+            last_probs[request] -= draft_probs[request, count]
+    _write_ways(
+        [list(range(count + 1)) for count in kept],
+        last_probs.clamp_(min=0.0),
+        uniform_samples_for_final_sampling,
+        candidates,
+        retrive_index,
+        predicts,
+        accept_index,
+        accept_token_num,
+    )
+
+
+def _write_ways(
+    ways: list[list[int]],
+    last_probs: torch.Tensor,
+    coins: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> None:
+    """Draw the token that ends each way, and write the results as `verify_tree_greedy_cpu` does.
+
+    Args:
+        ways: accepted nodes of each tree, the root first.
+        last_probs: (B, V) float64, weights of the tokens that may end the way.
+        coins: (B,) float32 in [0, 1).
+        candidates: (B, N) int, token of every node.
+        retrive_index: (B, N) int64, number of every node in the batch.
+        predicts: (B * N,) int32, written.
+        accept_index: (B, D) int32, written.
+        accept_token_num: (B,) int32, written.
+    """
+    ends = last_probs.cumsum(1)
+    drawn = torch.searchsorted(ends, coins.double()[:, None] * ends[:, -1:], right=True)
+    last = drawn[:, 0].clamp(max=ends.shape[1] - 1)
+    for request, way in enumerate(ways):
+        numbers = retrive_index[request, way]
+        accept_index[request, : len(way)] = numbers.to(accept_index.dtype)
+        accept_token_num[request] = len(way) - 1
+        tokens = torch.cat([candidates[request, way[1:]].to(last.dtype), last[request, None]])
+        predicts[numbers] = tokens.to(predicts.dtype)
+
+
+@operator()
+def murmur_hash32_cpu(
+    seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
+) -> torch.Tensor:
+    """MurmurHash3 (x86, 32 bits) of 16 bytes: seed (8), position (4), column (4), low byte first.
+
+    Source: Appleby, https://github.com/aappleby/smhasher, MurmurHash3_x86_32 with seed 0.
+
+    Args:
+        seed: (R,) uint64.
+        positions: (R,) int, its low 32 bits count.
+        col_indices: (C,) int, its low 32 bits count.
+
+    Returns:
+        (R, C) uint32.
+    """
+    low = 0xFFFFFFFF
+
+    def times(value: torch.Tensor, factor: int) -> torch.Tensor:
+        # A product of 32 by 32 bits overflows int64; its low 32 bits survive that.
+        return (value * factor) & low
+
+    def rotate(value: torch.Tensor, bits: int) -> torch.Tensor:
+        return ((value << bits) | (value >> (32 - bits))) & low
+
+    seeds = seed.view(torch.int64)[:, None]
+    blocks = (
+        seeds & low,
+        (seeds >> 32) & low,
+        positions.to(torch.int64)[:, None] & low,
+        col_indices.to(torch.int64)[None, :] & low,
+    )
+    state = torch.zeros(1, 1, dtype=torch.int64)
+    for block in blocks:
+        state = state ^ times(rotate(times(block, 0xCC9E2D51), 15), 0x1B873593)
+        state = times(rotate(state, 13), 5) + 0xE6546B64 & low
+    state = state ^ 16
+    state = times(state ^ (state >> 16), 0x85EBCA6B)
+    state = times(state ^ (state >> 13), 0xC2B2AE35)
+    return (state ^ (state >> 16)).to(torch.uint32)
