@@ -1,0 +1,221 @@
+"""Make a draft model for the demo model: `python -m sglang_lz.demo.drafts OUT --kind eagle`.
+
+For `--speculative-draft-model-path`. All are poor on purpose, so that some of their tokens are
+accepted and some are not: tests want to see both. Seeded; a few seconds on one core.
+
+- `standalone`: the demo model itself with noise on its weights.
+- `eagle`: one Qwen2 layer on the demo model's last hidden state, trained on text that the demo
+  model writes. Source: Li et al., https://arxiv.org/abs/2401.15077.
+- `eagle3`: one Llama layer on the inputs of three of its layers, with half of its vocabulary.
+  Source: Li et al., https://arxiv.org/abs/2503.01840, without its training-time test.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.functional import cross_entropy, smooth_l1_loss
+from transformers import LlamaConfig, Qwen2ForCausalLM
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+
+from . import MODEL_PATH
+
+KINDS = ("standalone", "eagle", "eagle3")
+NOISE = 0.08
+ROWS, LENGTH = 64, 128
+BATCH, STEPS = 8, 120
+HOT_TOKENS = 1024
+
+
+class Eagle(nn.Module):
+    """One layer over the next token's embedding and the target's state, both H wide."""
+
+    def __init__(self, target: Qwen2ForCausalLM) -> None:
+        super().__init__()
+        config = target.config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        layer: Any = Qwen2DecoderLayer(config, 0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
+        self._rotary = [Qwen2RotaryEmbedding(config)]  # in a list: no part of the checkpoint
+        self._head = [target.lm_head]
+        self.config = config.to_dict() | {
+            "architectures": ["Qwen2ForCausalLMEagle"],
+            "num_hidden_layers": 1,
+            "layer_types": ["full_attention"],
+            "tie_word_embeddings": False,  # SGLang gives it the target's embedding and head apart
+            "dtype": "float32",
+        }
+
+    def wanted(self, states: torch.Tensor) -> torch.Tensor:
+        """The state that the layer is to reach where the target's own is `states` (B, L, H)."""
+        return states
+
+    def forward(
+        self, embeddings: torch.Tensor, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's own states (B, L, H) and the logits of the next token (B, L, V)."""
+        hidden = self.fc(torch.cat([embeddings, states], -1))
+        places = torch.arange(hidden.shape[1])[None]
+        hidden = self.layers[0](hidden, position_embeddings=self._rotary[0](hidden, places))
+        return hidden, self._head[0](hidden)
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Weights under the names that SGLang's loader knows."""
+        return dict(self.state_dict())
+
+
+class Eagle3(nn.Module):
+    """One layer over the next token's embedding (H) and the inputs of three target layers (3 H)."""
+
+    def __init__(self, target: Qwen2ForCausalLM, hot: torch.Tensor) -> None:
+        super().__init__()
+        of_target = target.config
+        width = of_target.hidden_size
+        config = LlamaConfig(
+            vocab_size=of_target.vocab_size,
+            hidden_size=width,
+            intermediate_size=of_target.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=of_target.num_attention_heads,
+            num_key_value_heads=of_target.num_key_value_heads,
+            max_position_embeddings=of_target.max_position_embeddings,
+            rms_norm_eps=of_target.rms_norm_eps,
+            tie_word_embeddings=False,
+            eos_token_id=of_target.eos_token_id,
+            bos_token_id=None,
+        )
+        config._attn_implementation = "sdpa"  # causal without a mask
+        self.hot = hot
+        self.fc = nn.Linear(3 * width, width, bias=False)
+        self.midlayer: Any = LlamaDecoderLayer(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(self.midlayer.self_attn, name)
+            wide = nn.Linear(2 * width, narrow.out_features, bias=False)
+            setattr(self.midlayer.self_attn, name, wide)
+        self.midlayer.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, len(hot), bias=False)
+        self.lm_head.weight.data.copy_(target.lm_head.weight[hot])
+        self._rotary = [LlamaRotaryEmbedding(config)]
+        self.config = config.to_dict() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(hot),
+            "dtype": "float32",
+        }
+
+    def wanted(self, states: torch.Tensor) -> torch.Tensor:
+        """The state that the layer is to reach where the target's own are `states` (B, L, 3 H)."""
+        return self.fc(states).detach()
+
+    def forward(
+        self, embeddings: torch.Tensor, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the layer's own states (B, L, H) and the hot tokens' logits (B, L, hot)."""
+        layer, hidden = self.midlayer, self.fc(states)
+        both = torch.cat([layer.input_layernorm(embeddings), layer.hidden_norm(hidden)], -1)
+        rotary = self._rotary[0](both, torch.arange(both.shape[1])[None])
+        seen, _ = layer.self_attn(both, position_embeddings=rotary, attention_mask=None)
+        hidden = hidden + seen
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return hidden, self.lm_head(self.norm(hidden))
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Weights under the names that SGLang's loader knows, and each hot token's offset."""
+        return {**self.state_dict(), "d2t": self.hot - torch.arange(len(self.hot))}
+
+
+@torch.no_grad()
+def write_text(target: Qwen2ForCausalLM) -> torch.Tensor:
+    """Let the target write: int64 (ROWS, LENGTH), each row from a random token on."""
+    start = torch.randint(target.config.vocab_size, (ROWS, 1))
+    model: Any = target
+    text: torch.Tensor = model.generate(
+        start,
+        attention_mask=torch.ones_like(start),
+        min_new_tokens=LENGTH - 1,
+        max_new_tokens=LENGTH - 1,
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+    )
+    return text
+
+
+def train(draft: Eagle | Eagle3, target: Qwen2ForCausalLM, text: torch.Tensor) -> None:
+    """Fit the draft's distributions and states to the target's on the target's own text."""
+    hot = draft.hot if isinstance(draft, Eagle3) else torch.arange(target.config.vocab_size)
+    with torch.no_grad():
+        result = target(text, output_hidden_states=True)
+        probs = result.logits.softmax(-1)[:, 1:, hot]
+        layers = result.hidden_states  # the input of every layer, then the last norm's output
+        states = torch.cat(layers[:-1], -1) if isinstance(draft, Eagle3) else layers[-1]
+        embeddings = target.get_input_embeddings()(text)
+    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
+    for _ in range(STEPS):
+        rows = torch.randint(ROWS, (BATCH,))
+        reached, logits = draft(embeddings[rows, 1:], states[rows, :-1])
+        loss = cross_entropy(logits.flatten(0, 1), probs[rows].flatten(0, 1))
+        loss = loss + smooth_l1_loss(reached, draft.wanted(states[rows, 1:]))
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+
+def make(kind: str, out: Path, seed: int = 0) -> None:
+    """Write a draft of one of KINDS to the directory `out`, seeding torch's global generator."""
+    torch.manual_seed(seed)
+    target = Qwen2ForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32)
+    out.mkdir(parents=True, exist_ok=True)
+    if kind == "standalone":
+        with torch.no_grad():
+            for weight in target.parameters():
+                weight.add_(NOISE * weight.std(correction=0) * torch.randn_like(weight))
+        target.save_pretrained(out)
+    else:
+        text = write_text(target)
+        draft: Eagle | Eagle3
+        if kind == "eagle":
+            draft = Eagle(target)
+        else:
+            counts = text.flatten().bincount(minlength=target.config.vocab_size)
+            hot = counts.argsort(descending=True, stable=True)[:HOT_TOKENS].sort().values
+            draft = Eagle3(target, hot)
+        train(draft, target, text)
+        save_file(draft.checkpoint(), out / "model.safetensors")
+        config: dict[str, Any] = draft.config
+        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(MODEL_PATH / name, out / name)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_lz.demo.drafts",
+        description="Make a draft model for the demo model, to try speculative decoding with.",
+    )
+    parser.add_argument("out", type=Path, help="directory to write the draft to")
+    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)  # another number gives slightly other weights
+    make(arguments.kind, arguments.out, arguments.seed)
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
