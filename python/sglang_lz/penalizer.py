@@ -11,7 +11,7 @@ counterpart here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-    VerifyInput = EagleVerifyInput | NgramVerifyInput
+    VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
 NO_GENERATION = -1
 
@@ -153,7 +153,7 @@ class BatchedLZPenalizer:
         request_rows = batch.req_pool_indices[rows]
         root = batch.seq_lens[rows].long()
         nodes = trees.draft_token_num
-        tokens = trees.draft_token.view(-1, nodes)[rows]
+        tokens = trees.draft_token.reshape(-1, nodes)[rows]
         self.state.append(request_rows, root, tokens[:, 0], width)
         windows = draft_tree.node_windows(
             self.state.view(request_rows, root, width),

@@ -1,0 +1,149 @@
+"""Upstream's verification of draft trees, in this process: node by node, and what it keeps."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from inprocess import LZ, TOLERANCE, Runner, make_request
+from oracle import delta_bits, visible_history
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
+PARAMETERS: list[dict[str, Any]] = [
+    {"lz_penalty": 2.0, "lz_window_size": 6, "lz_buffer_size": 3},
+    {"lz_penalty": 0.0},
+    {"lz_penalty": 0.5, "lz_include_prompt": False, "lz_cost": "rate"},
+]
+# Few tokens, so that drafts are accepted, rejected and repeated.
+TOKENS = [3, 5, 6, 7, 9, 10]
+
+
+@dataclass
+class Tree:
+    """A draft tree in upstream's links; node 0 is the root."""
+
+    tokens: list[int]
+    parent: list[int]
+
+    @classmethod
+    def grow(cls, rng: random.Random, root: int, nodes: int, chain: bool) -> Tree:
+        parent = [0, *(node - 1 if chain else rng.randrange(node) for node in range(1, nodes))]
+        tokens = [root]
+        for node in range(1, nodes):  # siblings differ, as drafters see to
+            elders = {tokens[i] for i in range(1, node) if parent[i] == parent[node]}
+            tokens.append(rng.choice([token for token in TOKENS if token not in elders]))
+        return cls(tokens, parent)
+
+    def path(self, node: int) -> list[int]:
+        """The drafted tokens on the way to a node, its own the last."""
+        return [] if node == 0 else [*self.path(self.parent[node]), self.tokens[node]]
+
+    def children(self, node: int) -> list[int]:
+        return [child for child in range(1, len(self.tokens)) if self.parent[child] == node]
+
+    def links(self) -> tuple[list[int], list[int]]:
+        """First child and next sibling of each node, -1 for none."""
+        first, sibling = [-1] * len(self.tokens), [-1] * len(self.tokens)
+        for node in range(len(self.tokens)):
+            children = self.children(node)
+            first[node] = children[0] if children else -1
+            for elder, younger in itertools.pairwise(children):
+                sibling[elder] = younger
+        return first, sibling
+
+
+def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int]]:
+    """Upstream's `eagle_sample` on these trees; returns the tokens that each row accepted."""
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+    from sglang.srt.speculative.eagle_utils import eagle_sample
+
+    nodes = len(trees[0].tokens)
+    first, sibling = zip(*(tree.links() for tree in trees), strict=True)
+    verify_input = EagleVerifyInput(
+        draft_token=torch.tensor([token for tree in trees for token in tree.tokens]),
+        custom_mask=None,
+        positions=None,
+        retrieve_index=torch.arange(len(trees) * nodes).view(-1, nodes),
+        retrieve_next_token=torch.tensor(first),
+        retrieve_next_sibling=torch.tensor(sibling),
+        retrieve_cum_len=None,
+        spec_steps=nodes - 1,
+        topk=2,
+        draft_token_num=nodes,
+        capture_hidden_mode=None,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+    )
+    output = SimpleNamespace(next_token_logits=logits)
+    predict, accept_lens, accept_index = eagle_sample(verify_input, batch, output)
+    return [
+        predict[accept_index[row, :count].long()].tolist()
+        for row, count in enumerate(accept_lens.tolist())
+    ]
+
+
+def change(history: list[int], lz: dict[str, Any], vocab: int) -> np.ndarray:
+    """What the oracle adds to the logits after a history."""
+    bits = delta_bits(history, vocab, lz["lz_window_size"], lz["lz_buffer_size"], lz["lz_cost"])
+    return lz["lz_penalty"] * (np.array(bits) - np.log2(vocab))
+
+
+@pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
+def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
+    runner: Runner, chain: bool
+) -> None:
+    """Rounds of drafts between plain decodes, for rows with and without the penalty."""
+    rng = random.Random(f"trees {chain}")
+    torch.manual_seed(0)
+    parameters = [LZ | given for given in PARAMETERS]
+    reqs = [make_request(p, **lz) for p, lz in zip(PROMPTS, parameters, strict=True)]
+    newest, batch = runner.extend(reqs)
+    outputs = [[token] for token in newest]
+    lengths = []
+    for round_ in range(12):
+        trees = [Tree.grow(rng, output[-1], 7, chain) for output in outputs]
+        logits = torch.randn(len(reqs) * 7, batch.model_config.vocab_size)
+        logits[:, TOKENS] += 6
+        for row, tree in enumerate(trees):  # a target that often agrees with its drafter
+            for child in range(1, 7):
+                liking = 6 * (rng.random() < 0.5)
+                logits[row * 7 + tree.parent[child], tree.tokens[child]] += liking
+        before = logits.clone()
+        accepted = verify(batch, trees, logits)
+        for row, (tree, lz, output) in enumerate(zip(trees, parameters, outputs, strict=True)):
+            vocab = logits.shape[1]
+            expected = []
+            for node in range(7):
+                drafted = [*output, *tree.path(node)]
+                history = visible_history(PROMPTS[row], drafted, lz["lz_include_prompt"])
+                expected.append(change(history, lz, vocab))
+                got = (logits[row * 7 + node] - before[row * 7 + node]).numpy()
+                np.testing.assert_allclose(got, expected[-1], atol=TOLERANCE)
+            walked, node = [], 0
+            while node is not None:
+                best = int((before[row * 7 + node].numpy() + expected[node]).argmax())
+                walked.append(best)
+                node = next((c for c in tree.children(node) if tree.tokens[c] == best), None)
+            assert accepted[row] == walked
+            output.extend(walked)
+            lengths.append(len(walked))
+        batch.seq_lens += torch.tensor([len(tokens) for tokens in accepted])
+        if round_ % 4 == 3:  # a plain step in between, as a mixed chunk brings
+            runner.decode([output[-1] for output in outputs], batch)
+            tokens = runner.seen[-1][1].argmax(dim=1).tolist()
+            for row, token in enumerate(tokens):
+                history = visible_history(
+                    PROMPTS[row], outputs[row], parameters[row]["lz_include_prompt"]
+                )
+                after, expected = runner.seen[-1], change(history, parameters[row], logits.shape[1])
+                got = (after[1][row] - after[0][row]).numpy()
+                np.testing.assert_allclose(got, expected, atol=TOLERANCE)
+                outputs[row].append(token)
+    assert {1, 2, 3, 4} <= set(lengths)
