@@ -216,6 +216,15 @@ class TestCPU:
         assert backend("cpu", None) == {"attention_backend": "torch_native"}
         assert backend("cuda", "EAGLE") == {}
 
+    def test_pages_need_no_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """cpu/speculative-attention"""
+        from sglang.srt.mem_cache import allocation
+
+        monkeypatch.setattr(allocation, "attention_backends", lambda: ("intel_amx", "intel_amx"))
+        slots = torch.arange(12, dtype=torch.int32).view(2, 6)
+        found = allocation.get_last_loc(slots, torch.tensor([1, 0]), torch.tensor([3, 0]))
+        assert found.tolist() == [8, -1]
+
 
 class TestVerification:
     """sampling/verify-temperature and cpu/speculative-sampling"""
