@@ -38,6 +38,7 @@ STOCK = CACHE / "stock"
 LOCK = ROOT / "patches" / "upstream.lock"
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
 TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
+COMPILER = ROOT / "scripts" / "requirements-compiler.txt"
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
@@ -78,6 +79,11 @@ def parse_flavour(text: str, name: str) -> Flavour:
         if text == flavour:
             return flavour
     raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
+
+
+def has_compiler(environ: Mapping[str, str]) -> bool:
+    """Whether SGLang finds a C++ compiler: the user's CXX, which is left to them, or `c++`."""
+    return "CXX" in environ or shutil.which("c++", path=environ.get("PATH", "")) is not None
 
 
 @dataclass(frozen=True)
@@ -205,6 +211,12 @@ class Environment:
         ]
 
     def _test_steps(self) -> list[Step]:
+        compiler = Step(
+            "installing a C++ compiler, because there is none",
+            self._stamps / "compiler",
+            self._digest([COMPILER]),
+            self._install_compiler,
+        )
         return [
             Step(
                 "installing the tools of the tests",
@@ -212,6 +224,7 @@ class Environment:
                 self._digest([TEST_REQUIREMENTS]),
                 lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
             ),
+            *([] if has_compiler(os.environ) else [compiler]),
             Step(
                 "building SGLang without the LZ patches, to compare with",
                 self._stamps / "stock",
@@ -239,6 +252,21 @@ class Environment:
     def _install_dependencies(self) -> None:
         self._pip("install", "--no-compile", "sglang")  # it is there already: only what it requires
         self._compile(".")
+
+    def _install_compiler(self) -> None:
+        self._pip("install", "--no-compile", "--requirement", str(COMPILER))
+        wrapper, cache = self.folder / "bin" / "c++", self.folder / "zig"
+        # nodelete: a library of g++ is never unloaded, and SGLang's has a thread that relies on it.
+        wrapper.write_text(
+            "#!/bin/sh\n"
+            f"export ZIG_GLOBAL_CACHE_DIR='{cache}'\n"
+            f"exec '{self.python}' -m ziglang c++ -Wl,-z,nodelete \"$@\"\n"
+        )
+        wrapper.chmod(0o755)
+        # It builds its standard library on first use, which takes minutes; a server must not.
+        cache.mkdir(exist_ok=True)
+        nothing = ["-shared", "-xc++", os.devnull, "-o", str(cache / "nothing.so")]
+        self._run([str(wrapper), *nothing], "the compiler does not compile")
 
     def _install_stock(self) -> None:
         shutil.rmtree(STOCK, ignore_errors=True)

@@ -135,6 +135,6 @@ def test_rotate_input_ids(kernels: ModuleType, lengths: list[int], select: bool)
 
 def test_operators_are_registered_but_not_the_sign_of_amx(kernels: ModuleType) -> None:
     """SGLang would take that one as AMX kernels for every layer (srt/utils/common.py)."""
-    for name in ("decode_attention_cpu", "extend_attention_cpu", "murmur_hash32_cpu"):
+    for name in ("decode_attention_cpu", "extend_attention_cpu"):
         assert hasattr(torch.ops.sgl_kernel, name)
     assert not hasattr(torch.ops.sgl_kernel, "convert_weight_packed")

@@ -1,7 +1,6 @@
 """Draft trees, their verification and attention in `sgl_kernel` against plain definitions."""
 
 import math
-import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
@@ -434,37 +433,6 @@ def test_renormalised_top_k_and_top_p(kernels: ModuleType, data: st.DataObject) 
             wanted = torch.zeros(6)
             wanted[kept] = probs[row, kept] / probs[row, kept].sum()
             torch.testing.assert_close(got[row], wanted, atol=1e-5, rtol=0)
-
-
-def murmur3(data: bytes) -> int:
-    """MurmurHash3_x86_32 with seed 0 of whole words, on Python's own integers."""
-    low, state = 0xFFFFFFFF, 0
-    for (word,) in struct.iter_unpack("<I", data):
-        mixed = word * 0xCC9E2D51 & low
-        mixed = (mixed << 15 | mixed >> 17) & low
-        state ^= mixed * 0x1B873593 & low
-        state = (state << 13 | state >> 19) & low
-        state = (state * 5 + 0xE6546B64) & low
-    state ^= len(data)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        state = (state ^ state >> shift) * factor & low
-    return state
-
-
-@given(
-    seed=st.integers(0, 2**64 - 1),
-    position=st.integers(0, 2**32 - 1),
-    columns=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4),
-)
-def test_murmur_hash(kernels: ModuleType, seed: int, position: int, columns: list[int]) -> None:
-    assert murmur3(b"test") == 0xBA6BD213  # a published test vector
-    hashed = kernels.murmur_hash32_cpu(
-        torch.tensor([seed, 1], dtype=torch.uint64),
-        torch.tensor([position, 1]),
-        torch.tensor(columns),
-    )
-    assert hashed.dtype == torch.uint32
-    assert hashed[0].tolist() == [murmur3(struct.pack("<QII", seed, position, c)) for c in columns]
 
 
 HEADS, GROUPS, WIDTH, VALUE_WIDTH, SLOTS, COLUMNS = 4, 2, 8, 6, 40, 12

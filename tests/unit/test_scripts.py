@@ -272,6 +272,37 @@ def test_another_python_starts_all_steps_again(monkeypatch: pytest.MonkeyPatch) 
     assert set(stamps()).isdisjoint(before)
 
 
+def test_a_compiler_is_installed_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def titles() -> str:
+        return " ".join(step.title for step in environment.Environment("cpu")._test_steps())
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "C++" in titles()
+    (tmp_path / "c++").touch(mode=0o755)
+    assert "C++" not in titles()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "clang++")
+    assert "C++" not in titles()
+
+
+def test_the_installed_compiler_is_called_with_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = environment.Environment("cpu")
+    made.folder = tmp_path
+    made.python = fake_python(tmp_path, "python")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(made, "_pip", lambda *arguments: None)
+    monkeypatch.setattr(made, "_run", lambda *arguments: None)
+    made._install_compiler()
+    command = [str(tmp_path / "bin" / "c++"), "-c", "a b.cpp"]
+    called = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert called == ["python", "-m", "ziglang", "c++", "-Wl,-z,nodelete", "-c", "a", "b.cpp"]
+
+
 def test_two_processes_do_not_set_up_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

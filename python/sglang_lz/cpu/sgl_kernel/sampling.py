@@ -1,12 +1,10 @@
-"""Random choice in speculative decoding, and the reproducible numbers behind seeded requests.
+"""Random choice in speculative decoding.
 
 Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as in `speculative`.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import torch
-
-from .operators import operator
 
 
 def _keep(probs: torch.Tensor, order: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -215,45 +213,3 @@ def _write_ways(
         accept_token_num[request] = len(way) - 1
         tokens = torch.cat([candidates[request, way[1:]].to(last.dtype), last[request, None]])
         predicts[numbers] = tokens.to(predicts.dtype)
-
-
-@operator()
-def murmur_hash32_cpu(
-    seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
-) -> torch.Tensor:
-    """MurmurHash3 (x86, 32 bits) of 16 bytes: seed (8), position (4), column (4), low byte first.
-
-    Source: Appleby, https://github.com/aappleby/smhasher, MurmurHash3_x86_32 with seed 0.
-
-    Args:
-        seed: (R,) uint64.
-        positions: (R,) int, its low 32 bits count.
-        col_indices: (C,) int, its low 32 bits count.
-
-    Returns:
-        (R, C) uint32.
-    """
-    low = 0xFFFFFFFF
-
-    def times(value: torch.Tensor, factor: int) -> torch.Tensor:
-        # A product of 32 by 32 bits overflows int64; its low 32 bits survive that.
-        return (value * factor) & low
-
-    def rotate(value: torch.Tensor, bits: int) -> torch.Tensor:
-        return ((value << bits) | (value >> (32 - bits))) & low
-
-    seeds = seed.view(torch.int64)[:, None]
-    blocks = (
-        seeds & low,
-        (seeds >> 32) & low,
-        positions.to(torch.int64)[:, None] & low,
-        col_indices.to(torch.int64)[None, :] & low,
-    )
-    state = torch.zeros(1, 1, dtype=torch.int64)
-    for block in blocks:
-        state = state ^ times(rotate(times(block, 0xCC9E2D51), 15), 0x1B873593)
-        state = times(rotate(state, 13), 5) + 0xE6546B64 & low
-    state = state ^ 16
-    state = times(state ^ (state >> 16), 0x85EBCA6B)
-    state = times(state ^ (state >> 13), 0xC2B2AE35)
-    return (state ^ (state >> 16)).to(torch.uint32)
