@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from server.launch import Config
 
 # Upstream wants to be told which core each of two ranks may have.
 CORES = (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)
+
+SITE = Path(__file__).with_name("site")
+# What is watched, by site/sitecustomize.py.
+WATCHED = (
+    ("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),
+)
 
 # Room for half of what the retraction test asks for, and a scheduler that expects short answers.
 TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
@@ -35,7 +44,7 @@ CONFIGURATIONS = {
             ),
             HOPE,
         ),
-        Config("tp2", ("--tp", "2"), CORES),
+        Config("tp2", ("--tp", "2"), (*CORES, *WATCHED)),
         Config("dp2", ("--dp", "2"), CORES),
         Config("pp2", ("--pp-size", "2"), CORES),
         Config(

@@ -100,6 +100,7 @@ class Server:
     def __init__(self, config: Config, log_path: Path) -> None:
         self.config = config
         self.log_path = log_path
+        self.digests = log_path.with_suffix(".digests")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -114,12 +115,17 @@ class Server:
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                env=environment(config),
+                env=environment(config) | self._for_site(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # its own group, so that stop() reaches its children
             )
+
+    def _for_site(self) -> dict[str, str]:
+        """What site/sitecustomize.py asks for, where a configuration has it run."""
+        self.digests.mkdir()
+        return {"LZ_TEST_DIGESTS": str(self.digests)}
 
     def wait_until_ready(self) -> None:
         """Block until the server is ready.

@@ -1,0 +1,80 @@
+"""Imported first by every process of a server under test, to watch it.
+
+Python imports a module of this name from PYTHONPATH at its start. Each hook changes one module
+right after its import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def record_digests(penalizer: ModuleType) -> None:
+    """Append a line for each penalised step to the file of this rank in LZ_TEST_DIGESTS."""
+    folder = os.environ.get("LZ_TEST_DIGESTS")
+    if not folder:
+        return
+    import torch
+
+    apply_step, verify_step = penalizer.apply_step, penalizer.verify_step
+
+    def note(hook: str, step: Any, logits: torch.Tensor) -> None:
+        if step is None:
+            return
+        digest = hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()
+        path = Path(folder, f"{torch.distributed.get_rank()}.jsonl")
+        with path.open("a") as file:
+            file.write(json.dumps([hook, step.rows.tolist(), digest]) + "\n")
+
+    def noted_apply(logits: torch.Tensor, forward_batch: Any) -> None:
+        apply_step(logits, forward_batch)
+        note("apply", getattr(forward_batch, "lz_step", None), logits)
+
+    def noted_verify(trees: Any, batch: Any, logits: torch.Tensor) -> Any:
+        verified = verify_step(trees, batch, logits)
+        note("verify", verified, logits)
+        return verified
+
+    penalizer.apply_step, penalizer.verify_step = noted_apply, noted_verify
+
+
+HOOKS: dict[str, Callable[[ModuleType], None]] = {
+    "sglang_lz.penalizer": record_digests,
+}
+
+
+class AfterImport:
+    """A finder in front of all others that hands the modules of HOOKS to their hook."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders find, its loader followed by the hook."""
+        if name not in HOOKS:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_hook(module: ModuleType) -> None:
+                load(module)
+                HOOKS[name](module)
+
+            spec.loader.exec_module = load_and_hook  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, AfterImport())

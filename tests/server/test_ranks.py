@@ -1,0 +1,22 @@
+"""The ranks of one server: those that hold the same batch adjust it alike, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+from server.configurations import on
+from server.contract import check_together
+from server.launch import Server
+from server.prompts import mixed
+from server.ranks import assert_ranks_agree, steps
+
+
+@on("tp2")
+def test_tensor_parallel_ranks_adjust_alike(server: Server) -> None:
+    """Each samples for itself: logits that differ in a bit could part their requests."""
+    rng = random.Random("ranks")
+    before = len(steps(server, 0))
+    check_together(server, mixed(rng, 8, 40, 24), "tp2: ranks")
+    taken = assert_ranks_agree(server, ranks=2)[before:]
+    assert len(taken) >= 24
+    assert max(len(rows) for _, rows, _ in taken) >= 4
