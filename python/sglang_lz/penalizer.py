@@ -10,6 +10,7 @@ counterpart here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,14 +36,14 @@ NO_GENERATION = -1
 
 @dataclass(slots=True)
 class LZStep:
-    """The LZ rows of one forward batch. Prefilled rows come first, as in the batch.
+    """The LZ rows of one forward batch: the prefilled, then the handed over, then all others.
 
     Attributes:
         penalizer: who planned the step and applies it.
         rows: batch rows with an LZ penalty, int64 [rows], on the device.
-        newest: for the rows after the seeded ones, where in `input_ids` their newest token
+        newest: for the rows after the prefilled ones, where in `input_ids` their newest token
             stands, int64, on the device.
-        seed: histories of the prefilled rows; None if there are none.
+        seed: histories of the prefilled and handed over rows; None if there are none.
         width: the largest window size among the rows, in tokens.
     """
 
@@ -87,29 +88,43 @@ class BatchedLZPenalizer:
         self.window_size = torch.zeros(rows, dtype=torch.int64)
         self.state = WindowState(rows, capacity, device)
 
-    def plan(self, batch: ScheduleBatch) -> LZStep | None:
+    def plan(self, batch: ScheduleBatch, handed_over: Mapping[int, int]) -> LZStep | None:
         """Which rows of `batch` need the penalty, and what their windows lack; None if no row.
 
-        Reads host data only. Loops over requests only at prefill, whose tokens are on the host.
+        Reads host data only. Loops over requests only when their tokens are on the host: at prefill
+        and when they are handed over.
+
+        Args:
+            batch: upstream's batch.
+            handed_over: what `_handed_over` says of it.
         """
         prefilled, decode_offset = _split(batch)
         rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
         self.generation[rows_cpu[:prefilled]] = NO_GENERATION
-        seeded = [i for i, req in enumerate(batch.reqs[:prefilled]) if _samples_with_penalty(req)]
-        for i in seeded:
-            self.window_size[rows_cpu[i]] = batch.reqs[i].sampling_params.lz_window_size
-        self.generation[rows_cpu[seeded]] = self.pool.req_generation[rows_cpu[seeded]]
+        histories = {
+            i: req.extend_end
+            for i, req in enumerate(batch.reqs[:prefilled])
+            if _samples_with_penalty(req)
+        }
+        without_newest = len(histories)
+        for i, end in handed_over.items():
+            assert int(batch.seq_lens_cpu[i]) == end + 1, "not all of a new row's tokens are here"
+            histories[i] = end
+        seed = self._admit(batch, histories)
 
         active = self._active(rows_cpu)
         if not len(active):
             return None
-        newest = active[len(seeded) :] + decode_offset
+        if handed_over:
+            first = torch.tensor(list(histories))
+            active = torch.cat([first, active[~torch.isin(active, first)]])
+        newest = active[without_newest:] + decode_offset
         on_device = self._on_device(torch.cat([active, newest]))
         return LZStep(
             penalizer=self,
             rows=on_device[: len(active)],
             newest=on_device[len(active) :],
-            seed=self._seed([batch.reqs[i] for i in seeded]) if seeded else None,
+            seed=seed,
             width=self._width(rows_cpu[active]),
         )
 
@@ -123,28 +138,38 @@ class BatchedLZPenalizer:
         """
         rows = batch.req_pool_indices[step.rows]
         position = batch.seq_lens[step.rows].long() - 1
-        seeded = 0
         if step.seed is not None:
-            seeded = len(step.seed.position)
-            self.state.seed(rows[:seeded], step.seed)
-        if seeded < len(rows):
+            self.state.seed(rows[: len(step.seed.position)], step.seed)
+        if len(step.newest):
+            prefilled = len(rows) - len(step.newest)
             newest = batch.input_ids[step.newest]
-            self.state.append(rows[seeded:], position[seeded:], newest, step.width)
+            self.state.append(rows[prefilled:], position[prefilled:], newest, step.width)
 
         self._subtract(logits, step.rows, rows, self.state.view(rows, position, step.width))
 
-    def verify(self, trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZVerify | None:
+    def verify(
+        self,
+        trees: VerifyInput,
+        batch: ScheduleBatch,
+        logits: Tensor,
+        handed_over: Mapping[int, int],
+    ) -> LZVerify | None:
         """Lower the logits of what the window of each draft node predicts.
 
         Args:
             trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
             batch: gives the request row of each batch row and the position of its root.
             logits: next-token logits, float [batch x nodes, V]; changed in place.
+            handed_over: what `_handed_over` says of the batch.
 
         Returns:
             What `accept` needs; None if no row has a penalty.
         """
         rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
+        seed = self._admit(batch, handed_over)
+        if seed is not None:
+            rows = self._on_device(torch.tensor(list(handed_over)))
+            self.state.seed(batch.req_pool_indices[rows], seed)
         active = self._active(rows_cpu)
         if not len(active):
             return None
@@ -214,15 +239,21 @@ class BatchedLZPenalizer:
     def _pinned(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
-    def _seed(self, reqs: list[Req]) -> Seed:
-        tokens = torch.zeros(len(reqs), self.capacity, dtype=torch.int32)
+    def _admit(self, batch: ScheduleBatch, histories: Mapping[int, int]) -> Seed | None:
+        """Make batch rows active; returns what their first so many tokens make of their windows."""
+        if not histories:
+            return None
+        rows_cpu = batch.req_pool_indices_cpu[list(histories)]
+        self.generation[rows_cpu] = self.pool.req_generation[rows_cpu]
+        tokens = torch.zeros(len(histories), self.capacity, dtype=torch.int32)
         match = torch.zeros_like(tokens)
-        position = torch.empty(len(reqs), dtype=torch.int64)
-        params = torch.empty(len(reqs), 5, dtype=torch.float32)
-        for i, req in enumerate(reqs):
+        position = torch.empty(len(histories), dtype=torch.int64)
+        params = torch.empty(len(histories), 5, dtype=torch.float32)
+        for i, (row, end) in enumerate(histories.items()):
+            req = batch.reqs[row]
             requested = req.sampling_params
+            self.window_size[rows_cpu[i]] = requested.lz_window_size
             first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
-            end = req.extend_end
             start = max(first, end - requested.lz_window_size)
             newest_first = list(reversed(req.full_untruncated_fill_ids[start:end]))
             column = (end - 1 - torch.arange(len(newest_first))) % self.capacity
@@ -246,20 +277,24 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
 
     The first request with a penalty allocates the windows; the first batch after the last such
-    request has gone frees them. Without either this returns at once.
+    request has gone frees them. Without either this returns at once. Of the ranks of a pipeline
+    only the last samples and keeps windows.
     """
     mode = batch.forward_mode
     if runner.is_draft_worker or not (mode.is_decode() or mode.is_extend_without_speculative()):
         return
+    if not runner.pp_group.is_last_rank:
+        return
     pool = batch.req_to_token_pool
     penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
+    handed_over = _handed_over(batch)
     if penalizer is None:
         prefilled, _ = _split(batch)
-        if not any(_samples_with_penalty(req) for req in batch.reqs[:prefilled]):
+        if not (handed_over or any(map(_samples_with_penalty, batch.reqs[:prefilled]))):
             return
         penalizer = BatchedLZPenalizer(pool, _max_window_size(), runner.device)
         pool.lz_penalizer = penalizer
-    forward_batch.lz_step = penalizer.plan(batch)
+    forward_batch.lz_step = penalizer.plan(batch, handed_over)
     if forward_batch.lz_step is None and not penalizer.in_use():
         pool.lz_penalizer = None
 
@@ -278,9 +313,13 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
     """
     pool = batch.req_to_token_pool
     penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
+    handed_over = _handed_over(batch)
     if penalizer is None:
-        return None
-    verified = penalizer.verify(trees, batch, logits)
+        if not handed_over:
+            return None
+        penalizer = BatchedLZPenalizer(pool, _max_window_size(), str(logits.device))
+        pool.lz_penalizer = penalizer
+    verified = penalizer.verify(trees, batch, logits, handed_over)
     if verified is None and not penalizer.in_use():
         pool.lz_penalizer = None
     return verified
@@ -299,6 +338,30 @@ def _samples_with_penalty(req: Req) -> bool:
     return bool(req.sampling_params.lz_penalty) and req.extend_end == len(
         req.full_untruncated_fill_ids
     )
+
+
+def _handed_over(batch: ScheduleBatch) -> dict[int, int]:
+    """Rows of `batch` with a penalty whose prefill was another server's, each only once.
+
+    A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a row
+    whose generation was never looked at is new, so no step loops over all requests.
+
+    Returns:
+        How many of each row's tokens come before its newest, on the host. There they are exact only
+        now: nothing was sampled here yet, and the newest is the last of `output_ids`.
+    """
+    if not _is_decode_server():
+        return {}
+    pool = batch.req_to_token_pool
+    looked_at: Tensor | None = getattr(pool, "lz_looked_at", None)
+    if looked_at is None:
+        looked_at = pool.lz_looked_at = torch.full_like(pool.req_generation, NO_GENERATION)
+    rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
+    generation = pool.req_generation[rows_cpu]
+    unknown = (looked_at[rows_cpu] != generation).nonzero().squeeze(1).tolist()
+    looked_at[rows_cpu] = generation
+    new = [i for i in unknown if batch.reqs[i].sampling_params.lz_penalty]
+    return {i: len(batch.reqs[i].full_untruncated_fill_ids) - 1 for i in new}
 
 
 def _split(batch: ScheduleBatch) -> tuple[int, int]:
@@ -324,3 +387,11 @@ def _max_window_size() -> int:
 
     size: int = get_exec().features.lz_max_window_size
     return size
+
+
+def _is_decode_server() -> bool:
+    from sglang.srt.runtime_context import get_disagg
+
+    # Not the argument of the server's start: a server may change its role.
+    mode: str = get_disagg().disaggregation_mode
+    return mode == "decode"

@@ -23,18 +23,14 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield f"with speculative decoding by {speculation}"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
+    if speculation is not None and config("attn_dp_size") > 1:  # no such server runs on a CPU
+        yield "with speculative decoding under data-parallel attention"
     if config("decoupled_spec_role") != "null":
         yield "with decoupled speculative decoding"
-    if config("disaggregation_mode") != "null":
-        yield "with prefill/decode disaggregation"
     if config("dllm_algorithm") is not None:
         yield "with diffusion language models"
     if config("enable_pdmux"):
         yield "with prefill/decode multiplexing (--enable-pdmux)"
-    if config("pp_size") > 1:
-        yield "with pipeline parallelism"
-    if config("attn_dp_size") > 1:  # --enable-dp-attention resolves to it
-        yield "with data-parallel attention"
     if config("attn_cp_size") > 1 or config("dcp_size") > 1:
         yield "with context parallelism"
     if config("device") not in SUPPORTED_DEVICES:

@@ -11,18 +11,15 @@ import pytest
 
 REFUSED = [
     ("--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.9", "not lossless"),
-    ("--tp 2 --attn-dp-size 2", "data-parallel attention"),
-    ("--tp 2 --dp 2 --enable-dp-attention", "data-parallel attention"),
     ("--tp 2 --attn-cp-size 2", "context parallelism"),
     ("--tp 2 --dcp-size 2", "context parallelism"),
-    ("--pp-size 2", "pipeline parallelism"),
-    ("--disaggregation-mode prefill", "prefill/decode disaggregation"),
-    ("--disaggregation-mode decode", "prefill/decode disaggregation"),
     ("--enable-pdmux", "prefill/decode multiplexing"),
 ]
 SERVED = [
     *("", "--tp 2", "--dp 2", "--page-size 16", "--disable-overlap-schedule"),
     *("--speculative-algorithm NGRAM", "--speculative-algorithm NGRAM --tp 2"),
+    *("--tp 2 --attn-dp-size 2", "--tp 2 --dp 2 --enable-dp-attention", "--pp-size 2"),
+    *("--disaggregation-mode prefill", "--disaggregation-mode decode"),
 ]
 
 

@@ -79,6 +79,30 @@ def test_merging_and_filtering_batches_moves_no_history(runner: Runner) -> None:
     runner.assert_exact([[*histories[0], tokens[0]], [*histories[2], tokens[2]]])
 
 
+def test_a_decode_that_runs_as_an_extend_is_a_decode(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under data-parallel attention, beside another rank's prefill; upstream's host trails there.
+
+    In this process, because a server does it only where it captured a GPU's graphs.
+    """
+    req = make_request(PROMPT)
+    tokens, batch = runner.extend([req])
+    history = [*PROMPT, *tokens]
+    prepare = batch.prepare_for_decode
+
+    def prepare_and_convert() -> None:
+        prepare()
+        batch.convert_decode_to_extend()
+
+    monkeypatch.setattr(batch, "prepare_for_decode", prepare_and_convert)
+    for _ in range(3):
+        tokens = runner.decode(tokens, batch)
+        runner.assert_exact([history])
+        history += tokens
+    assert not batch.forward_mode.is_decode()
+
+
 def test_no_tensor_as_wide_as_the_vocabulary_is_made(runner: Runner) -> None:
     """Upstream allocates, zeroes and adds rows x vocabulary for every penalised step."""
     _, batch = runner.extend([make_request(PROMPT)])

@@ -13,9 +13,19 @@ from server.launch import Config
 CORES = (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)
 
 SITE = Path(__file__).with_name("site")
-# What is watched, by site/sitecustomize.py.
-WATCHED = (
-    ("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),
+# What runs on a CPU only with help (site/sitecustomize.py).
+HELPED = (("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),)
+
+# The demo model's weights as a Qwen3: upstream's Qwen2 knows no data-parallel attention.
+QWEN3 = (
+    "--json-model-override-args",
+    '{"architectures": ["Qwen3ForCausalLM"], "attention_bias": true, "head_dim": 32}',
+)
+
+# Upstream would find an address of the machine's own, and would wait for a CUDA event.
+DISAGGREGATION = (
+    ("SGLANG_HOST_IP", "127.0.0.1"),
+    ("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0"),
 )
 
 # Room for half of what the retraction test asks for, and a scheduler that expects short answers.
@@ -44,9 +54,23 @@ CONFIGURATIONS = {
             ),
             HOPE,
         ),
-        Config("tp2", ("--tp", "2"), (*CORES, *WATCHED)),
+        Config("tp2", ("--tp", "2"), (*CORES, *HELPED)),
         Config("dp2", ("--dp", "2"), CORES),
         Config("pp2", ("--pp-size", "2"), CORES),
+        Config(
+            "dp-attention",
+            (*("--tp", "2", "--dp", "2", "--enable-dp-attention"), *QWEN3),
+            (*CORES, *HELPED),
+        ),
+        Config("context-parallel", ("--tp", "2", "--attn-cp-size", "2", *QWEN3), CORES),
+        Config(
+            "disaggregated",
+            env=(*DISAGGREGATION, *HELPED),
+            decode_flags=(
+                *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+                *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
+            ),
+        ),
         Config(
             "defaults",
             (

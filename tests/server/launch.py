@@ -46,12 +46,15 @@ class Config:
         flags: server arguments beside those every server gets; a later value wins.
         env: environment variables beside those every server gets.
         stock: serve the package without our patches, found in LZ_STOCK_SITE.
+        decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
+            being the decode server's own.
     """
 
     name: str
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
     stock: bool = False
+    decode_flags: tuple[str, ...] | None = None
 
 
 def model_path() -> Path:
@@ -94,6 +97,14 @@ def environment(config: Config) -> dict[str, str]:
     return env
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Server:
     """A running server: its address, its process group and its log."""
 
@@ -101,9 +112,7 @@ class Server:
         self.config = config
         self.log_path = log_path
         self.digests = log_path.with_suffix(".digests")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         flags = dict(_DEFAULT_FLAGS)
         command = [sys.executable, "-m", "sglang.launch_server", *_BASE_FLAGS]
@@ -125,7 +134,10 @@ class Server:
     def _for_site(self) -> dict[str, str]:
         """What site/sitecustomize.py asks for, where a configuration has it run."""
         self.digests.mkdir()
-        return {"LZ_TEST_DIGESTS": str(self.digests)}
+        return {
+            "LZ_TEST_DIGESTS": str(self.digests),
+            "LZ_TEST_TOP_LOGPROBS": str(vocab_size()),
+        }
 
     def wait_until_ready(self) -> None:
         """Block until the server is ready.
@@ -176,7 +188,12 @@ class Server:
 @contextlib.contextmanager
 def serving(config: Config, log_path: Path) -> Iterator[Server]:
     """A ready server of this configuration; ended when the block is left, however it is left."""
-    server = Server(config, log_path)
+    if config.decode_flags is None:
+        server = Server(config, log_path)
+    else:
+        from server.disaggregated import Pair
+
+        server = Pair(config, log_path)
     try:
         server.wait_until_ready()
         yield server

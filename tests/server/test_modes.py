@@ -39,7 +39,7 @@ from server.contract import (
 from server.launch import Server, vocab_size
 from server.prompts import case, mixed, parameters, repetitive, token_ids
 
-EVERYWHERE = (*SCHEDULERS, "tp2", "dp2")
+EVERYWHERE = (*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated")
 
 
 @on(*EVERYWHERE)
@@ -127,7 +127,7 @@ def test_chunked_prefill(server: Server) -> None:
     assert sum(size == 16 for size in sizes) > 10, "the prompts were not prefilled in chunks of 16"
 
 
-@on(*SCHEDULERS)
+@on(*SCHEDULERS, "pp2", "dp-attention")
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
@@ -187,7 +187,7 @@ def test_mixed_chunks(server: Server) -> None:
         assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
-@on("overlap", "no-overlap", "mixed-chunk")
+@on("overlap", "no-overlap", "mixed-chunk", "disaggregated")
 @pytest.mark.parametrize("how", ["in_place", "retract"])
 def test_pause_and_continue(server: Server, how: str) -> None:
     """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
@@ -225,7 +225,7 @@ def test_prompt_logprobs_are_left_alone(server: Server) -> None:
         assert difference < TOLERANCE
 
 
-@on("tiny-pool", "tiny-pool-mixed")
+@on("tiny-pool", "tiny-pool-mixed", "disaggregated")
 def test_retraction_and_resume(server: Server) -> None:
     """Requests are thrown out for lack of room and prefilled anew, outputs included."""
     rng = random.Random("retraction")

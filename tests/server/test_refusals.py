@@ -1,7 +1,7 @@
 """What the penalty does not cover is refused by a real server, which then goes on.
 
 Most server modes are in tests/patches/test_refused_modes.py: upstream needs a C++ compiler, several
-machines or a GPU to start them. Pipeline parallelism stands here for all of them.
+machines or a GPU to start them. Context parallelism stands here for all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_beam_search_refuses(server: Server) -> None:
     check(server, sample, OFF, "overlap: after a refusal")
 
 
-@on("pp2")
+@on("context-parallel")
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
 def test_a_server_that_cannot_refuses(server: Server, endpoint: Endpoint, stream: bool) -> None:
@@ -47,6 +47,6 @@ def test_a_server_that_cannot_refuses(server: Server, endpoint: Endpoint, stream
     answer = endpoint.send(server, "a b c", 8, {"lz_penalty": 0.5}, stream=stream)
     assert answer.status_code == 400, answer.text
     assert "lz_penalty" in answer.text
-    assert "pipeline" in answer.text
+    assert "context parallelism" in answer.text
     for fields in ({}, {"lz_penalty": 0}):
         assert endpoint.send(server, "a b c", 8, fields, stream=stream).status_code == 200

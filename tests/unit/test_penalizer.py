@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -32,8 +33,14 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(autouse=True)
-def max_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penalizer, "_max_window_size", lambda: MAX_WINDOW)
+    monkeypatch.setattr(penalizer, "_is_decode_server", lambda: False)
+
+
+@pytest.fixture
+def decode_server(monkeypatch: pytest.MonkeyPatch, server: None) -> None:
+    monkeypatch.setattr(penalizer, "_is_decode_server", lambda: True)
 
 
 class Mode:
@@ -101,6 +108,11 @@ def request(prompt: list[int], **lz: object) -> Request:
     return Request(SimpleNamespace(**params | lz), array("q", prompt))
 
 
+RUNNER = SimpleNamespace(
+    is_draft_worker=False, device="cpu", pp_group=SimpleNamespace(is_last_rank=True)
+)
+
+
 def forward(
     pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]
 ) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
@@ -119,6 +131,7 @@ def forward(
         extend_num_tokens=sum(map(len, suffixes)),
         mix_running_indices_cpu=rows[len(prefills) :] if mode == "mixed" else None,
         decoding_reqs=(decodes or None) if mode != "decode" else None,
+        seq_lens_cpu=torch.tensor(lengths),
     )
     forward_batch = SimpleNamespace(
         req_pool_indices=rows,
@@ -126,8 +139,7 @@ def forward(
         # Padding after the real tokens, as data-parallel attention leaves it.
         input_ids=torch.tensor([token for suffix in suffixes for token in suffix] + [0, 0]),
     )
-    runner = SimpleNamespace(is_draft_worker=False, device="cpu")
-    penalizer.plan_step(batch, runner, forward_batch)
+    penalizer.plan_step(batch, RUNNER, forward_batch)
     before = torch.randn(len(reqs), VOCAB)
     after = before.clone()
     penalizer.apply_step(after, forward_batch)
@@ -234,13 +246,17 @@ class Scheduler(RuleBasedStateMachine):
     """Any order of prefills, chunks, mixed chunks, decodes, draft trees, retractions and row reuse.
 
     Tokens are read by the host one step late (overlap) or at once, at random, and every sampled
-    position of every request is checked against the oracle.
+    position of every request is checked against the oracle. A decode server (prefill/decode
+    disaggregation) gets its requests prefilled, with the first token sampled.
     """
 
-    @initialize(overlap=st.booleans())
-    def start(self, overlap: bool) -> None:
+    @initialize(overlap=st.booleans(), decode_server=st.booleans())
+    def start(self, overlap: bool, decode_server: bool) -> None:
         self.pool = Pool()
         self.overlap = overlap
+        self.decode_server = decode_server
+        self.role = mock.patch.object(penalizer, "_is_decode_server", return_value=decode_server)
+        self.role.start()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
@@ -248,7 +264,21 @@ class Scheduler(RuleBasedStateMachine):
     def arrive(self, prompt: list[int], lz: dict[str, object]) -> None:
         self.waiting.append(request(prompt, **lz))
 
-    @precondition(lambda self: self.waiting and self.pool.free_slots)
+    def teardown(self) -> None:
+        if hasattr(self, "role"):
+            self.role.stop()
+
+    @precondition(lambda self: self.decode_server and self.waiting and self.pool.free_slots)
+    @rule(first=st.integers(0, VOCAB - 1), row_first=st.booleans())
+    def hand_over(self, first: int, row_first: bool) -> None:
+        """A request arrives prefilled, or comes back with the tokens of before its retraction."""
+        req = self.waiting.pop()
+        req.row = self.pool.alloc()
+        if not req.output_ids:
+            req.output_ids.append(first)
+        self.running = [req, *self.running] if row_first else [*self.running, req]
+
+    @precondition(lambda self: not self.decode_server and self.waiting and self.pool.free_slots)
     @rule(data=st.data(), mixed=st.booleans())
     def prefill(self, data: st.DataObject, mixed: bool) -> None:
         count = data.draw(st.integers(1, min(len(self.waiting), len(self.pool.free_slots))))
@@ -312,7 +342,9 @@ class Scheduler(RuleBasedStateMachine):
     @invariant()
     def windows_exist_only_while_needed(self) -> None:
         """After a batch without the penalty, windows exist only if a held row needs them."""
-        if getattr(self, "pool", None) and getattr(self.pool, "lz_penalizer", None) is None:
+        if not hasattr(self, "pool") or self.decode_server:
+            return  # a request that was handed over gets its window with its first batch
+        if getattr(self.pool, "lz_penalizer", None) is None:
             assert not any(req.sampling_params.lz_penalty for req in self.running)
 
 
@@ -395,9 +427,53 @@ def test_draft_workers_keep_no_windows() -> None:
     req = admitted(pool, request([1, 2, 1]))
     batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
     forward_batch = SimpleNamespace()
-    penalizer.plan_step(batch, SimpleNamespace(is_draft_worker=True), forward_batch)
+    runner = SimpleNamespace(**vars(RUNNER) | {"is_draft_worker": True})
+    penalizer.plan_step(batch, runner, forward_batch)
     assert not hasattr(forward_batch, "lz_step")
     assert not hasattr(pool, "lz_penalizer")
+
+
+def test_only_the_last_rank_of_a_pipeline_keeps_windows() -> None:
+    """The others never sample."""
+    pool = Pool()
+    req = admitted(pool, request([1, 2, 1]))
+    runner = SimpleNamespace(**vars(RUNNER) | {"pp_group": SimpleNamespace(is_last_rank=False)})
+    batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
+    forward_batch = SimpleNamespace()
+    penalizer.plan_step(batch, runner, forward_batch)
+    assert not hasattr(forward_batch, "lz_step")
+    assert not hasattr(pool, "lz_penalizer")
+
+
+def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
+    req.row = pool.alloc()
+    req.output_ids.append(first)
+    return req
+
+
+@pytest.mark.usefixtures("decode_server")
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_decode_server_keeps_no_windows_without_the_penalty(speculative: bool) -> None:
+    pool = Pool()
+    without = handed_over(pool, request([1, 2, 1], lz_penalty=0.0))
+    with_penalty = handed_over(pool, request([1, 2, 1]))
+    rng = random.Random(0)
+    for reqs, needed in (([without], False), ([without, with_penalty], True), ([without], False)):
+        if speculative:
+            verify_forward(pool, reqs, [Tree.random(rng, req.known[-1], 3) for req in reqs], rng)
+        else:
+            forward(pool, "decode", [], reqs)
+        assert (getattr(pool, "lz_penalizer", None) is not None) == needed
+        pool.free_slots += [with_penalty.row] if needed else []
+
+
+@pytest.mark.usefixtures("decode_server")
+def test_tokens_that_the_host_lacks_at_hand_over_are_not_missed_in_silence() -> None:
+    pool = Pool()
+    req = handed_over(pool, request([1, 2, 1]))
+    req.flying = [2]
+    with pytest.raises(AssertionError, match="not all"):
+        forward(pool, "decode", [], [req])
 
 
 class DeviceWatch(TorchDispatchMode):
@@ -445,7 +521,7 @@ def test_a_step_is_linear_in_the_window_and_never_waits_for_the_device() -> None
             input_ids=torch.empty(rows, dtype=torch.int64, device="meta"),
         )
         with DeviceWatch() as watch:
-            step = pool.lz_penalizer.plan(batch)
+            step = pool.lz_penalizer.plan(batch, {})
             pool.lz_penalizer.apply(step, logits, forward_batch)
         assert watch.waits == []
         assert max(watch.made) <= 5 * rows * MAX_WINDOW
@@ -466,7 +542,7 @@ def test_a_verify_step_is_linear_in_the_windows_and_never_waits_for_the_device()
         seq_lens=torch.empty(rows, **on_device),
         decoding_reqs=None,
     )
-    pool.lz_penalizer.plan(batch)
+    pool.lz_penalizer.plan(batch, {})
     verify_input = SimpleNamespace(
         draft_token=torch.empty(rows * nodes, **on_device),
         draft_token_num=nodes,
@@ -495,11 +571,12 @@ def test_the_watch_sees_what_would_wait() -> None:
         on_device.max().item()
 
 
-def test_the_decode_plan_does_not_look_at_requests() -> None:
-    class Untouchable:
-        def __getattr__(self, name: str) -> None:
-            raise AssertionError(f"decode read a request's {name}")
+class Untouchable:
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError(f"decode read a request's {name}")
 
+
+def test_the_decode_plan_does_not_look_at_requests() -> None:
     pool = Pool()
     req = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [req], [])
@@ -509,4 +586,22 @@ def test_the_decode_plan_does_not_look_at_requests() -> None:
         req_pool_indices_cpu=torch.tensor([req.row]),
         decoding_reqs=None,
     )
-    assert pool.lz_penalizer.plan(batch).rows.tolist() == [0]
+    assert pool.lz_penalizer.plan(batch, {}).rows.tolist() == [0]
+
+
+@pytest.mark.usefixtures("decode_server")
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
+    pool = Pool()
+    req = handed_over(pool, request([1, 2, 1], lz_penalty=penalty))
+    forward(pool, "decode", [], [req])
+    batch = SimpleNamespace(
+        forward_mode=Mode("decode"),
+        reqs=[Untouchable()],
+        req_pool_indices_cpu=torch.tensor([req.row]),
+        req_to_token_pool=pool,
+        decoding_reqs=None,
+    )
+    forward_batch = SimpleNamespace()
+    penalizer.plan_step(batch, RUNNER, forward_batch)
+    assert hasattr(forward_batch, "lz_step") == (penalty > 0)

@@ -34,13 +34,13 @@ UNSUPPORTED = [
         {"speculative_algorithm": "NGRAM", "speculative_accept_threshold_acc": 0.9},
         "not lossless",
     ),
+    (
+        {"speculative_algorithm": "EAGLE", "attn_dp_size": 2},
+        "speculative decoding under data-parallel attention",
+    ),
     ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
-    ({"disaggregation_mode": "prefill"}, "prefill/decode disaggregation"),
-    ({"disaggregation_mode": "decode"}, "prefill/decode disaggregation"),
     ({"dllm_algorithm": "LowConfidence"}, "diffusion language models"),
     ({"enable_pdmux": True}, "--enable-pdmux"),
-    ({"pp_size": 2}, "pipeline parallelism"),
-    ({"attn_dp_size": 2}, "data-parallel attention"),
     ({"attn_cp_size": 2}, "context parallelism"),
     ({"device": "npu"}, "on device npu"),
     ({"device": "mps"}, "on device mps"),
@@ -183,7 +183,7 @@ class TestStartup:
         ("setting", "value", "why"),
         [
             ("speculative_algorithm", "DFLASH", "speculative decoding"),
-            ("attn_dp_size", 2, "data-parallel attention"),
+            ("attn_cp_size", 2, "context parallelism"),
             ("smg_grpc_mode", True, "--smg-grpc-mode"),
         ],
     )

@@ -1,4 +1,4 @@
-"""Imported first by every process of a server under test, to watch it.
+"""Imported first by every process of a server under test: watches it, and helps it run on a CPU.
 
 Python imports a module of this name from PYTHONPATH at its start. Each hook changes one module
 right after its import.
@@ -47,8 +47,29 @@ def record_digests(penalizer: ModuleType) -> None:
     penalizer.apply_step, penalizer.verify_step = noted_apply, noted_verify
 
 
+def pad_attention(torch_native: ModuleType) -> None:
+    """Data-parallel attention pads batches; upstream's torch attention does not say with what."""
+    torch_native.TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = lambda self: 1
+
+
+def keep_indices_on_host(conn: ModuleType) -> None:
+    """Upstream's prefill server would copy page indices through pinned memory and CUDA events."""
+    conn.MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def widen_first_logprobs(utils: ModuleType) -> None:
+    """A prefill server hands over 128 logprobs of its token; the tests want the vocabulary's."""
+    make = utils.MetadataBuffers.__init__
+    utils.MetadataBuffers.__init__ = lambda self, *args, **kw: make(
+        self, *args, **kw, max_top_logprobs_num=int(os.environ["LZ_TEST_TOP_LOGPROBS"])
+    )
+
+
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "sglang_lz.penalizer": record_digests,
+    "sglang.srt.layers.attention.torch_native_backend": pad_attention,
+    "sglang.srt.disaggregation.mooncake.conn": keep_indices_on_host,
+    "sglang.srt.disaggregation.utils": widen_first_logprobs,
 }
 
 

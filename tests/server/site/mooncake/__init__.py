@@ -1,0 +1,1 @@
+"""Stands in for the transfer library of upstream's `mooncake` backend."""
