@@ -103,6 +103,24 @@ def test_a_decode_that_runs_as_an_extend_is_a_decode(
     assert not batch.forward_mode.is_decode()
 
 
+def test_placeholders_of_images_match_and_are_no_tokens(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's penalties index the logits with them.
+
+    In this process, because no multimodal model runs here: upstream's clamp the ids like this.
+    """
+    embedding = runner.bench.torch_runner.model.model.embed_tokens
+    embed, vocab = embedding.forward, embedding.num_embeddings
+    monkeypatch.setattr(embedding, "forward", lambda ids: embed(ids.clamp(max=vocab - 1)))
+    image = [1_000_003 + 7 * i for i in range(4)]
+    prompt = [5, *image, 6, 7, *image, 6, 8, *image]
+    tokens, batch = runner.extend([make_request(prompt)])
+    runner.assert_exact([prompt])
+    runner.decode(tokens, batch)
+    runner.assert_exact([[*prompt, *tokens]])
+
+
 def test_no_tensor_as_wide_as_the_vocabulary_is_made(runner: Runner) -> None:
     """Upstream allocates, zeroes and adds rows x vocabulary for every penalised step."""
     _, batch = runner.extend([make_request(PROMPT)])

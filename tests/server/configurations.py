@@ -62,6 +62,15 @@ CONFIGURATIONS = {
             (*("--tp", "2", "--dp", "2", "--enable-dp-attention"), *QWEN3),
             (*CORES, *HELPED),
         ),
+        Config(
+            "adapters",
+            (
+                *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "4"),
+                *("--lora-target-modules", "q_proj", "v_proj"),
+                "--enable-return-hidden-states",
+            ),
+            HELPED,
+        ),
         Config("context-parallel", ("--tp", "2", "--attn-cp-size", "2", *QWEN3), CORES),
         Config(
             "disaggregated",

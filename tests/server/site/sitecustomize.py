@@ -65,9 +65,24 @@ def widen_first_logprobs(utils: ModuleType) -> None:
     )
 
 
+def forget_pinning(_: ModuleType) -> None:
+    """LoRA pins host memory whatever the device; without an accelerator torch refuses."""
+    import torch
+
+    torch.Tensor.pin_memory = lambda self, *_: self
+    for name in ("tensor", "zeros"):
+        make = getattr(torch, name)
+
+        def unpinned(*args: Any, make: Any = make, pin_memory: bool = False, **kw: Any) -> Any:
+            return make(*args, **kw)
+
+        setattr(torch, name, unpinned)
+
+
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "sglang_lz.penalizer": record_digests,
     "sglang.srt.layers.attention.torch_native_backend": pad_attention,
+    "sglang.srt.lora.layers": forget_pinning,
     "sglang.srt.disaggregation.mooncake.conn": keep_indices_on_host,
     "sglang.srt.disaggregation.utils": widen_first_logprobs,
 }
