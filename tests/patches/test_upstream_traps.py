@@ -165,6 +165,29 @@ def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str
             admit(params, is_encoder_decoder=False, has_input_embeds=False)
 
 
+def test_every_exact_algorithm_verifies_in_the_hooked_place() -> None:
+    """MTP in both its forms needs models and kernels for a GPU; its verification is EAGLE's.
+
+    tests/patches/test_draft_trees.py drives that place node by node.
+    """
+    from sglang.srt.speculative.eagle_worker_common import run_eagle_verify
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+    from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
+    from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPWorkerV2
+    from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+    from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+    assert "eagle_sample" in run_eagle_verify.__code__.co_names
+    assert "eagle_sample" in NGRAMWorker.forward_batch_generation.__code__.co_names
+    for worker in (EAGLEWorkerV2, MultiLayerEagleWorkerV2):
+        assert "run_eagle_verify" in worker.verify.__code__.co_names
+    for worker in (FrozenKVMTPWorkerV2, StandaloneWorkerV2):
+        assert worker.verify is EAGLEWorkerV2.verify
+    fields = {"draft_token", "draft_token_num", "retrieve_next_token", "retrieve_next_sibling"}
+    assert fields <= set(FrozenKVMTPVerifyInput.__dataclass_fields__)
+
+
 def test_an_ollama_seed_does_not_end_in_an_error() -> None:
     """Upstream maps it to a field that SamplingParams does not have."""
     from sglang.srt.entrypoints.ollama.serving import OllamaServing

@@ -32,6 +32,19 @@ DISAGGREGATION = (
 TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 
+SPECULATION = (
+    *("ngram", "standalone", "eagle", "eagle-tree", "eagle3", "eagle-tp2", "disaggregated-eagle"),
+)
+
+
+def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...]:
+    """Flags of speculation with a draft model: how deep, how wide and how large its trees are."""
+    return (
+        *("--speculative-algorithm", algorithm, "--speculative-num-steps", str(steps)),
+        *("--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(tokens)),
+    )
+
+
 CONFIGURATIONS = {
     config.name: config
     for config in (
@@ -86,6 +99,31 @@ CONFIGURATIONS = {
                 *("--preferred-sampling-params", '{"lz_penalty": 0.5, "lz_cost": "rate"}'),
                 *("--lz-max-window-size", "24"),
             ),
+        ),
+        Config(
+            "ngram", ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+        ),
+        Config("standalone", drafts("STANDALONE", 3, 1, 4), draft="standalone"),
+        Config(
+            "eagle",
+            (
+                *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
+                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                "--enable-return-hidden-states",
+            ),
+            draft="eagle",
+        ),
+        Config("eagle-tree", drafts("EAGLE", 3, 3, 8), draft="eagle"),
+        Config("eagle3", drafts("EAGLE3", 3, 2, 6), draft="eagle3"),
+        Config(
+            "eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), (*CORES, *HELPED), draft="eagle"
+        ),
+        Config(
+            "disaggregated-eagle",
+            drafts("EAGLE", 3, 2, 6),
+            (*DISAGGREGATION, *HELPED),
+            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+            draft="eagle",
         ),
         Config("stock", stock=True),
     )

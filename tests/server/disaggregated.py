@@ -40,6 +40,7 @@ class Pair(Server):
                     f"{config.name}-{side}",
                     ("--disaggregation-mode", side, *config.flags, *flags),
                     config.env,
+                    draft=config.draft,
                 ),
                 log_path.with_stem(side),
             )

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Config:
         stock: serve the package without our patches, found in LZ_STOCK_SITE.
         decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
             being the decode server's own.
+        draft: the kind of draft model to speculate with (`sglang_lz.demo.drafts`).
     """
 
     name: str
@@ -55,6 +57,7 @@ class Config:
     env: tuple[tuple[str, str], ...] = field(default=())
     stock: bool = False
     decode_flags: tuple[str, ...] | None = None
+    draft: str | None = None
 
 
 def model_path() -> Path:
@@ -105,6 +108,28 @@ def free_port() -> int:
         return port
 
 
+@cache
+def draft_path(kind: str) -> Path:
+    """A draft model for the demo model, made once; gone when this process ends.
+
+    Raises:
+        RuntimeError: it could not be made; the message is what its maker wrote.
+    """
+    path = Path(_draft_folder().name) / kind
+    command = [sys.executable, "-m", "sglang_lz.demo.drafts", str(path), "--kind", kind]
+    made = subprocess.run(
+        command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        raise RuntimeError(f"no draft of kind {kind}\n{made.stdout}{made.stderr}")
+    return path
+
+
+@cache
+def _draft_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="drafts-")
+
+
 class Server:
     """A running server: its address, its process group and its log."""
 
@@ -121,6 +146,8 @@ class Server:
             part for name in flags if name not in config.flags for part in (name, flags[name])
         ]
         command += config.flags
+        if config.draft is not None:
+            command += ["--speculative-draft-model-path", str(draft_path(config.draft))]
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 command,

@@ -67,7 +67,7 @@ def test_lora(server: Server, tmp_path: Path) -> None:
     assert np.abs(with_adapter.rows[0] - without.rows[0]).max() > 50 * TOLERANCE
 
 
-@on("adapters")
+@on("adapters", "eagle")
 def test_hidden_states(server: Server) -> None:
     """They are those without a penalty, and asking for them changes nothing."""
     prompt = repetitive(random.Random("hidden states"), 24)

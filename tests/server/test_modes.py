@@ -26,7 +26,7 @@ from server.client import (
     to_sample,
     top_rows,
 )
-from server.configurations import SCHEDULERS, on
+from server.configurations import SCHEDULERS, SPECULATION, on
 from server.contract import (
     SUMMARY,
     TOLERANCE,
@@ -39,7 +39,10 @@ from server.contract import (
 from server.launch import Server, vocab_size
 from server.prompts import case, mixed, parameters, repetitive, token_ids
 
-EVERYWHERE = (*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated")
+EVERYWHERE = (
+    *(*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated"),
+    *SPECULATION,
+)
 
 
 @on(*EVERYWHERE)
@@ -71,7 +74,7 @@ def test_first_token_sees_the_prompt(server: Server) -> None:
     check_together(server, cases, f"{server.config.name}: prefill")
 
 
-@on(*SCHEDULERS)
+@on(*SCHEDULERS, "ngram", "eagle")
 def test_a_cached_prefix_changes_nothing(server: Server) -> None:
     """The device gets only the uncached suffix of the prompt; the history is all of it."""
     rng = random.Random("prefix cache")
@@ -87,7 +90,7 @@ def test_a_cached_prefix_changes_nothing(server: Server) -> None:
             check(server, sample, lz, f"{server.config.name}: prefix cache")
 
 
-@on(*SCHEDULERS)
+@on(*SCHEDULERS, "ngram")
 def test_histories_longer_than_the_window(server: Server) -> None:
     """Positions far beyond the largest window, matches of hundreds of tokens, a cached prefix."""
     rng = random.Random("long")
@@ -127,7 +130,7 @@ def test_chunked_prefill(server: Server) -> None:
     assert sum(size == 16 for size in sizes) > 10, "the prompts were not prefilled in chunks of 16"
 
 
-@on(*SCHEDULERS, "pp2", "dp-attention")
+@on(*SCHEDULERS, "pp2", "dp-attention", "ngram", "eagle")
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
@@ -187,7 +190,7 @@ def test_mixed_chunks(server: Server) -> None:
         assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "disaggregated")
+@on("overlap", "no-overlap", "mixed-chunk", "disaggregated", "ngram", "eagle-tree")
 @pytest.mark.parametrize("how", ["in_place", "retract"])
 def test_pause_and_continue(server: Server, how: str) -> None:
     """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
@@ -246,7 +249,7 @@ def test_retraction_and_resume(server: Server) -> None:
     raise AssertionError("too few requests with the penalty were retracted")
 
 
-@on("overlap", "no-overlap", "mixed-chunk")
+@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree")
 @pytest.mark.parametrize("how", ["abort_request", "disconnect"])
 def test_rows_of_aborted_requests(server: Server, how: str) -> None:
     """The next owners of an aborted request's rows see nothing of it, penalised or not."""
@@ -278,7 +281,7 @@ def test_rows_of_aborted_requests(server: Server, how: str) -> None:
     check_together(server, cases, f"{server.config.name}: rows after {how}")
 
 
-@on("overlap", "no-overlap")
+@on("overlap", "no-overlap", "eagle-tree")
 def test_parallel_samples(server: Server) -> None:
     """n > 1: each sample has a history of its own behind the shared prompt."""
     rng = random.Random("n")
@@ -292,7 +295,7 @@ def test_parallel_samples(server: Server) -> None:
             c.check(server, sample, f"{server.config.name}: n = 3")
 
 
-@on("overlap", "no-overlap")
+@on("overlap", "no-overlap", "ngram")
 def test_sessions(server: Server) -> None:
     """Each turn's history begins anew, or with all turns when the prompt is included."""
     check_session(server, streaming=False, mode=f"{server.config.name}: session")
@@ -333,7 +336,7 @@ def check_session(server: Server, *, streaming: bool, mode: str) -> None:
     assert post(server, "/close_session", {"session_id": session}).ok
 
 
-@on("overlap", "mixed-chunk")
+@on("overlap", "mixed-chunk", "eagle")
 def test_stream(server: Server) -> None:
     """/generate with stream: the same logprobs, chunk by chunk."""
     rng = random.Random("stream")

@@ -66,7 +66,7 @@ class Grammar:
         return np.where(allowed.astype(bool), logits, -math.inf)
 
 
-@on("overlap", "no-overlap", "mixed-chunk")
+@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -117,7 +117,7 @@ def test_min_new_tokens(server: Server) -> None:
         check(server, sample, lz, mode, temperature=1.0, transform=transform)
 
 
-@on("overlap", "no-overlap")
+@on("overlap", "no-overlap", "eagle")
 def test_logit_bias(server: Server) -> None:
     """A bias stands beside the penalty, on tokens that it penalises and on others."""
     rng = random.Random("logit_bias")

@@ -35,8 +35,8 @@ from . import MODEL_PATH
 
 KINDS = ("standalone", "eagle", "eagle3")
 NOISE = 0.08
-ROWS, LENGTH = 64, 128
-BATCH, STEPS = 8, 120
+ROWS, LENGTH = 64, 96
+BATCH, STEPS = 8, 80
 HOT_TOKENS = 1024
 
 

@@ -1,0 +1,162 @@
+"""Speculative decoding: greedy output and sampling are those of plain decoding, penalty included.
+
+The contract itself, position by position, is held in test_modes.py and its neighbours, which run on
+these servers too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oracle import delta_bits, log_softmax, visible_history
+from server.client import OFF, Lz, base_rows, generate, post_ok, request_body
+from server.configurations import CONFIGURATIONS, SPECULATION, on
+from server.contract import TOLERANCE, Case
+from server.launch import Server, serving, vocab_size
+from server.prompts import repetitive
+
+PENALTIES = (OFF, Lz(0.15), Lz(0.15, cost="rate"), Lz(0.5, 24, 8, True), Lz(1.0, 5, 3, True))
+
+
+def greedy_cases() -> list[Case]:
+    """Prompts of three lengths, each with every kind of penalty."""
+    rng = random.Random("greedy")
+    prompts = [repetitive(rng, length) for length in (6, 40, 90)]
+    return [Case(prompt, 96, lz) for prompt, lz in itertools.product(prompts, PENALTIES)]
+
+
+def answers(server: Server, cases: list[Case]) -> list[dict[str, Any]]:
+    """The answers to all cases, sent together and without logprobs."""
+    bodies = []
+    for case in cases:
+        body = request_body(case.prompt, case.new_tokens, case.lz)
+        bodies.append({name: body[name] for name in ("input_ids", "sampling_params")})
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
+
+
+@pytest.fixture(scope="session")
+def plain_outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What a server without speculation answers."""
+    log = tmp_path_factory.mktemp("plain") / "server.log"
+    with serving(CONFIGURATIONS["overlap"], log) as plain:
+        return [answer["output_ids"] for answer in answers(plain, greedy_cases())]
+
+
+@on(*SPECULATION)
+def test_greedy_output_is_that_of_plain_decoding(
+    server: Server, plain_outputs: list[list[int]]
+) -> None:
+    """Token for token, with drafts accepted and drafts rejected on the way."""
+    cases = greedy_cases()
+    found = answers(server, cases)
+    for case, answer, expected in zip(cases, found, plain_outputs, strict=True):
+        outputs = answer["output_ids"]
+        differs = (i for i in range(case.new_tokens) if outputs[i] != expected[i])
+        if (first := next(differs, None)) is not None:
+            pair = outputs[first], expected[first]
+            assert is_near_tie(server, case, expected[:first], pair), (first, case, outputs)
+    total = Counter[str]()
+    for answer in found:
+        total.update({name: answer["meta_info"][name] for name in ACCEPTANCE})
+    correct, proposed = (total[name] for name in ACCEPTANCE)
+    assert 0 < correct < proposed
+
+
+ACCEPTANCE = ("spec_num_correct_drafts", "spec_num_proposed_drafts")
+
+
+def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, int]) -> bool:
+    """Whether the contract leaves two tokens within the tolerance of each other."""
+    lz = case.lz
+    history = visible_history(case.prompt, before, lz.include_prompt)
+    row = base_rows(server, case.prompt, [*before, 0])[-1] + lz.penalty * bits(history, lz)
+    return bool(abs(row[pair[0]] - row[pair[1]]) < TOLERANCE)
+
+
+SAMPLES = 1600
+LENGTH = 4  # the first token comes from prefill, the others from verification
+TOP_K = 3
+# P(X >= k + 2 sqrt(k x) + 2 x) <= exp(-x) for a chi-squared X of k degrees (Laurent and Massart):
+# a lossless server fails once in a million runs.
+EXPONENT = math.log(1e6)
+
+
+@on("ngram", "standalone", "eagle", "eagle-tree")
+def test_sampling_is_lossless(server: Server) -> None:
+    """The sequences sampled at temperature 1 are distributed as plain decoding's would be."""
+    lz = Lz(0.2, 64, 16, True)
+    beginning = repetitive(random.Random("lossless 2"), 10)
+    prompt = [*beginning, *generate(server, beginning, 60).outputs]  # begins to loop
+    body = request_body(prompt, LENGTH, lz, temperature=1.0, top_k=TOP_K, n=50)
+    body = {name: body[name] for name in ("input_ids", "sampling_params")}
+    found = list(
+        itertools.chain(*(post_ok(server, "/generate", body) for _ in range(SAMPLES // 50)))
+    )
+    counts = Counter(tuple(answer["output_ids"]) for answer in found)
+    assert sum(answer["meta_info"].get(ACCEPTANCE[0], 0) for answer in found) > SAMPLES / 10
+
+    @cache
+    def row(outputs: tuple[int, ...]) -> np.ndarray:
+        return base_rows(server, prompt, [*outputs, 0])[-1]
+
+    def penalised(outputs: tuple[int, ...], seen: int) -> np.ndarray:
+        history = [*prompt, *outputs[:seen]]
+        return row(outputs) + lz.penalty * bits(history, lz)
+
+    degrees, distance = chi_squared(counts, distribution(lambda o: penalised(o, LENGTH)))
+    bound = degrees + 2 * math.sqrt(degrees * EXPONENT) + 2 * EXPONENT
+    assert distance < bound
+    # The check has teeth: neither the root's history for all nodes, nor no penalty, would pass.
+    for wrong in (lambda outputs: penalised(outputs, 1), row):
+        assert chi_squared(counts, distribution(wrong))[1] > bound
+
+
+def bits(history: list[int], lz: Lz) -> np.ndarray:
+    """Delta by the oracle, float64 [V]."""
+    return np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
+
+
+def distribution(
+    logits: Callable[[tuple[int, ...]], np.ndarray],
+) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence, if each token is one of the likeliest TOP_K.
+
+    Args:
+        logits: those after some outputs, float64 [V].
+    """
+    probabilities = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for outputs, probability in probabilities.items():
+            after = logits(outputs)
+            likeliest = np.argsort(after)[-TOP_K:]
+            shares = np.exp(log_softmax(after[likeliest]))
+            for token, share in zip(likeliest.tolist(), shares, strict=True):
+                longer[*outputs, token] = probability * share
+        probabilities = longer
+    return probabilities
+
+
+def chi_squared(
+    counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]
+) -> tuple[int, float]:
+    """Pearson's statistic and its degrees of freedom; what is expected less than 8 times is one."""
+    total = sum(counts.values())
+    common = {key: p * total for key, p in expected.items() if p * total >= 8}
+    cells = sorted((mean, counts[key]) for key, mean in common.items())
+    rest = total - sum(mean for mean, _ in cells), total - sum(seen for _, seen in cells)
+    if rest[0] < 8:  # even together
+        rest = rest[0] + cells[0][0], rest[1] + cells.pop(0)[1]
+    cells.append(rest)
+    return len(cells) - 1, sum((seen - mean) ** 2 / mean for mean, seen in cells)
