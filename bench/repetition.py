@@ -113,7 +113,7 @@ def share(repeats: list[int], threshold: int) -> float:
     return sum(count >= threshold for count in repeats) / len(repeats)
 
 
-def environment(base_url: str) -> dict[str, object]:
+def environment(base_url: str) -> dict[str, Any]:
     """Say where and with what the numbers were measured."""
     server = request(f"{base_url}/server_info")
     weights = Path(server["model_path"]) / "model.safetensors"
@@ -201,11 +201,11 @@ def main() -> None:
         )
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(_compact_rows(json.dumps(result, indent=1)))
+        arguments.out.write_text(compact_rows(json.dumps(result, indent=1)))
     print(markdown(result))
 
 
-def _compact_rows(text: str) -> str:
+def compact_rows(text: str) -> str:
     """Put every innermost list of a JSON document on one line."""
     return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 

@@ -49,3 +49,25 @@ def test_readme_figures_are_those_of_the_result_file() -> None:
         loops = variants[name]["outputs_with_at_least"]["20"]
         table.append(f"{loops}/60 ({variants[name]['degenerate_share']:.2f})")
     assert f"| {' | '.join(table)} |" in (ROOT / "README.md").read_text()
+
+
+def test_figures_of_speculation_are_those_of_the_result_file() -> None:
+    path = ROOT / "bench/results/speculation-ngram.json"
+    result = json.loads(path.read_text())
+    pages = [(ROOT / name).read_text() for name in ("README.md", "bench/README.md")]
+    for name, variant in result["variants"].items():
+        _, outside, steps_outside, inside, steps_inside = map(
+            sum, zip(*variant["rows"], strict=True)
+        )
+        lengths = [
+            (outside + inside) / (steps_outside + steps_inside),
+            outside / steps_outside,
+            inside / steps_inside if inside else None,
+        ]
+        loops = sum(row[0] >= 20 for row in variant["rows"]) / len(variant["rows"])
+        cells = [f"{value:.2f}" if value is not None else "-" for value in (loops, *lengths)]
+        line = f"| {name} | {' | '.join(cells)} |"
+        assert line in pages[1]
+        assert line in pages[0] or name == "lz_penalty 0.3, rate"
+    assert f"{result['variants']['no penalty']['tokens_inside_share']:.0%}" == "58%"
+    assert path.with_suffix(".png").is_file()
