@@ -57,6 +57,22 @@ def node_windows(root: WindowView, tokens: Tensor, parent: Tensor, depth: int) -
     return windows
 
 
+def unlink_padding(tokens: Tensor, next_sibling: Tensor) -> None:
+    """Leave the padding of n-gram trees out of what may be accepted (upstream's hook).
+
+    Upstream fills a tree that is short of drafts with children of its root whose token is 0. Its
+    sampling adds up the probabilities of siblings that it refuses, so it would count token 0 once
+    for each of them and take it far too often. A real draft of token 0 may be cut off with those
+    behind it: it is then sampled instead of accepted.
+
+    Args:
+        tokens: integer [trees x nodes].
+        next_sibling: int64 [trees, nodes], -1 for none; changed in place.
+    """
+    of_sibling = tokens.view_as(next_sibling).gather(1, next_sibling.clamp_min(0))
+    next_sibling.masked_fill_(of_sibling == 0, -1)
+
+
 def _inverse(link: Tensor, default: Tensor) -> Tensor:
     """`result[tree, link[tree, node]] = node` where there is a link, else `default`."""
     nodes = link.shape[1]
