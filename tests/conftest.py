@@ -25,6 +25,7 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "speculative_accept_threshold_single": 1.0,
         "speculative_accept_threshold_acc": 1.0,
         "decoupled_spec_role": "null",
+        "enable_streaming_session": False,
         "disaggregation_mode": "null",
         "dllm_algorithm": None,
         "enable_pdmux": False,

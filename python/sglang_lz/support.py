@@ -18,6 +18,8 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     Args:
         config: looks up the value in effect of a server argument by its name.
     """
+    from sglang.srt.environ import envs
+
     speculation = config("speculative_algorithm")
     if speculation is not None and speculation not in SUPPORTED_SPECULATION:
         yield f"with speculative decoding by {speculation}"
@@ -25,6 +27,14 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
     if speculation is not None and config("attn_dp_size") > 1:  # no such server runs on a CPU
         yield "with speculative decoding under data-parallel attention"
+    if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
+        yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
+    if config("enable_streaming_session"):
+        # Upstream's own answers go wrong there; and a decode server cannot tell a new turn.
+        if speculation is not None:
+            yield "with speculative decoding under --enable-streaming-session"
+        if config("disaggregation_mode") == "decode":
+            yield "on a decode server under --enable-streaming-session"
     if config("decoupled_spec_role") != "null":
         yield "with decoupled speculative decoding"
     if config("dllm_algorithm") is not None:

@@ -38,6 +38,14 @@ UNSUPPORTED = [
         {"speculative_algorithm": "EAGLE", "attn_dp_size": 2},
         "speculative decoding under data-parallel attention",
     ),
+    (
+        {"speculative_algorithm": "NGRAM", "enable_streaming_session": True},
+        "speculative decoding under --enable-streaming-session",
+    ),
+    (
+        {"disaggregation_mode": "decode", "enable_streaming_session": True},
+        "decode server under --enable-streaming-session",
+    ),
     ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
     ({"dllm_algorithm": "LowConfidence"}, "diffusion language models"),
     ({"enable_pdmux": True}, "--enable-pdmux"),
@@ -56,6 +64,18 @@ def test_modes_that_are_not_covered_refuse_the_penalty_only(
         admit(lz_penalty=0.15)
     assert why in str(caught.value)
     assert admit(lz_window_size=8).lz_penalty == 0
+
+
+def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any]) -> None:
+    from sglang.srt.environ import envs
+
+    server_config["speculative_algorithm"] = "EAGLE"
+    with (
+        envs.SGLANG_SIMULATE_ACC_LEN.override(2.5),
+        pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"),
+    ):
+        admit(lz_penalty=0.15)
+    assert admit(lz_penalty=0.15).lz_penalty == 0.15
 
 
 def test_beam_search_refuses_the_penalty(server_config: dict[str, Any]) -> None:
