@@ -6,9 +6,10 @@ of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
 
 TOLERANCE. Both sides are float32 on the server, and u is computed by prefill where the sampled row
 may come from decode, another batch width or another chunk: with no penalty at all these differ by
-up to 2e-5 nats here (`test_noise_without_a_penalty` measures it in every configuration and holds it
-below half of the tolerance). A single token seen late or a window wrong by one moves some logprob
-by 1e-2 nats or more at the strengths used here (`test_the_check_has_teeth`).
+up to 2e-5 nats here (`test_noise_without_a_penalty` measures it and holds it below half of the
+tolerance; every mixed batch measures it again in its requests without a penalty). A single token
+seen late or a window wrong by one moves some logprob by 1e-2 nats or more at the strengths used
+here (`test_the_check_has_teeth`).
 """
 
 from __future__ import annotations

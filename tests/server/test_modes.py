@@ -45,7 +45,7 @@ EVERYWHERE = (
 )
 
 
-@on(*EVERYWHERE)
+@on(*SCHEDULERS, "tp2", "eagle-tree")
 def test_noise_without_a_penalty(server: Server) -> None:
     """How far prefill and decode are apart before any penalty: the tolerance rests on it."""
     rng = random.Random("noise")
@@ -74,7 +74,7 @@ def test_first_token_sees_the_prompt(server: Server) -> None:
     check_together(server, cases, f"{server.config.name}: prefill")
 
 
-@on(*SCHEDULERS, "ngram", "eagle")
+@on(*SCHEDULERS, "eagle")
 def test_a_cached_prefix_changes_nothing(server: Server) -> None:
     """The device gets only the uncached suffix of the prompt; the history is all of it."""
     rng = random.Random("prefix cache")
@@ -90,7 +90,7 @@ def test_a_cached_prefix_changes_nothing(server: Server) -> None:
             check(server, sample, lz, f"{server.config.name}: prefix cache")
 
 
-@on(*SCHEDULERS, "ngram")
+@on(*SCHEDULERS)
 def test_histories_longer_than_the_window(server: Server) -> None:
     """Positions far beyond the largest window, matches of hundreds of tokens, a cached prefix."""
     rng = random.Random("long")
@@ -130,7 +130,7 @@ def test_chunked_prefill(server: Server) -> None:
     assert sum(size == 16 for size in sizes) > 10, "the prompts were not prefilled in chunks of 16"
 
 
-@on(*SCHEDULERS, "pp2", "dp-attention", "ngram", "eagle")
+@on(*SCHEDULERS, "dp-attention", "ngram")
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
@@ -190,7 +190,7 @@ def test_mixed_chunks(server: Server) -> None:
         assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "disaggregated", "ngram", "eagle-tree")
+@on("overlap", "no-overlap", "mixed-chunk", "disaggregated", "eagle-tree")
 @pytest.mark.parametrize("how", ["in_place", "retract"])
 def test_pause_and_continue(server: Server, how: str) -> None:
     """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
@@ -249,7 +249,7 @@ def test_retraction_and_resume(server: Server) -> None:
     raise AssertionError("too few requests with the penalty were retracted")
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree")
+@on("overlap", "no-overlap", "mixed-chunk")
 @pytest.mark.parametrize("how", ["abort_request", "disconnect"])
 def test_rows_of_aborted_requests(server: Server, how: str) -> None:
     """The next owners of an aborted request's rows see nothing of it, penalised or not."""

@@ -66,7 +66,7 @@ class Grammar:
         return np.where(allowed.astype(bool), logits, -math.inf)
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree")
+@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree")
 @pytest.mark.parametrize(
     "kind",
     [
