@@ -92,7 +92,7 @@ TOP_K = 3
 EXPONENT = math.log(1e6)
 
 
-@on("ngram", "eagle", "eagle-tree")
+@on("ngram", "eagle")
 def test_sampling_is_lossless(server: Server) -> None:
     """The sequences sampled at temperature 1 are distributed as plain decoding's would be.
 
