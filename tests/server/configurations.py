@@ -32,7 +32,7 @@ DISAGGREGATION = (
 TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 
-# The drafters of EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
+# EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
 SPECULATION = ("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle")
 
 
