@@ -11,6 +11,8 @@ DEFAULTS = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # torch.compile needs a C++ compiler and its headers, which the user may not have.
     "TORCH_COMPILE_DISABLE": "1",
+    # A torch built for CUDA brings NCCL, which upstream then starts on ranks that have no GPU.
+    "SGLANG_NCCL_SO_PATH": "no-nccl-on-a-cpu",
     # Upstream's faster way of drawing the tokens of a draft is a Triton kernel.
     "SGLANG_OPT_USE_GUMBEL_SAMPLE": "0",
 }
