@@ -31,7 +31,7 @@ from server.client import (
     base_rows,
     generate,
 )
-from server.launch import Server
+from server.launch import Server, vocab_size
 
 TOLERANCE = 2e-4
 # log(softmax) in float32 runs out of exponent near -87 and returns minus infinity further down:
@@ -85,6 +85,11 @@ def row_deviation(observed: Rows, expected: Rows) -> float:
     return float(np.abs(observed[both] - expected[both]).max(initial=0.0))
 
 
+def bits(history: Sequence[int], lz: Lz) -> Rows:
+    """Delta of every token after a history, by the oracle, float64 [V]."""
+    return np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
+
+
 def deviations(
     sample: Sample,
     base: Rows,
@@ -103,15 +108,13 @@ def deviations(
         transform: what else acts on the logits after the penalty: called with the penalised row and
             the outputs before it, returns the transformed row.
     """
-    vocab = base.shape[1]
     found = []
     for i, row in enumerate(sample.rows):
         before = sample.outputs[:i]
         history = visible_history(sample.prompt, before, lz.include_prompt)
         logits = base[i]
         if lz.penalty:
-            bits = np.array(delta_bits(history, vocab, lz.window, lz.buffer, lz.cost))
-            logits = logits + lz.penalty * (bits - math.log2(vocab))
+            logits = logits + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
         if transform is not None:
             logits = transform(logits, before)
         expected = log_softmax(logits / (temperature or 1.0))

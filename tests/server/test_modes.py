@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oracle import delta_bits, log_softmax, visible_history
+from oracle import log_softmax, visible_history
 from server.client import (
     OFF,
     Lz,
@@ -31,6 +31,7 @@ from server.contract import (
     SUMMARY,
     TOLERANCE,
     Case,
+    bits,
     check,
     check_together,
     deviations,
@@ -184,7 +185,7 @@ def test_mixed_chunks(server: Server) -> None:
             history = visible_history(c.prompt, outputs[:i], c.lz.include_prompt)
             expected = base[i]
             if c.lz.penalty:
-                expected = expected + c.lz.penalty * bits(history, c.lz, vocab_size())
+                expected = expected + c.lz.penalty * bits(history, c.lz)
             short.append(float(expected.max() - expected[token]))
         SUMMARY.record(f"{server.config.name}: mixed chunks, tokens", short)
         assert max(short) <= TOLERANCE, (c, outputs, short)
@@ -345,24 +346,19 @@ def test_stream(server: Server) -> None:
         check(server, sample, lz, f"{server.config.name}: stream")
 
 
-MUTATIONS: dict[str, Callable[[list[int], Lz, int], np.ndarray]] = {
-    "one token behind": lambda h, lz, v: bits(h[:-1], lz, v),
-    "newest token twice": lambda h, lz, v: bits([*h, *h[-1:]], lz, v),
-    "window one longer": lambda h, lz, v: bits(h, replace(lz, window=lz.window + 1), v),
-    "window one shorter": lambda h, lz, v: bits(h, replace(lz, window=lz.window - 1), v),
-    "buffer one longer": lambda h, lz, v: bits(h, replace(lz, buffer=lz.buffer + 1), v),
-    "wrong sign": lambda h, lz, v: 2 * np.log2(v) - bits(h, lz, v),
-    "newest first": lambda h, lz, v: bits(h[::-1], lz, v),
-    "the other cost": lambda h, lz, v: bits(
-        h, replace(lz, cost="rate" if lz.cost == "marginal" else "marginal"), v
+MUTATIONS: dict[str, Callable[[list[int], Lz], np.ndarray]] = {
+    "one token behind": lambda h, lz: bits(h[:-1], lz),
+    "newest token twice": lambda h, lz: bits([*h, *h[-1:]], lz),
+    "window one longer": lambda h, lz: bits(h, replace(lz, window=lz.window + 1)),
+    "window one shorter": lambda h, lz: bits(h, replace(lz, window=lz.window - 1)),
+    "buffer one longer": lambda h, lz: bits(h, replace(lz, buffer=lz.buffer + 1)),
+    "wrong sign": lambda h, lz: 2 * np.log2(vocab_size()) - bits(h, lz),
+    "newest first": lambda h, lz: bits(h[::-1], lz),
+    "the other cost": lambda h, lz: bits(
+        h, replace(lz, cost="rate" if lz.cost == "marginal" else "marginal")
     ),
-    "no penalty": lambda h, lz, v: np.full(v, np.log2(v)),
+    "no penalty": lambda h, lz: np.full(vocab_size(), np.log2(vocab_size())),
 }
-
-
-def bits(history: list[int], lz: Lz, vocab: int) -> np.ndarray:
-    """Delta by the oracle, float64 [V]."""
-    return np.array(delta_bits(history, vocab, lz.window, lz.buffer, lz.cost))
 
 
 @on("overlap")
@@ -380,7 +376,7 @@ def test_the_check_has_teeth(server: Server, cost: str) -> None:
         worst = 0.0
         for i, row in enumerate(sample.rows):
             history = visible_history(sample.prompt, sample.outputs[:i], lz.include_prompt)
-            delta = mutated(history, lz, vocab_size())
+            delta = mutated(history, lz)
             expected = log_softmax(c.transform(base[i] + lz.penalty * delta, []))
             worst = max(worst, float(np.abs(row - expected).max()))
         assert worst > 50 * TOLERANCE, f"{name}: only {worst:.2g} away"

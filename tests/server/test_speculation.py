@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import delta_bits, log_softmax, visible_history
+from oracle import log_softmax, visible_history
 from server.client import OFF, Lz, base_rows, generate, post_ok, request_body
 from server.configurations import CONFIGURATIONS, SPECULATION, on
-from server.contract import TOLERANCE, Case
+from server.contract import TOLERANCE, Case, bits
 from server.launch import Server, serving, vocab_size
 from server.prompts import repetitive
 
@@ -128,11 +128,6 @@ def test_sampling_is_lossless(server: Server) -> None:
     # The check has teeth: neither the root's history for all nodes, nor no penalty, would pass.
     for wrong in (lambda outputs: penalised(outputs, 1), lambda outputs: row(outputs) + bias):
         assert chi_squared(counts, distribution(wrong))[1] > bound
-
-
-def bits(history: list[int], lz: Lz) -> np.ndarray:
-    """Delta by the oracle, float64 [V]."""
-    return np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
 
 
 def distribution(

@@ -15,10 +15,10 @@ import pytest
 import xgrammar
 from transformers import AutoTokenizer
 
-from oracle import delta_bits, log_softmax, visible_history
+from oracle import log_softmax, visible_history
 from server.client import OFF, Lz, Rows, Sample, base_rows, generate
 from server.configurations import on
-from server.contract import SUMMARY, TOLERANCE, check, row_deviation
+from server.contract import SUMMARY, TOLERANCE, bits, check, row_deviation
 from server.launch import Server, model_path, vocab_size
 from server.prompts import repetitive, token_ids
 
@@ -195,8 +195,7 @@ def repetition_deviation(sample: Sample, base: Rows, lz: Lz, factor: float, i: i
     before = sample.outputs[:i]
     observed = sample.rows[i]
     history = visible_history(sample.prompt, before, lz.include_prompt)
-    delta = np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
-    ours = base[i] + lz.penalty * (delta - math.log2(vocab_size()))
+    ours = base[i] + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
     if not before:
         return row_deviation(observed, log_softmax(ours))
 
