@@ -25,7 +25,7 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield f"with speculative decoding by {speculation}"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
-    if speculation is not None and config("attn_dp_size") > 1:  # no such server runs on a CPU
+    if speculation is not None and config("attn_dp_size") > 1:  # such servers were never run
         yield "with speculative decoding under data-parallel attention"
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
