@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from inprocess import LZ, TOLERANCE, Runner, make_request
 from oracle import delta_bits, visible_history
+from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
 PARAMETERS: list[dict[str, Any]] = [
@@ -25,38 +24,14 @@ PARAMETERS: list[dict[str, Any]] = [
 TOKENS = [3, 5, 6, 7, 9, 10]
 
 
-@dataclass
-class Tree:
-    """A draft tree in upstream's links; node 0 is the root."""
-
-    tokens: list[int]
-    parent: list[int]
-
-    @classmethod
-    def grow(cls, rng: random.Random, root: int, nodes: int, chain: bool) -> Tree:
-        parent = [0, *(node - 1 if chain else rng.randrange(node) for node in range(1, nodes))]
-        tokens = [root]
-        for node in range(1, nodes):  # siblings differ, as drafters see to
-            elders = {tokens[i] for i in range(1, node) if parent[i] == parent[node]}
-            tokens.append(rng.choice([token for token in TOKENS if token not in elders]))
-        return cls(tokens, parent)
-
-    def path(self, node: int) -> list[int]:
-        """The drafted tokens on the way to a node, its own the last."""
-        return [] if node == 0 else [*self.path(self.parent[node]), self.tokens[node]]
-
-    def children(self, node: int) -> list[int]:
-        return [child for child in range(1, len(self.tokens)) if self.parent[child] == node]
-
-    def links(self) -> tuple[list[int], list[int]]:
-        """First child and next sibling of each node, -1 for none."""
-        first, sibling = [-1] * len(self.tokens), [-1] * len(self.tokens)
-        for node in range(len(self.tokens)):
-            children = self.children(node)
-            first[node] = children[0] if children else -1
-            for elder, younger in itertools.pairwise(children):
-                sibling[elder] = younger
-        return first, sibling
+def grow(rng: random.Random, root: int, nodes: int, chain: bool) -> Tree:
+    """A tree as drafters make them: siblings differ."""
+    parent = [0, *(node - 1 if chain else rng.randrange(node) for node in range(1, nodes))]
+    tokens = [root]
+    for node in range(1, nodes):
+        elders = {tokens[i] for i in range(1, node) if parent[i] == parent[node]}
+        tokens.append(rng.choice([token for token in TOKENS if token not in elders]))
+    return Tree(tokens, parent)
 
 
 def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int]]:
@@ -108,7 +83,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     outputs = [[token] for token in newest]
     lengths = []
     for round_ in range(12):
-        trees = [Tree.grow(rng, output[-1], 7, chain) for output in outputs]
+        trees = [grow(rng, output[-1], 7, chain) for output in outputs]
         logits = torch.randn(len(reqs) * 7, batch.model_config.vocab_size)
         logits[:, TOKENS] += 6
         for row, tree in enumerate(trees):  # a target that often agrees with its drafter
@@ -121,7 +96,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
             vocab = logits.shape[1]
             expected = []
             for node in range(7):
-                drafted = [*output, *tree.path(node)]
+                drafted = [*output, *(tree.tokens[i] for i in tree.path(node)[1:])]
                 history = visible_history(PROMPTS[row], drafted, lz["lz_include_prompt"])
                 expected.append(change(history, lz, vocab))
                 got = (logits[row * 7 + node] - before[row * 7 + node]).numpy()
@@ -130,7 +105,8 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
             while node is not None:
                 best = int((before[row * 7 + node].numpy() + expected[node]).argmax())
                 walked.append(best)
-                node = next((c for c in tree.children(node) if tree.tokens[c] == best), None)
+                children = (child for child in range(1, 7) if tree.parent[child] == node)
+                node = next((child for child in children if tree.tokens[child] == best), None)
             assert accepted[row] == walked
             output.extend(walked)
             lengths.append(len(walked))

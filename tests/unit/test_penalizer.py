@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oracle import COSTS, delta_bits, visible_history
 from sglang_lz import penalizer
+from trees import Tree
 
 VOCAB = 5
 MAX_WINDOW = 16
@@ -155,31 +156,6 @@ def assert_exact(
     delta = delta_bits(history, VOCAB, lz.lz_window_size, lz.lz_buffer_size, lz.lz_cost)
     expected = lz.lz_penalty * (np.array(delta) - np.log2(VOCAB))
     np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
-
-
-@dataclass
-class Tree:
-    """A draft tree; node 0 is the root."""
-
-    tokens: list[int]
-    parent: list[int]
-
-    @classmethod
-    def random(cls, rng: random.Random, root: int, nodes: int) -> Tree:
-        tokens = [root, *(rng.randrange(VOCAB) for _ in range(nodes - 1))]
-        return cls(tokens, [0, *(rng.randrange(node) for node in range(1, nodes))])
-
-    def path(self, node: int) -> list[int]:
-        """The nodes on the way to this one, the root first."""
-        return [0] if node == 0 else [*self.path(self.parent[node]), node]
-
-    def links(self) -> tuple[list[int], list[int]]:
-        """First child and next sibling of each node; the youngest child comes first."""
-        first, sibling = [-1] * len(self.tokens), [-1] * len(self.tokens)
-        for node in range(1, len(self.tokens)):
-            sibling[node] = first[self.parent[node]]
-            first[self.parent[node]] = node
-        return first, sibling
 
 
 def verify_forward(
