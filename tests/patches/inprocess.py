@@ -37,19 +37,24 @@ class Runner:
         following, _ = self.bench.decode(torch.tensor(tokens), batch)
         return following.tolist()
 
-    def assert_exact(self, histories: list[list[int]], params: dict[str, Any] | None = None):
-        """The newest batch got what the oracle says of each row's history."""
+    def assert_exact(self, histories: list[list[int]]) -> None:
+        """The newest batch got what the oracle says of each row's history, with `LZ`."""
         before, after = self.seen[-1]
-        assert len(before) == len(histories)
-        lz = LZ | (params or {})
         for old, new, history in zip(before, after, histories, strict=True):
-            vocab = len(old)
-            bits = delta_bits(
-                history, vocab, lz["lz_window_size"], lz["lz_buffer_size"], lz["lz_cost"]
-            )
-            change = lz["lz_penalty"] * (np.array(bits) - np.log2(vocab))
-            assert np.abs(change).max() > 1
-            np.testing.assert_allclose((new - old).numpy(), change, atol=TOLERANCE)
+            expected = change(history, LZ, len(old))
+            assert np.abs(expected).max() > 1
+            assert_changed(old, new, expected)
+
+
+def change(history: list[int], lz: dict[str, Any], vocab: int) -> np.ndarray:
+    """What the oracle adds to the logits after a history, float64 [V]."""
+    bits = delta_bits(history, vocab, lz["lz_window_size"], lz["lz_buffer_size"], lz["lz_cost"])
+    return lz["lz_penalty"] * (np.array(bits) - np.log2(vocab))
+
+
+def assert_changed(before: torch.Tensor, after: torch.Tensor, expected: np.ndarray) -> None:
+    """A row of logits changed as expected."""
+    np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
 
 
 def make_request(prompt: list[int], outputs: Sequence[int] = (), **params: Any) -> Any:

@@ -6,12 +6,11 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from inprocess import LZ, TOLERANCE, Runner, make_request
-from oracle import delta_bits, visible_history
+from inprocess import LZ, Runner, assert_changed, change, make_request
+from oracle import visible_history
 from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
@@ -64,12 +63,6 @@ def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int
     ]
 
 
-def change(history: list[int], lz: dict[str, Any], vocab: int) -> np.ndarray:
-    """What the oracle adds to the logits after a history."""
-    bits = delta_bits(history, vocab, lz["lz_window_size"], lz["lz_buffer_size"], lz["lz_cost"])
-    return lz["lz_penalty"] * (np.array(bits) - np.log2(vocab))
-
-
 @pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
 def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     runner: Runner, chain: bool
@@ -99,8 +92,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
                 drafted = [*output, *(tree.tokens[i] for i in tree.path(node)[1:])]
                 history = visible_history(PROMPTS[row], drafted, lz["lz_include_prompt"])
                 expected.append(change(history, lz, vocab))
-                got = (logits[row * 7 + node] - before[row * 7 + node]).numpy()
-                np.testing.assert_allclose(got, expected[-1], atol=TOLERANCE)
+                assert_changed(before[row * 7 + node], logits[row * 7 + node], expected[-1])
             walked, node = [], 0
             while node is not None:
                 best = int((before[row * 7 + node].numpy() + expected[node]).argmax())
@@ -113,13 +105,9 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
         batch.seq_lens += torch.tensor([len(tokens) for tokens in accepted])
         if round_ % 4 == 3:  # a plain step in between, as a mixed chunk brings
             runner.decode([output[-1] for output in outputs], batch)
-            tokens = runner.seen[-1][1].argmax(dim=1).tolist()
-            for row, token in enumerate(tokens):
-                history = visible_history(
-                    PROMPTS[row], outputs[row], parameters[row]["lz_include_prompt"]
-                )
-                after, expected = runner.seen[-1], change(history, parameters[row], logits.shape[1])
-                got = (after[1][row] - after[0][row]).numpy()
-                np.testing.assert_allclose(got, expected, atol=TOLERANCE)
-                outputs[row].append(token)
+            before, after = runner.seen[-1]
+            for row, (lz, output) in enumerate(zip(parameters, outputs, strict=True)):
+                history = visible_history(PROMPTS[row], output, lz["lz_include_prompt"])
+                assert_changed(before[row], after[row], change(history, lz, after.shape[1]))
+                output.append(int(after[row].argmax()))
     assert {1, 2, 3, 4} <= set(lengths)
