@@ -19,7 +19,7 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
 
     The definition, by direct comparison: O(rows x window x longest match) and one host
     synchronisation a compared token. The server uses what is linear in the window and is tested
-    against this: `match_lengths_of` at prefill, `window.WindowState.append` at decode.
+    against this: `match_lengths_of` at prefill, `window.WindowView.advance` at decode.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -86,22 +86,23 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
         float32 [rows, width]; 0 past `length`.
     """
     width = match.shape[1]
-    distance = torch.arange(1, width + 1, device=match.device)
-    longest = match.amax(dim=1, keepdim=True)
-    nearest = distance.masked_fill(match != longest, width).amin(dim=1, keepdim=True)
-    extended = 1 + torch.nn.functional.pad(match[:, 1:], (0, 1))
-
-    alone = torch.log2(distance.float())
+    column = torch.arange(width, dtype=torch.int32, device=match.device)
+    alone = torch.log2(column + 1.0)
+    # The longest match, and among those the nearest: match first, then the column's complement.
+    best = (match.int() * width + (width - 1 - column)).amax(dim=1, keepdim=True)
+    longest, nearest = best // width, width - best % width
+    before = torch.nn.functional.pad(match[:, 1:], (0, 1))
+    extends_longest = (before == longest) & (longest >= 1)
     # log2((l+1) * delta) - log2(l * d) - 1; with l = 0 no token extends a match.
-    gained = torch.log2((longest + 1) * distance) - torch.log2(2 * longest * nearest)
-    extends_longest = (longest >= 1) & (extended == longest + 1)
-    marginal = torch.where(extends_longest, gained, alone)
-    # Never below 0, since distance and extended length are at least 1.
-    rate = torch.log2(distance * extended) / extended
-
-    cost = torch.where(is_rate[:, None], rate, marginal)
-    saved = (math.log2(vocab_size) - cost).clamp_min(0.0)
-    return saved.masked_fill(distance > length[:, None], 0.0)
+    gained = torch.log2(longest + 1.0) - torch.log2(2.0 * longest.clamp_min(1) * nearest)
+    cost = alone + gained * extends_longest
+    if is_rate.any():
+        extended = before + 1.0
+        # Never below 0, since distance and extended length are at least 1.
+        rate = (alone + torch.log2(extended)) / extended
+        cost = torch.where(is_rate[:, None], rate, cost)
+    saved = (math.log2(vocab_size) - cost).clamp_min_(0.0)
+    return saved.masked_fill_(column >= length[:, None], 0.0)
 
 
 def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tensor) -> None:
@@ -121,10 +122,13 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
     row_stride, token_stride = logits.stride()
     extent = (batch - 1) * row_stride + (vocab_size - 1) * token_stride + 1
     flat = logits.as_strided((extent,), (1,))
-    unknown = (window < 0) | (window >= vocab_size)
-    index = rows[:, None] * row_stride + window.masked_fill(unknown, 0) * token_stride
-    lowered = (flat[index].float() - savings).to(logits.dtype).masked_fill(unknown, torch.inf)
-    flat.scatter_reduce_(0, index.reshape(-1), lowered.reshape(-1), reduce="amin")
+    least, greatest = window.aminmax()
+    if least < 0 or greatest >= vocab_size:
+        unknown = (window < 0) | (window >= vocab_size)
+        window, savings = window.masked_fill(unknown, 0), savings.masked_fill(unknown, 0.0)
+    index = (rows[:, None] * row_stride + window * token_stride).flatten()
+    lowered = (flat[index].float() - savings.flatten()).to(logits.dtype)
+    flat.scatter_reduce_(0, index, lowered, reduce="amin")
 
 
 def delta_codelength(

@@ -1,4 +1,4 @@
-"""The windows of every node of a draft tree: what speculative decoding verifies against.
+"""The paths of a draft tree: what speculative decoding verifies against.
 
 A node of a draft tree is judged with the committed tokens and then its own ancestors
 (docs/SPEC.md section 4), so each node has a window of its own. Node 0 is the root, the newest
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from sglang_lz.window import WindowView
 
 
 def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:
@@ -32,29 +30,28 @@ def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:
     return _inverse(first_child, default=torch.zeros_like(node)).gather(1, eldest)
 
 
-def node_windows(root: WindowView, tokens: Tensor, parent: Tensor, depth: int) -> WindowView:
-    """The window of each node: its tree's root window, advanced along the path to the node.
+def paths(
+    tokens: Tensor, first_child: Tensor, next_sibling: Tensor, depth: int
+) -> tuple[Tensor, Tensor]:
+    """The tokens on the way from each node up to its root, both included.
 
     Args:
-        root: windows [trees, width] whose newest tokens are the roots.
-        tokens: integer [trees, nodes]; those of the roots are not read.
-        parent: int64 [trees, nodes], from `parents`.
-        depth: at least the depth of the deepest node.
+        tokens: integer [trees, nodes].
+        first_child: int64 [trees, nodes], -1 for none.
+        next_sibling: int64 [trees, nodes], -1 for none.
+        depth: the most nodes on a path.
 
     Returns:
-        A view whose leading dimensions are [trees, nodes].
+        The tokens, the node's first, int32 [trees, nodes, depth], behind the root's only
+        repeats of it; and how many nodes are on each path, int64 [trees, nodes].
     """
-    trees, nodes = tokens.shape
-    tree = torch.arange(trees, device=tokens.device)[:, None]
-    windows = root[tree.expand(-1, nodes)]
-    # All nodes at once, and right level by level: after n rounds those down to depth n are.
-    for _ in range(depth):
-        before = windows[tree, parent]
-        windows = before.advance(tokens)
-        windows.tokens[:, 0] = root.tokens
-        windows.match[:, 0] = root.match
-        windows.length[:, 0] = root.length
-    return windows
+    parent = parents(first_child, next_sibling)
+    nodes = [torch.arange(tokens.shape[1], device=tokens.device).expand_as(parent)]
+    for _ in range(depth - 1):
+        nodes.append(parent.gather(1, nodes[-1]))
+    node = torch.stack(nodes, dim=2)
+    on_path = tokens[:, None].expand(-1, tokens.shape[1], -1).gather(2, node)
+    return on_path.to(torch.int32), 1 + (node != 0).sum(dim=2)
 
 
 def unlink_padding(tokens: Tensor, next_sibling: Tensor) -> None:

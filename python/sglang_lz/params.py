@@ -11,8 +11,8 @@ MAX_PENALTY = 10.0
 DEFAULT_WINDOW_SIZE = 512
 DEFAULT_BUFFER_SIZE = 32
 DEFAULT_MAX_WINDOW_SIZE = 1024
-# Distances times match lengths must stay exact in float32, so their product stays below 2**24.
-LARGEST_MAX_WINDOW_SIZE = 4095
+LARGEST_MAX_WINDOW_SIZE = 8192
+"""One program of the CUDA kernel holds a whole window in its registers."""
 COSTS = ("marginal", "rate")
 
 FIELDS = ("lz_penalty", "lz_window_size", "lz_buffer_size", "lz_include_prompt", "lz_cost")

@@ -10,18 +10,31 @@ counterpart here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lz import draft_tree
-from sglang_lz.codelength import match_lengths_of, saved_bits, subtract_savings
-from sglang_lz.window import Seed, WindowState, WindowView
+from sglang_lz import eager
+from sglang_lz.codelength import match_lengths_of
+from sglang_lz.window import (
+    BUFFER_SIZE,
+    FIRST_VISIBLE,
+    IS_RATE,
+    PENALTY,
+    WINDOW_SIZE,
+    Seed,
+    WindowState,
+    bytes_of_row,
+)
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -31,52 +44,59 @@ if TYPE_CHECKING:
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
+logger = logging.getLogger(__name__)
+
 NO_GENERATION = -1
 
 
 @dataclass(slots=True)
 class LZStep:
-    """The LZ rows of one forward batch: the prefilled, then the handed over, then all others.
+    """What one forward batch with LZ rows has to be done.
 
     Attributes:
         penalizer: who planned the step and applies it.
-        rows: batch rows with an LZ penalty, int64 [rows], on the device.
-        newest: for the rows after the prefilled ones, where in `input_ids` their newest token
-            stands, int64, on the device.
-        seed: histories of the prefilled and handed over rows; None if there are none.
-        width: the largest window size among the rows, in tokens.
+        seed: histories of the rows that were prefilled or handed over; None if there are none.
+        rows: how many batch rows are requests; behind them upstream may pad.
+        prefilled: how many leading batch rows are prefills, whose seeds are complete.
+        offset: the newest token of a later batch row i stands at i + offset in `input_ids`.
+        width: the largest window size among the rows with a penalty, in tokens.
     """
 
     penalizer: BatchedLZPenalizer
-    rows: Tensor
-    newest: Tensor
     seed: Seed | None
+    rows: int
+    prefilled: int
+    offset: int
     width: int
 
 
 @dataclass(slots=True)
 class LZVerify:
-    """The LZ rows of one batch of draft trees, between their judgement and acceptance.
+    """A batch of draft trees with LZ rows, between their judgement and acceptance.
 
     Attributes:
         penalizer: who judged them.
-        rows: batch rows with an LZ penalty, int64 [rows], on the device.
-        request_rows: their request rows, int64 [rows], on the device.
-        root: the position of each tree's root, int64 [rows], on the device.
-        windows: those of the nodes, [rows, nodes].
+        request_rows: the request row of each tree, integer [batch], on the device.
+        root: the position of each tree's root, integer [batch], on the device.
+        paths: the tokens from each node up to its root, as `eager.verify` returns them.
+        width: the largest window size among the rows with a penalty, in tokens.
     """
 
     penalizer: BatchedLZPenalizer
-    rows: Tensor
     request_rows: Tensor
     root: Tensor
-    windows: WindowView
+    paths: Tensor
+    width: int
 
 
 class BatchedLZPenalizer:
-    """Plans and applies the LZ penalty of all requests that share one request-to-token pool."""
+    """Plans and applies the LZ penalty of all requests that share one request-to-token pool.
 
-    def __init__(self, pool: ReqToTokenPool, capacity: int, device: str) -> None:
+    The host knows which rows are active, so that nothing is launched for a batch without any. The
+    device knows it too, by their penalty, so that a step needs nothing from the host.
+    """
+
+    def __init__(self, pool: ReqToTokenPool, capacity: int, device: torch.device | str) -> None:
         """Track the rows of `pool`; windows hold at most `capacity` tokens."""
         self.pool = pool
         self.capacity = capacity
@@ -84,9 +104,13 @@ class BatchedLZPenalizer:
         rows = pool.req_to_token.shape[0]
         # A row is active while the generation it was seeded in is the pool's: a row that upstream
         # gave to another request is inactive without being told.
-        self.generation = torch.full((rows,), NO_GENERATION, dtype=torch.int64)
-        self.window_size = torch.zeros(rows, dtype=torch.int64)
+        self.generation = np.full(rows, NO_GENERATION)
+        self.window_size = np.zeros(rows, dtype=np.int64)
+        # Rows whose penalty on the device is not 0. One that is no longer active is given up before
+        # a step comes near it.
+        self.seeded = np.zeros(rows, dtype=bool)
         self.state = WindowState(rows, capacity, device)
+        self.kernels = kernels_of(self.device)
 
     def plan(self, batch: ScheduleBatch, handed_over: Mapping[int, int]) -> LZStep | None:
         """Which rows of `batch` need the penalty, and what their windows lack; None if no row.
@@ -98,35 +122,20 @@ class BatchedLZPenalizer:
             batch: upstream's batch.
             handed_over: what `_handed_over` says of it.
         """
-        prefilled, decode_offset = _split(batch)
-        rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
-        self.generation[rows_cpu[:prefilled]] = NO_GENERATION
+        prefilled, offset = _split(batch)
+        self.generation[_request_rows(batch)[:prefilled]] = NO_GENERATION
         histories = {
             i: req.extend_end
             for i, req in enumerate(batch.reqs[:prefilled])
             if _samples_with_penalty(req)
         }
-        without_newest = len(histories)
         for i, end in handed_over.items():
             assert int(batch.seq_lens_cpu[i]) == end + 1, "not all of a new row's tokens are here"
             histories[i] = end
-        seed = self._admit(batch, histories)
-
-        active = self._active(rows_cpu)
-        if not len(active):
+        seed, width = self._admit(batch, histories)
+        if not width:
             return None
-        if handed_over:
-            first = torch.tensor(list(histories))
-            active = torch.cat([first, active[~torch.isin(active, first)]])
-        newest = active[without_newest:] + decode_offset
-        on_device = self._on_device(torch.cat([active, newest]))
-        return LZStep(
-            penalizer=self,
-            rows=on_device[: len(active)],
-            newest=on_device[len(active) :],
-            seed=seed,
-            width=self._width(rows_cpu[active]),
-        )
+        return LZStep(self, seed, len(batch.reqs), prefilled, offset, width)
 
     def apply(self, step: LZStep, logits: Tensor, batch: ForwardBatch) -> None:
         """Bring the windows of `step` up to date and lower the logits of what they predict.
@@ -136,16 +145,18 @@ class BatchedLZPenalizer:
             logits: next-token logits, float [batch, V]; changed in place.
             batch: gives the request row, length and input tokens of each batch row.
         """
-        rows = batch.req_pool_indices[step.rows]
-        position = batch.seq_lens[step.rows].long() - 1
         if step.seed is not None:
-            self.state.seed(rows[: len(step.seed.position)], step.seed)
-        if len(step.newest):
-            prefilled = len(rows) - len(step.newest)
-            newest = batch.input_ids[step.newest]
-            self.state.append(rows[prefilled:], position[prefilled:], newest, step.width)
-
-        self._subtract(logits, step.rows, rows, self.state.view(rows, position, step.width))
+            self._seed(step.seed)
+        self.kernels.step(
+            self.state,
+            logits,
+            request_rows=batch.req_pool_indices[: step.rows],
+            seq_lens=batch.seq_lens,
+            input_ids=batch.input_ids,
+            prefilled=step.prefilled,
+            offset=step.offset,
+            width=step.width,
+        )
 
     def verify(
         self,
@@ -165,36 +176,29 @@ class BatchedLZPenalizer:
         Returns:
             What `accept` needs; None if no row has a penalty.
         """
-        rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
-        seed = self._admit(batch, handed_over)
-        if seed is not None:
-            rows = self._on_device(torch.tensor(list(handed_over)))
-            self.state.seed(batch.req_pool_indices[rows], seed)
-        active = self._active(rows_cpu)
-        if not len(active):
+        seed, width = self._admit(batch, handed_over)
+        if not width:
             return None
-        width = self._width(rows_cpu[active])
-        rows = self._on_device(active)
-        request_rows = batch.req_pool_indices[rows]
-        root = batch.seq_lens[rows].long()
-        nodes = trees.draft_token_num
-        tokens = trees.draft_token.reshape(-1, nodes)[rows]
-        self.state.append(request_rows, root, tokens[:, 0], width)
-        windows = draft_tree.node_windows(
-            self.state.view(request_rows, root, width),
-            tokens,
-            draft_tree.parents(trees.retrieve_next_token[rows], trees.retrieve_next_sibling[rows]),
-            trees.max_tree_depth - 1,
+        if seed is not None:
+            self._seed(seed)
+        paths = self.kernels.verify(
+            self.state,
+            logits,
+            request_rows=batch.req_pool_indices,
+            root=batch.seq_lens,
+            tokens=trees.draft_token.view(-1, trees.draft_token_num),
+            first_child=trees.retrieve_next_token,
+            next_sibling=trees.retrieve_next_sibling,
+            depth=trees.max_tree_depth,
+            width=width,
         )
-        node_rows = rows[:, None] * nodes + torch.arange(nodes, device=self.device)
-        self._subtract(logits, node_rows, request_rows[:, None].expand(-1, nodes), windows)
-        return LZVerify(self, rows, request_rows, root, windows)
+        return LZVerify(self, batch.req_pool_indices, batch.seq_lens, paths, width)
 
     def accept(self, verified: LZVerify, accept_index: Tensor, num_correct_drafts: Tensor) -> None:
-        """Keep the window of the last accepted node of each tree.
+        """Append the accepted path of each tree to its window.
 
-        The token sampled there is not kept yet: it is the root of the row's next tree, or the input
-        of its next decode, as it is after a step without drafts.
+        The token sampled at its end is not appended yet: it is the root of the row's next tree, or
+        the input of its next decode, as it is after a step without drafts.
 
         Args:
             verified: what `verify` returned.
@@ -202,75 +206,63 @@ class BatchedLZPenalizer:
                 [batch, depth].
             num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
         """
-        accepted = num_correct_drafts[verified.rows].long()
-        last = accept_index[verified.rows, accepted].long()
-        tree = torch.arange(len(accepted), device=self.device)
-        node = last - verified.rows * verified.windows.tokens.shape[1]
-        position = verified.root + accepted
-        self.state.store(verified.request_rows, position, verified.windows[tree, node])
+        self.kernels.accept(
+            self.state,
+            request_rows=verified.request_rows,
+            root=verified.root,
+            paths=verified.paths,
+            accept_index=accept_index,
+            num_correct_drafts=num_correct_drafts,
+            width=verified.width,
+        )
 
     def in_use(self) -> bool:
         """Whether any row still belongs to a request with an LZ penalty."""
-        seeded = (self.generation != NO_GENERATION).nonzero().squeeze(1)
-        held = seeded[self._active(seeded)].tolist()
-        return any(row not in self.pool.free_slots for row in held)
+        active = (self.generation != NO_GENERATION) & (
+            self.generation == self.pool.req_generation.numpy()
+        )
+        return any(row not in self.pool.free_slots for row in active.nonzero()[0].tolist())
 
-    def _active(self, rows_cpu: Tensor) -> Tensor:
-        active = self.generation[rows_cpu] == self.pool.req_generation[rows_cpu]
-        return active.nonzero().squeeze(1)
+    def _seed(self, seed: Seed) -> None:
+        self.state.seed(seed)
+        self.seeded[seed.rows.numpy()] = seed.params[:, PENALTY].numpy() > 0
 
-    def _width(self, rows_cpu: Tensor) -> int:
-        return int(self.window_size[rows_cpu].max())
+    def _admit(self, batch: ScheduleBatch, histories: Mapping[int, int]) -> tuple[Seed | None, int]:
+        """Make batch rows active whose first so many tokens make their windows.
 
-    def _subtract(
-        self, logits: Tensor, rows: Tensor, request_rows: Tensor, windows: WindowView
-    ) -> None:
-        width = windows.tokens.shape[-1]
-        match, length = windows.match.view(-1, width), windows.length.flatten()
-        request_rows = request_rows.flatten()
-        is_rate = self.state.is_rate[request_rows]
-        savings = saved_bits(match, length, logits.shape[1], is_rate)
-        savings *= self.state.penalty[request_rows][:, None]
-        subtract_savings(logits, rows.flatten(), windows.tokens.view(-1, width), savings)
+        Returns:
+            What to tell the device before it steps, None if nothing; and the largest window size
+            among the active rows, 0 without any.
+        """
+        rows = _request_rows(batch)
+        for i in histories:
+            self.generation[rows[i]] = self.pool.req_generation[rows[i]]
+            self.window_size[rows[i]] = batch.reqs[i].sampling_params.lz_window_size
+        active = self.generation[rows] == self.pool.req_generation.numpy()[rows]
+        width = int((self.window_size[rows] * active).max(initial=0))
+        given_up = (self.seeded[rows] & ~active).nonzero()[0].tolist()
+        if not width or not (histories or given_up):
+            return None, width
+        seed = Seed.empty(torch.from_numpy(rows[[*histories, *given_up]]), self.capacity)
+        for n, (i, end) in enumerate(histories.items()):
+            self._write(seed, n, batch.reqs[i], end)
+        return seed.pinned() if self.device.type == "cuda" else seed, width
 
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return self._pinned(tensor).to(self.device, non_blocking=True)
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
-
-    def _admit(self, batch: ScheduleBatch, histories: Mapping[int, int]) -> Seed | None:
-        """Make batch rows active; returns what their first so many tokens make of their windows."""
-        if not histories:
-            return None
-        rows_cpu = batch.req_pool_indices_cpu[list(histories)]
-        self.generation[rows_cpu] = self.pool.req_generation[rows_cpu]
-        tokens = torch.zeros(len(histories), self.capacity, dtype=torch.int32)
-        match = torch.zeros_like(tokens)
-        position = torch.empty(len(histories), dtype=torch.int64)
-        params = torch.empty(len(histories), 5, dtype=torch.float32)
-        for i, (row, end) in enumerate(histories.items()):
-            req = batch.reqs[row]
-            requested = req.sampling_params
-            self.window_size[rows_cpu[i]] = requested.lz_window_size
-            first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
-            start = max(first, end - requested.lz_window_size)
-            newest_first = list(reversed(req.full_untruncated_fill_ids[start:end]))
-            column = (end - 1 - torch.arange(len(newest_first))) % self.capacity
-            tokens[i, column] = torch.tensor(newest_first).to(torch.int32)
-            lengths = match_lengths_of(newest_first, requested.lz_buffer_size)
-            match[i, column] = torch.tensor(lengths).to(torch.int32)
-            position[i] = end - 1
-            params[i] = torch.tensor(
-                [
-                    requested.lz_penalty,
-                    requested.lz_window_size,
-                    requested.lz_buffer_size,
-                    first,
-                    requested.lz_cost == "rate",
-                ]
-            )
-        return Seed(*map(self._pinned, (tokens, match, position, params)))
+    def _write(self, seed: Seed, n: int, req: Req, end: int) -> None:
+        """Write the first `end` tokens of a request and its parameters into row `n` of `seed`."""
+        requested = req.sampling_params
+        first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
+        start = max(first, end - requested.lz_window_size)
+        newest_first = list(reversed(req.full_untruncated_fill_ids[start:end]))
+        column = (end - 1 - torch.arange(len(newest_first))) % self.capacity
+        seed.tokens[n, column] = torch.tensor(newest_first).to(torch.int32)
+        lengths = match_lengths_of(newest_first, requested.lz_buffer_size)
+        seed.match[n, : len(lengths)] = torch.tensor(lengths).to(torch.int16)
+        seed.params[n, PENALTY] = requested.lz_penalty
+        seed.params[n, WINDOW_SIZE] = requested.lz_window_size
+        seed.params[n, BUFFER_SIZE] = requested.lz_buffer_size
+        seed.params[n, FIRST_VISIBLE] = first
+        seed.params[n, IS_RATE] = requested.lz_cost == "rate"
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
@@ -285,18 +277,15 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
         return
     if not runner.pp_group.is_last_rank:
         return
-    pool = batch.req_to_token_pool
-    penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
     handed_over = _handed_over(batch)
+    prefilled, _ = _split(batch)
+    wanted = bool(handed_over) or any(map(_samples_with_penalty, batch.reqs[:prefilled]))
+    penalizer = _penalizer(batch.req_to_token_pool, runner.device, wanted)
     if penalizer is None:
-        prefilled, _ = _split(batch)
-        if not (handed_over or any(map(_samples_with_penalty, batch.reqs[:prefilled]))):
-            return
-        penalizer = BatchedLZPenalizer(pool, _max_window_size(), runner.device)
-        pool.lz_penalizer = penalizer
+        return
     forward_batch.lz_step = penalizer.plan(batch, handed_over)
     if forward_batch.lz_step is None and not penalizer.in_use():
-        pool.lz_penalizer = None
+        batch.req_to_token_pool.lz_penalizer = None
 
 
 def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
@@ -311,17 +300,13 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
 
     Takes what `BatchedLZPenalizer.verify` takes, and returns what `accept_step` takes.
     """
-    pool = batch.req_to_token_pool
-    penalizer: BatchedLZPenalizer | None = getattr(pool, "lz_penalizer", None)
     handed_over = _handed_over(batch)
+    penalizer = _penalizer(batch.req_to_token_pool, logits.device, wanted=bool(handed_over))
     if penalizer is None:
-        if not handed_over:
-            return None
-        penalizer = BatchedLZPenalizer(pool, _max_window_size(), str(logits.device))
-        pool.lz_penalizer = penalizer
+        return None
     verified = penalizer.verify(trees, batch, logits, handed_over)
     if verified is None and not penalizer.in_use():
-        pool.lz_penalizer = None
+        batch.req_to_token_pool.lz_penalizer = None
     return verified
 
 
@@ -331,6 +316,42 @@ def accept_step(
     """Keep the accepted tokens of the trees that `verify_step` judged (upstream's hook)."""
     if verified is not None:
         verified.penalizer.accept(verified, accept_index, num_correct_drafts)
+
+
+def kernels_of(device: torch.device) -> ModuleType:
+    """The module that steps windows on `device`: `eager` or its sibling `fused`."""
+    if device.type == "cpu":
+        return eager
+    from sglang_lz import fused
+
+    return fused
+
+
+def _penalizer(
+    pool: ReqToTokenPool, device: torch.device | str, wanted: bool
+) -> BatchedLZPenalizer | None:
+    """The penalizer of `pool`; made when `wanted`, None while nobody needs one."""
+    if not hasattr(pool, "lz_penalizer"):
+        pool.lz_penalizer = None
+        _prepare(pool, torch.device(device))
+    if pool.lz_penalizer is None and wanted:
+        pool.lz_penalizer = BatchedLZPenalizer(pool, _max_window_size(), device)
+    penalizer: BatchedLZPenalizer | None = pool.lz_penalizer
+    return penalizer
+
+
+def _prepare(pool: ReqToTokenPool, device: torch.device) -> None:
+    """What is done once, at a server's first batch, which is upstream's own warm-up request."""
+    rows, capacity = pool.req_to_token.shape[0], _max_window_size()
+    each = bytes_of_row(capacity)
+    logger.info(
+        "LZ penalty: %d request rows of %d bytes, %.1f MiB in all, held while requests use it",
+        rows,
+        each,
+        rows * each / 2**20,
+    )
+    if device.type != "cpu":
+        kernels_of(device).warm_up(capacity, device, nodes=_draft_tokens())
 
 
 def _samples_with_penalty(req: Req) -> bool:
@@ -353,15 +374,20 @@ def _handed_over(batch: ScheduleBatch) -> dict[int, int]:
     if not _is_decode_server():
         return {}
     pool = batch.req_to_token_pool
-    looked_at: Tensor | None = getattr(pool, "lz_looked_at", None)
+    looked_at: NDArray[np.int64] | None = getattr(pool, "lz_looked_at", None)
     if looked_at is None:
-        looked_at = pool.lz_looked_at = torch.full_like(pool.req_generation, NO_GENERATION)
-    rows_cpu = batch.req_pool_indices_cpu[: len(batch.reqs)]
-    generation = pool.req_generation[rows_cpu]
-    unknown = (looked_at[rows_cpu] != generation).nonzero().squeeze(1).tolist()
-    looked_at[rows_cpu] = generation
+        looked_at = pool.lz_looked_at = np.full(len(pool.req_generation), NO_GENERATION)
+    rows = _request_rows(batch)
+    generation = pool.req_generation.numpy()[rows]
+    unknown = (looked_at[rows] != generation).nonzero()[0].tolist()
+    looked_at[rows] = generation
     new = [i for i in unknown if batch.reqs[i].sampling_params.lz_penalty]
     return {i: len(batch.reqs[i].full_untruncated_fill_ids) - 1 for i in new}
+
+
+def _request_rows(batch: ScheduleBatch) -> NDArray[np.int64]:
+    rows: NDArray[np.int64] = batch.req_pool_indices_cpu[: len(batch.reqs)].numpy()
+    return rows
 
 
 def _split(batch: ScheduleBatch) -> tuple[int, int]:
@@ -387,6 +413,13 @@ def _max_window_size() -> int:
 
     size: int = get_exec().features.lz_max_window_size
     return size
+
+
+def _draft_tokens() -> int:
+    """Nodes of a draft tree, 0 without speculation."""
+    from sglang.srt.runtime_context import get_context
+
+    return get_context().config_leaf("speculative_num_draft_tokens") or 0
 
 
 def _is_decode_server() -> bool:

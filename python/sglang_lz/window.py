@@ -1,4 +1,4 @@
-"""The window of every request row, on the device, addressed by token position."""
+"""The window of every request row, on the device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,79 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# The columns of `WindowState.params`.
+PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE = range(5)
+PARAMS = 5
+
+
+def bytes_of_row(capacity: int) -> int:
+    """Device memory of a request row, in bytes, with windows of at most `capacity` tokens."""
+    token, match, param = torch.int32.itemsize, torch.int16.itemsize, torch.float32.itemsize
+    return capacity * (token + match) + PARAMS * param
+
+
+@dataclass(slots=True)
+class Seed:
+    """What a row needs when its history arrives whole, at prefill. Host tensors, one row each.
+
+    Attributes:
+        rows: request rows, int64 [rows], distinct.
+        tokens: int32 [rows, capacity], laid out as `WindowState.tokens`.
+        match: int16 [rows, capacity], as `WindowState.match`.
+        params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to give a row up.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    match: Tensor
+    params: Tensor
+
+    @classmethod
+    def empty(cls, rows: Tensor, capacity: int) -> Seed:
+        """Seeds that give up `rows`, to be filled in."""
+        count = len(rows)
+        return cls(
+            rows,
+            torch.zeros(count, capacity, dtype=torch.int32),
+            torch.zeros(count, capacity, dtype=torch.int16),
+            torch.zeros(count, PARAMS, dtype=torch.float32),
+        )
+
+    def pinned(self) -> Seed:
+        """A copy that the device may fetch without the host waiting."""
+        return Seed(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+
+
+class WindowState:
+    """Tokens, match lengths and parameters of each request row; rows never move when a batch does.
+
+    The newest token's position (0-based, prompt included) is not kept: whoever steps knows it.
+
+    Attributes:
+        capacity: the largest window, in tokens.
+        tokens: the token of position p in column p % capacity, int32 [rows, capacity].
+        match: the match length of the source at distance k + 1 in column k, int16 [rows, capacity];
+            0 past the seen columns.
+        params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
+            1 for the `rate` cost. A row whose penalty is 0 is nobody's. (Positions below 2**24 are
+            exact.)
+    """
+
+    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
+        """Allocate for `rows` request rows and windows of at most `capacity` tokens."""
+        self.capacity = capacity
+        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
+        self.match = torch.zeros(rows, capacity, dtype=torch.int16, device=device)
+        self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, device=device)
+
+    def seed(self, seed: Seed) -> None:
+        """Give rows a new history and its parameters, or give them up."""
+        device = self.tokens.device
+        rows = seed.rows.to(device, non_blocking=True)
+        self.tokens[rows] = seed.tokens.to(device, non_blocking=True)
+        self.match[rows] = seed.match.to(device, non_blocking=True)
+        self.params[rows] = seed.params.to(device, non_blocking=True)
+
 
 @dataclass(slots=True)
 class WindowView:
@@ -15,17 +88,44 @@ class WindowView:
 
     Attributes:
         tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] of draft trees.
-        match: match length of each source, int32 [..., width].
+        match: match length of each source, int16 [..., width]; 0 from column `length` on.
         length: seen columns, int64 [...].
-        window_size: W, int64 [...].
-        buffer_size: B, int64 [...].
+        params: float32 [..., PARAMS], as `WindowState.params`.
     """
 
     tokens: Tensor
     match: Tensor
     length: Tensor
-    window_size: Tensor
-    buffer_size: Tensor
+    params: Tensor
+
+    @classmethod
+    def of(cls, state: WindowState, rows: Tensor, position: Tensor, width: int) -> WindowView:
+        """The windows of request rows.
+
+        Args:
+            state: where they are kept.
+            rows: int64 [rows].
+            position: where their newest tokens stand, int64 [rows].
+            width: at least the largest window size among the rows, at most the capacity.
+        """
+        params = state.params[rows]
+        column = torch.arange(width, device=rows.device)
+        slot = (position[:, None] - column) % state.capacity
+        seen = position + 1 - params[:, FIRST_VISIBLE].long()
+        length = torch.minimum(seen, params[:, WINDOW_SIZE].long())
+        tokens = state.tokens[rows].gather(1, slot)
+        return cls(tokens, state.match[rows, :width], length, params)
+
+    def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
+        """Write these windows [rows, width] back; arguments as `of`.
+
+        Args:
+            new: how many of their newest tokens at most `state` does not hold yet.
+        """
+        column = torch.arange(min(new, self.tokens.shape[1]), device=rows.device)
+        slot = (position[:, None] - column) % state.capacity
+        state.tokens[rows[:, None], slot] = self.tokens[:, : len(column)]
+        state.match[rows, : self.match.shape[1]] = self.match
 
     def __getitem__(self, index: Any) -> WindowView:
         """The windows at an index of the leading dimensions."""
@@ -40,97 +140,10 @@ class WindowView:
         """
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
-        length = torch.minimum(self.length + 1, self.window_size)
-        column = torch.arange(tokens.shape[-1], device=tokens.device)
-        seen = length.unsqueeze(-1)
-        grows = (tokens == newest) & (column >= 1) & (column < seen)
-        longest = torch.minimum(self.buffer_size.unsqueeze(-1), seen - column).to(torch.int32)
-        match = torch.minimum(self.match + 1, longest).masked_fill(~grows, 0)
-        return WindowView(tokens, match, length, self.window_size, self.buffer_size)
-
-
-@dataclass(slots=True)
-class Seed:
-    """What a row needs when its history arrives whole, at prefill. Host tensors, one row each.
-
-    Attributes:
-        tokens: int32 [rows, capacity], the token of position p in column p % capacity.
-        match: int32 [rows, capacity], laid out alike, for the newest position.
-        position: the newest position, int64 [rows].
-        params: float32 [rows, 5]: penalty, window size, buffer size, first visible position,
-            1 for the `rate` cost.
-    """
-
-    tokens: Tensor
-    match: Tensor
-    position: Tensor
-    params: Tensor
-
-
-class WindowState:
-    """Tokens and match lengths of each request row; the newest token's position is the clock.
-
-    The token at position p (0-based, prompt included) stands in column p % capacity, so writing a
-    step twice changes nothing and rows never move when a batch does. Match lengths are kept for
-    the newest two positions, even and odd, because those of one step follow from those of the
-    step before (`WindowView.advance`).
-    """
-
-    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
-        """Allocate for `rows` request rows and windows of at most `capacity` tokens."""
-        self.capacity = capacity
-        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
-        self.match = torch.zeros(2, rows, capacity, dtype=torch.int32, device=device)
-        self.penalty = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.window_size = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.buffer_size = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.first_visible = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.is_rate = torch.zeros(rows, dtype=torch.bool, device=device)
-
-    def seed(self, rows: Tensor, seed: Seed) -> None:
-        """Give `rows` (int64 [rows], on the device) a new history and its parameters."""
-        device = self.tokens.device
-        position = seed.position.to(device, non_blocking=True)
-        params = seed.params.to(device, non_blocking=True)
-        self.tokens[rows] = seed.tokens.to(device, non_blocking=True)
-        self.match[position % 2, rows] = seed.match.to(device, non_blocking=True)
-        self.penalty[rows] = params[:, 0]
-        self.window_size[rows] = params[:, 1].long()
-        self.buffer_size[rows] = params[:, 2].long()
-        self.first_visible[rows] = params[:, 3].long()
-        self.is_rate[rows] = params[:, 4] != 0
-
-    def append(self, rows: Tensor, position: Tensor, token: Tensor, width: int) -> None:
-        """Make `token` the newest of each row.
-
-        Args:
-            rows: request rows, int64 [rows], distinct.
-            position: the token's position, one past the row's newest so far, int64 [rows].
-            token: integer [rows].
-            width: at least the largest window size among the rows, at most the capacity.
-        """
-        before = self.view(rows, position - 1, width)
-        self.store(rows, position, before.advance(token))
-
-    def store(self, rows: Tensor, position: Tensor, view: WindowView) -> None:
-        """Make `view` the windows of `rows`, whose newest tokens then stand at `position`."""
-        slot = self._slots(position, view.tokens.shape[1])
-        row = rows[:, None]
-        self.tokens[row, slot] = view.tokens
-        self.match[position[:, None] % 2, row, slot] = view.match
-
-    def view(self, rows: Tensor, position: Tensor, width: int) -> WindowView:
-        """The windows of `rows` whose newest tokens stand at `position`; arguments as `append`."""
-        slot = self._slots(position, width)
-        row = rows[:, None]
-        window_size = self.window_size[rows]
-        return WindowView(
-            tokens=self.tokens[row, slot],
-            match=self.match[position[:, None] % 2, row, slot],
-            length=torch.minimum(position + 1 - self.first_visible[rows], window_size),
-            window_size=window_size,
-            buffer_size=self.buffer_size[rows],
-        )
-
-    def _slots(self, position: Tensor, width: int) -> Tensor:
-        return (position[:, None] - torch.arange(width, device=position.device)) % self.capacity
+        length = torch.minimum(self.length + 1, self.params[..., WINDOW_SIZE].long())
+        column = torch.arange(tokens.shape[-1], dtype=torch.int16, device=tokens.device)
+        longest = length.to(torch.int16).unsqueeze(-1) - column
+        longest = longest.minimum(self.params[..., BUFFER_SIZE, None].to(torch.int16)).clamp_min(0)
+        match = (self.match + 1).minimum(longest) * (tokens == newest)
+        match[..., 0] = 0
+        return WindowView(tokens, match, length, self.params)

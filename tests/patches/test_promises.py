@@ -283,7 +283,7 @@ class TestVerification:
             forward_mode=SimpleNamespace(is_idle=lambda: False),
             seq_lens=torch.full((count,), 5),
             sampling_info=sampling_info,
-            req_to_token_pool=SimpleNamespace(),
+            req_to_token_pool=SimpleNamespace(lz_penalizer=None),
             return_logprob=False,
         )
         output = SimpleNamespace(next_token_logits=logits.clone())

@@ -8,7 +8,16 @@ from types import ModuleType
 
 import pytest
 
+from device import DEVICE
+
 CHECKOUT = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "cpu"
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`sglang_lz.fused` on DEVICE; nothing imports it before, since the product does so on CUDA."""
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(DEVICE == "cpu")))
+    return importlib.import_module("sglang_lz.fused")
 
 
 @pytest.fixture(scope="module")

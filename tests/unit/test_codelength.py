@@ -62,7 +62,7 @@ def test_no_history_has_no_match() -> None:
 
 
 def test_the_longest_loop_is_matched_in_linear_time() -> None:
-    """Compared token by token this would take 4095 * 4094 / 2 steps."""
+    """Compared token by token this would take 8192 * 8191 / 2 steps."""
 
     class Counted(list[int]):
         reads = 0
@@ -71,18 +71,18 @@ def test_the_longest_loop_is_matched_in_linear_time() -> None:
             Counted.reads += 1
             return super().__getitem__(index)
 
-    assert codelength.match_lengths_of(Counted([7] * 4095), 4095)[1] == 4094
-    assert Counted.reads < 10 * 4095
+    assert codelength.match_lengths_of(Counted([7] * 8192), 8192)[1] == 8191
+    assert Counted.reads < 10 * 8192
 
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_the_longest_distances_of_the_largest_window_are_exact_enough(cost: str) -> None:
     history = [1] + [2] * 2 + [3] * 4089 + [1, 2, 2]
-    window, length = newest_first([history], width=4095)
+    window, length = newest_first([history], width=8192)
     delta = codelength.delta_codelength(
-        window, length, 200_000, torch.tensor([4095]), torch.tensor([cost == "rate"])
+        window, length, 200_000, torch.tensor([8192]), torch.tensor([cost == "rate"])
     )
-    expected = delta_bits(history, 200_000, 4095, 4095, cost)
+    expected = delta_bits(history, 200_000, 8192, 8192, cost)
     np.testing.assert_allclose(delta[0, :8].numpy(), expected[:8], atol=TOLERANCE)
 
 

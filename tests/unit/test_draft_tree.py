@@ -1,4 +1,4 @@
-"""The windows of draft tree nodes against the definition: each node's own path, read plainly."""
+"""The paths of draft tree nodes against the definition, read plainly, and their windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import match_lengths
-from sglang_lz import codelength, draft_tree
+from sglang_lz import codelength, draft_tree, eager
 from sglang_lz.window import WindowView
 
 WIDTH = 10
@@ -58,28 +58,40 @@ def test_a_node_outside_the_tree_hangs_on_the_root() -> None:
 
 @given(
     parent=trees(),
-    history=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    history=st.lists(st.integers(0, 2), max_size=20),
     drafts=st.lists(st.integers(0, 2), min_size=9, max_size=9),
     window=st.integers(1, WIDTH),
     data=st.data(),
 )
 def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
-    parent: list[int], history: list[int], drafts: list[int], window: int, data: st.DataObject
+    parent: list[int],
+    history: list[int],
+    drafts: list[int],
+    window: int,
+    data: st.DataObject,
 ) -> None:
-    buffer = data.draw(st.integers(1, window))
+    buffer, spare = data.draw(st.integers(1, window)), data.draw(st.integers(0, 2))
     seen = history[-window:]
     newest_first = torch.zeros(1, WIDTH, dtype=torch.int32)
     newest_first[0, : len(seen)] = torch.tensor(seen[::-1])
-    length, sizes = torch.tensor([len(seen)]), (torch.tensor([window]), torch.tensor([buffer]))
-    match = codelength.match_lengths(newest_first, length, sizes[1])
-    root = WindowView(newest_first, match, length, *sizes)
-    tokens = [history[-1], *drafts[1 : len(parent)]]
-    depth = max(len(path(parent, node)) for node in range(len(parent)))
+    length = torch.tensor([len(seen)])
+    match = codelength.match_lengths(newest_first, length, torch.tensor([buffer])).to(torch.int16)
+    params = torch.tensor([[0.15, window, buffer, 0, 0]])
+    before = WindowView(newest_first, match, length, params)
+    tokens = drafts[: len(parent)]
+    depth = max(len(path(parent, node)) for node in range(len(parent))) + 1 + spare
 
-    windows = draft_tree.node_windows(root, torch.tensor([tokens]), torch.tensor([parent]), depth)
+    paths, lengths = draft_tree.paths(torch.tensor([tokens]), *links(parent, 0), depth)
 
     for node in range(len(parent)):
-        expected = [*history, *(tokens[i] for i in path(parent, node))][-window:]
+        on_path = [tokens[i] for i in [*reversed(path(parent, node)), 0]]
+        assert paths[0, node, : len(on_path)].tolist() == on_path
+        assert lengths[0, node] == len(on_path)
+    windows = eager.advance_along(
+        before[torch.zeros(1, len(parent), dtype=torch.int64)], paths, lengths
+    )
+    for node in range(len(parent)):
+        expected = [*history, tokens[0], *(tokens[i] for i in path(parent, node))][-window:]
         count = int(windows.length[0, node])
         assert count == len(expected)
         assert windows.tokens[0, node, :count].tolist() == expected[::-1]

@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,9 +20,11 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from device import DEVICE
 from oracle import COSTS, delta_bits, visible_history
 from sglang_lz import penalizer
 from trees import Tree
@@ -112,12 +114,15 @@ def request(prompt: list[int], **lz: object) -> Request:
 RUNNER = SimpleNamespace(
     is_draft_worker=False, device="cpu", pp_group=SimpleNamespace(is_last_rank=True)
 )
+"""Upstream's model runner; its device is that of the batches, too."""
 
 
-def forward(
-    pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]
-) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
-    """Run both hooks on one batch; returns the plan, the logits before and those after."""
+def batch_tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype).to(RUNNER.device)
+
+
+def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]) -> SimpleNamespace:
+    """Run the planning hook on one batch; returns the forward batch."""
     reqs = [*prefills, *decodes]
     rows = torch.tensor([req.row for req in reqs])
     # Prefills bring their uncached suffix (here its last one or two tokens), decodes one token.
@@ -135,16 +140,24 @@ def forward(
         seq_lens_cpu=torch.tensor(lengths),
     )
     forward_batch = SimpleNamespace(
-        req_pool_indices=rows,
-        seq_lens=torch.tensor(lengths),
+        req_pool_indices=rows.to(RUNNER.device),
+        seq_lens=batch_tensor(lengths),
         # Padding after the real tokens, as data-parallel attention leaves it.
-        input_ids=torch.tensor([token for suffix in suffixes for token in suffix] + [0, 0]),
+        input_ids=batch_tensor([token for suffix in suffixes for token in suffix] + [0, 0]),
     )
     penalizer.plan_step(batch, RUNNER, forward_batch)
-    before = torch.randn(len(reqs), VOCAB)
-    after = before.clone()
+    return forward_batch
+
+
+def forward(
+    pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]
+) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
+    """Run both hooks on one batch; returns the plan, the logits before and those after."""
+    forward_batch = plan(pool, mode, prefills, decodes)
+    before = torch.randn(len(prefills) + len(decodes), VOCAB)
+    after = before.to(RUNNER.device, copy=True)
     penalizer.apply_step(after, forward_batch)
-    return getattr(forward_batch, "lz_step", None), before, after
+    return getattr(forward_batch, "lz_step", None), before, after.cpu()
 
 
 def assert_exact(
@@ -166,22 +179,23 @@ def verify_forward(
     rows = torch.tensor([req.row for req in reqs])
     batch = SimpleNamespace(
         reqs=reqs,
-        req_pool_indices=rows,
+        req_pool_indices=rows.to(RUNNER.device),
         req_pool_indices_cpu=rows,
         req_to_token_pool=pool,
-        seq_lens=torch.tensor([len(req.known) - 1 for req in reqs]),
+        seq_lens=batch_tensor([len(req.known) - 1 for req in reqs]),
     )
     first, sibling = zip(*(tree.links() for tree in trees), strict=True)
     verify_input = SimpleNamespace(
-        draft_token=torch.tensor([token for tree in trees for token in tree.tokens]),
+        draft_token=batch_tensor([token for tree in trees for token in tree.tokens]),
         draft_token_num=nodes,
         max_tree_depth=nodes,
-        retrieve_next_token=torch.tensor(first),
-        retrieve_next_sibling=torch.tensor(sibling),
+        retrieve_next_token=batch_tensor(first),
+        retrieve_next_sibling=batch_tensor(sibling),
     )
     before = torch.randn(len(reqs) * nodes, VOCAB)
-    after = before.clone()
-    verified = penalizer.verify_step(verify_input, batch, after)
+    judged = before.to(RUNNER.device, copy=True)
+    verified = penalizer.verify_step(verify_input, batch, judged)
+    after = judged.cpu()
     accepted, indices = [], []
     for i, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
         for node in range(nodes):
@@ -197,8 +211,8 @@ def verify_forward(
         indices.append([i * nodes + node for node in path] + [-1] * (nodes - len(path)))
     penalizer.accept_step(
         verified,
-        torch.tensor(indices, dtype=torch.int32),
-        torch.tensor([len(tokens) - 1 for tokens in accepted], dtype=torch.int32),
+        batch_tensor(indices, torch.int32),
+        batch_tensor([len(tokens) - 1 for tokens in accepted], torch.int32),
     )
     return accepted
 
@@ -328,6 +342,18 @@ TestScheduler = Scheduler.TestCase
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
 
 
+def test_scheduler_with_the_kernels_of_a_gpu(
+    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on Triton's interpreter, or on the GPU at hand."""
+    monkeypatch.setattr(penalizer, "kernels_of", lambda device: fused)
+    monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 0)
+    monkeypatch.setattr(RUNNER, "device", DEVICE)
+    run_state_machine_as_test(
+        Scheduler, settings=settings(max_examples=20, stateful_step_count=20, deadline=None)
+    )
+
+
 def admitted(pool: Pool, req: Request) -> Request:
     req.row = pool.alloc()
     req.extend_end = len(req.full_untruncated_fill_ids)
@@ -340,7 +366,7 @@ def test_nothing_is_planned_or_allocated_without_the_penalty() -> None:
     step, before, after = forward(pool, "extend", [req], [])
     assert step is None
     assert torch.equal(before, after)
-    assert not hasattr(pool, "lz_penalizer")
+    assert getattr(pool, "lz_penalizer", None) is None
 
 
 def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
@@ -367,25 +393,48 @@ def test_windows_are_freed_with_the_last_request_that_used_them(speculative: boo
     assert pool.lz_penalizer is None
 
 
-def test_rows_without_the_penalty_are_not_in_the_plan() -> None:
+def test_rows_without_the_penalty_are_left_alone() -> None:
     pool = Pool()
     reqs = [
         admitted(pool, request([1, 2, 1], lz_penalty=penalty)) for penalty in (0.0, 0.3, 0.0, 0.3)
     ]
     step, before, after = forward(pool, "extend", reqs, [])
     assert step is not None
-    assert step.rows.tolist() == [1, 3]
     assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert not torch.isclose(before[[1, 3]], after[[1, 3]]).all(dim=1).any()
 
 
 def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
     """Beam search takes rows without a prefill of their own."""
     pool = Pool()
-    req = admitted(pool, request([1, 2, 1]))
-    forward(pool, "extend", [req], [])
+    req, other = admitted(pool, request([1, 2, 1])), admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [req, other], [])
     pool.req_generation[req.row] += 1
     step, *_ = forward(pool, "decode", [], [req])
     assert step is None
+    for _ in range(2):
+        _, before, after = forward(pool, "decode", [], [req, other])
+        assert torch.equal(before[0], after[0])
+        assert_exact(other, before[1], after[1])
+        other.flying = [*other.flying, 1]
+
+
+def test_what_is_seeded_but_never_sampled_is_given_up_all_the_same() -> None:
+    """A request that only scores its prompt is planned, and never comes to sampling."""
+    pool = Pool()
+    stale = admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [stale], [])
+    pool.free_slots.append(stale.row)
+    scored = admitted(pool, request([1, 2, 1], lz_penalty=0.0))
+    assert scored.row == stale.row
+    plan(pool, "extend", [scored], [])
+    pool.free_slots.append(scored.row)
+    follower = admitted(pool, request([1, 2, 1], lz_penalty=0.0))
+    beside = admitted(pool, request([1, 2, 1]))
+    assert follower.row == stale.row
+    _, before, after = forward(pool, "extend", [follower, beside], [])
+    assert torch.equal(before[0], after[0])
+    assert_exact(beside, before[1], after[1])
 
 
 def test_a_session_that_keeps_its_row_may_turn_the_penalty_off() -> None:
@@ -406,7 +455,7 @@ def test_draft_workers_keep_no_windows() -> None:
     runner = SimpleNamespace(**vars(RUNNER) | {"is_draft_worker": True})
     penalizer.plan_step(batch, runner, forward_batch)
     assert not hasattr(forward_batch, "lz_step")
-    assert not hasattr(pool, "lz_penalizer")
+    assert getattr(pool, "lz_penalizer", None) is None
 
 
 def test_only_the_last_rank_of_a_pipeline_keeps_windows() -> None:
@@ -418,7 +467,7 @@ def test_only_the_last_rank_of_a_pipeline_keeps_windows() -> None:
     forward_batch = SimpleNamespace()
     penalizer.plan_step(batch, runner, forward_batch)
     assert not hasattr(forward_batch, "lz_step")
-    assert not hasattr(pool, "lz_penalizer")
+    assert getattr(pool, "lz_penalizer", None) is None
 
 
 def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
@@ -478,7 +527,29 @@ class DeviceWatch(TorchDispatchMode):
         return out
 
 
-def test_a_step_is_linear_in_the_window_and_never_waits_for_the_device() -> None:
+class Launches:
+    """Stands in for a Triton kernel: notes the grids it is launched on."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *args, **options: self.grids.append(grid)
+
+
+@pytest.fixture
+def launches(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
+    """Let the device be one without data, on which no kernel runs."""
+    made = {name: Launches() for name in ("_step", "_verify", "_accept")}
+    for name, stand_in in made.items():
+        monkeypatch.setattr(fused, name, stand_in)
+    monkeypatch.setattr(penalizer, "kernels_of", lambda device: fused)
+    return made
+
+
+def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_device(
+    launches: dict[str, Launches],
+) -> None:
     vocab, rows = 100_000, 3
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
@@ -500,10 +571,13 @@ def test_a_step_is_linear_in_the_window_and_never_waits_for_the_device() -> None
             step = pool.lz_penalizer.plan(batch, {})
             pool.lz_penalizer.apply(step, logits, forward_batch)
         assert watch.waits == []
-        assert max(watch.made) <= 5 * rows * MAX_WINDOW
+        assert max(watch.made, default=0) <= (rows * MAX_WINDOW if mode == "extend" else 0)
+    assert launches["_step"].grids == [(rows,), (rows,)]
 
 
-def test_a_verify_step_is_linear_in_the_windows_and_never_waits_for_the_device() -> None:
+def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
+    launches: dict[str, Launches],
+) -> None:
     vocab, rows, nodes = 100_000, 3, 4
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
@@ -527,14 +601,51 @@ def test_a_verify_step_is_linear_in_the_windows_and_never_waits_for_the_device()
         retrieve_next_sibling=torch.empty(rows, nodes, **on_device),
     )
     logits = torch.zeros(rows * nodes, vocab, device="meta")
+    accepted = torch.empty(rows, nodes, **on_device), torch.empty(rows, **on_device)
     with DeviceWatch() as watch:
         verified = penalizer.verify_step(verify_input, batch, logits)
-        penalizer.accept_step(
-            verified, torch.empty(rows, nodes, **on_device), torch.empty(rows, **on_device)
-        )
+        penalizer.accept_step(verified, *accepted)
     assert verified is not None
     assert watch.waits == []
-    assert max(watch.made) <= 5 * rows * nodes * MAX_WINDOW
+    assert watch.made == [rows * nodes * nodes]  # the paths
+    assert launches["_verify"].grids == [(rows, nodes)]
+    assert launches["_accept"].grids == [(rows,)]
+
+
+def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
+    """Although windows are there, of a request that waits for its turn."""
+    pool = Pool()
+    waits = admitted(pool, request([1, 2, 1]))
+    runs = admitted(pool, request([1, 2], lz_penalty=0.0))
+    forward(pool, "extend", [waits], [])
+    assert launches["_step"].grids == [(1,)]
+    forward(pool, "extend", [runs], [])
+    forward(pool, "decode", [], [runs])
+    assert launches["_step"].grids == [(1,)]
+
+
+def test_the_kernels_are_compiled_before_the_first_request_and_the_memory_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = []
+    stand_in = SimpleNamespace(warm_up=lambda *args, **options: prepared.append((args, options)))
+    monkeypatch.setattr(penalizer, "kernels_of", lambda device: stand_in)
+    monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 7)
+    runner = SimpleNamespace(**vars(RUNNER) | {"device": "meta"})
+    pool = Pool()
+    req = admitted(pool, request([1, 2], lz_penalty=0.0))
+    batch = SimpleNamespace(
+        forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool, decoding_reqs=None
+    )
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            penalizer.plan_step(batch, runner, SimpleNamespace())
+    assert prepared == [((MAX_WINDOW, torch.device("meta")), {"nodes": 7})]
+    each = MAX_WINDOW * 6 + 20
+    assert [record.getMessage() for record in caplog.records] == [
+        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, held while "
+        "requests use it"
+    ]
 
 
 def test_the_watch_sees_what_would_wait() -> None:
@@ -562,7 +673,7 @@ def test_the_decode_plan_does_not_look_at_requests() -> None:
         req_pool_indices_cpu=torch.tensor([req.row]),
         decoding_reqs=None,
     )
-    assert pool.lz_penalizer.plan(batch, {}).rows.tolist() == [0]
+    assert pool.lz_penalizer.plan(batch, {}) is not None
 
 
 @pytest.mark.usefixtures("decode_server")

@@ -8,36 +8,42 @@ from hypothesis import strategies as st
 
 from oracle import match_lengths
 from sglang_lz import codelength
-from sglang_lz.window import Seed, WindowState
+from sglang_lz.window import PARAMS, Seed, WindowState, WindowView, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)
 
 
-def seed_of(history: list[int], window: int, buffer: int, first: int) -> Seed:
+def seed_of(row: int, history: list[int], window: int, buffer: int, first: int) -> Seed:
     """The seed of one row whose whole history is on the host."""
     seen = history[max(first, len(history) - window) :]
     newest_first = torch.zeros(1, CAPACITY, dtype=torch.int32)
     newest_first[0, : len(seen)] = torch.tensor(seen[::-1], dtype=torch.int32)
-    match = codelength.match_lengths(
+    seed = Seed.empty(torch.tensor([row]), CAPACITY)
+    seed.match[:] = codelength.match_lengths(
         newest_first, torch.tensor([len(seen)]), torch.tensor([buffer])
     )
     slot = (len(history) - 1 - torch.arange(CAPACITY)) % CAPACITY
-    by_slot, match_by_slot = torch.empty_like(newest_first), torch.empty_like(match)
-    by_slot[0, slot], match_by_slot[0, slot] = newest_first[0], match[0]
-    params = torch.tensor([[0.15, window, buffer, first, 0]], dtype=torch.float32)
-    return Seed(by_slot, match_by_slot, torch.tensor([len(history) - 1]), params)
+    seed.tokens[0, slot] = newest_first[0]
+    seed.params[:] = torch.tensor([0.15, window, buffer, first, 0])
+    return seed
+
+
+def append(state: WindowState, rows: torch.Tensor, position: torch.Tensor, token: torch.Tensor):
+    windows = WindowView.of(state, rows, position - 1, CAPACITY).advance(token)
+    windows.keep(state, rows, position, new=1)
 
 
 def assert_view(state: WindowState, row: int, history: list[int], case: tuple[int, int, int]):
     window, buffer, first = case
     seen = history[max(first, len(history) - window) :]
-    view = state.view(torch.tensor([row]), torch.tensor([len(history) - 1]), CAPACITY)
+    view = WindowView.of(state, torch.tensor([row]), torch.tensor([len(history) - 1]), CAPACITY)
     length = int(view.length[0])
     assert length == len(seen)
     assert view.tokens[0, :length].tolist() == seen[::-1]
     expected = [0, *match_lengths(seen, buffer)[::-1]][:length]
     assert view.match[0, :length].tolist() == expected
+    assert not view.match[0, length:].any()
 
 
 @st.composite
@@ -54,27 +60,13 @@ def test_appending_equals_seeding_at_every_step(
     window, buffer, first = case[0], case[1], min(case[2], len(prompt))
     state = WindowState(3, CAPACITY, "cpu")
     row = torch.tensor([1])
-    state.seed(row, seed_of(prompt, window, buffer, first))
+    state.seed(seed_of(1, prompt, window, buffer, first))
     history = list(prompt)
     assert_view(state, 1, history, (window, buffer, first))
     for token in outputs:
         history.append(token)
-        state.append(row, torch.tensor([len(history) - 1]), torch.tensor([token]), CAPACITY)
+        append(state, row, torch.tensor([len(history) - 1]), torch.tensor([token]))
         assert_view(state, 1, history, (window, buffer, first))
-
-
-@given(history=st.lists(st.integers(0, 1), min_size=2, max_size=30), case=cases())
-def test_writing_a_step_twice_changes_nothing(
-    history: list[int], case: tuple[int, int, int]
-) -> None:
-    window, buffer, _ = case
-    state = WindowState(1, CAPACITY, "cpu")
-    row = torch.tensor([0])
-    state.seed(row, seed_of(history[:1], window, buffer, 0))
-    for position in range(1, len(history)):
-        for _ in range(2):
-            state.append(row, torch.tensor([position]), torch.tensor([history[position]]), CAPACITY)
-    assert_view(state, 0, history, (window, buffer, 0))
 
 
 @given(
@@ -92,11 +84,10 @@ def test_rows_do_not_disturb_each_other(
     """Rows of one batch at different positions, with different parameters, in any order."""
     state = WindowState(4, CAPACITY, "cpu")
     for row, (history, (window, buffer, _)) in enumerate(zip(histories, mixed, strict=True)):
-        state.seed(torch.tensor([row]), seed_of(history, window, buffer, 0))
+        state.seed(seed_of(row, history, window, buffer, 0))
     rows = torch.tensor(order)
     position = torch.tensor([len(histories[row]) for row in order])
-    width = max(window for window, _, _ in mixed)
-    state.append(rows, position, torch.tensor([extra[row] for row in order]), width)
+    append(state, rows, position, torch.tensor([extra[row] for row in order]))
     for row, (window, buffer, _) in enumerate(mixed):
         assert_view(state, row, [*histories[row], extra[row]], (window, buffer, 0))
 
@@ -104,8 +95,15 @@ def test_rows_do_not_disturb_each_other(
 def test_a_row_given_to_another_request_forgets_its_history() -> None:
     state = WindowState(1, CAPACITY, "cpu")
     row = torch.tensor([0])
-    state.seed(row, seed_of([0, 1] * 10, 8, 8, 0))
-    state.seed(row, seed_of([2, 0], 8, 8, 0))
+    state.seed(seed_of(0, [0, 1] * 10, 8, 8, 0))
+    state.seed(seed_of(0, [2, 0], 8, 8, 0))
     for position, token in ((2, 2), (3, 0)):
-        state.append(row, torch.tensor([position]), torch.tensor([token]), CAPACITY)
+        append(state, row, torch.tensor([position]), torch.tensor([token]))
     assert_view(state, 0, [2, 0, 2, 0], (8, 8, 0))
+
+
+def test_the_bytes_of_a_row_are_what_it_takes() -> None:
+    state = WindowState(3, CAPACITY, "cpu")
+    taken = sum(tensor.nbytes for tensor in (state.tokens, state.match, state.params))
+    assert 3 * bytes_of_row(CAPACITY) == taken
+    assert state.params.shape == (3, PARAMS)

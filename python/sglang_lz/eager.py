@@ -1,0 +1,172 @@
+"""The steps of the LZ penalty in torch operators: the CPU's path, and what `fused` must equal.
+
+Each function has a sibling of the same name and arguments in `sglang_lz.fused`. Rows without the
+penalty are picked out first, which only a CPU can do without waiting for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_lz import draft_tree
+from sglang_lz.codelength import saved_bits, subtract_savings
+from sglang_lz.window import IS_RATE, PENALTY, WindowState, WindowView
+
+
+def step(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    seq_lens: Tensor,
+    input_ids: Tensor,
+    prefilled: int,
+    offset: int,
+    width: int,
+) -> None:
+    """Bring the windows of a batch up to date, and lower the logits of what they predict.
+
+    Args:
+        state: the windows; those of the first `prefilled` batch rows are up to date.
+        logits: next-token logits, float [batch, V], of any strides; changed in place.
+        request_rows: the request row of each batch row, integer [rows]; rows of padding may follow
+            in the other arguments.
+        seq_lens: tokens of each batch row, the newest included, integer [batch].
+        input_ids: the newest token of batch row i >= prefilled stands at i + offset, integer.
+        prefilled: how many leading batch rows were seeded whole.
+        offset: see `input_ids`.
+        width: at least the largest window size among the rows with a penalty, at most the
+            capacity.
+    """
+    batch_rows = _penalised(state, request_rows)
+    for rows, is_seeded in (
+        (batch_rows[batch_rows < prefilled], True),
+        (batch_rows[batch_rows >= prefilled], False),
+    ):
+        if not len(rows):
+            continue
+        owners = request_rows[rows].long()
+        position = seq_lens[rows].long() - 1
+        if is_seeded:
+            windows = WindowView.of(state, owners, position, width)
+        else:
+            before = WindowView.of(state, owners, position - 1, width)
+            windows = before.advance(input_ids[rows + offset])
+            windows.keep(state, owners, position, new=1)
+        _subtract(logits, rows, windows)
+
+
+def verify(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    depth: int,
+    width: int,
+) -> Tensor:
+    """Lower the logits of what the window of each node of a batch of draft trees predicts.
+
+    Args:
+        state: the windows, which end before the roots and stay as they are.
+        logits: next-token logits, float [batch x nodes, V], of any strides; changed in place.
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        tokens: the nodes' tokens, node 0 the root, integer [batch, nodes].
+        first_child: int64 [batch, nodes], -1 for none.
+        next_sibling: int64 [batch, nodes], -1 for none.
+        depth: the most nodes on a path, root included.
+        width: as in `step`.
+
+    Returns:
+        What `accept` needs: the tokens on the path of each node, the node's first and the root's
+        last, integer [batch, nodes, depth]; behind the root, and for rows without the penalty,
+        anything.
+    """
+    batch, nodes = tokens.shape
+    paths, length = draft_tree.paths(tokens, first_child, next_sibling, depth)
+    trees = _penalised(state, request_rows)
+    if len(trees):
+        owners = request_rows[trees].long()
+        before = WindowView.of(state, owners, root[trees].long() - 1, width)
+        tree = torch.arange(len(trees))[:, None].expand(-1, nodes)
+        windows = advance_along(before[tree], paths[trees], length[trees])
+        rows = torch.arange(batch * nodes).view(batch, nodes)[trees].flatten()
+        flat = WindowView(
+            windows.tokens.flatten(0, 1),
+            windows.match.flatten(0, 1),
+            windows.length.flatten(),
+            windows.params.flatten(0, 1),
+        )
+        _subtract(logits, rows, flat)
+    return paths
+
+
+def accept(
+    state: WindowState,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    paths: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    width: int,
+) -> None:
+    """Append the accepted path of each draft tree to the windows.
+
+    Args:
+        state: the windows, which end before the roots.
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        paths: what `verify` returned.
+        accept_index: accepted nodes of each tree, root first, as rows of the logits, integer
+            [batch, accepted].
+        num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
+        width: as in `step`.
+    """
+    nodes = paths.shape[1]
+    trees = _penalised(state, request_rows)
+    if not len(trees):
+        return
+    owners = request_rows[trees].long()
+    position = root[trees].long()
+    accepted = num_correct_drafts[trees].long()
+    node = accept_index[trees, accepted].long() - trees * nodes
+    before = WindowView.of(state, owners, position - 1, width)
+    windows = advance_along(before, paths[trees, node], accepted + 1)
+    windows.keep(state, owners, position + accepted, new=int(accepted.max()) + 1)
+
+
+def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowView:
+    """The windows after the tokens of a path.
+
+    Args:
+        windows: those before it; leading dimensions [...].
+        path: its tokens, newest first, integer [..., depth].
+        length: how many leading tokens of `path` are meant, integer [...].
+    """
+    for newer in reversed(range(int(length.max()))):
+        further = windows.advance(path[..., newer])
+        on_path = newer < length
+        windows = WindowView(
+            torch.where(on_path[..., None], further.tokens, windows.tokens),
+            torch.where(on_path[..., None], further.match, windows.match),
+            torch.where(on_path, further.length, windows.length),
+            windows.params,
+        )
+    return windows
+
+
+def _penalised(state: WindowState, request_rows: Tensor) -> Tensor:
+    return (state.params[request_rows.long(), PENALTY] > 0).nonzero().squeeze(1)
+
+
+def _subtract(logits: Tensor, rows: Tensor, windows: WindowView) -> None:
+    is_rate = windows.params[:, IS_RATE] != 0
+    savings = saved_bits(windows.match, windows.length, logits.shape[1], is_rate)
+    savings *= windows.params[:, PENALTY, None]
+    subtract_savings(logits, rows, windows.tokens, savings)

@@ -1,0 +1,382 @@
+"""The steps of the LZ penalty as Triton kernels: the CUDA path, one launch a step.
+
+Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
+does. One program serves one logits row. It touches at most W logits, so its cost does not depend on
+the vocabulary; it allocates nothing, waits for nothing, and gives bitwise the same logits whenever
+it runs, on every rank. A row without the penalty is left at once.
+
+Columns are distances, as in `window.WindowView`: column k is the token at distance k + 1. The
+newest tokens of a row are a *path*, newest first, that the stored window does not hold yet: the
+sampled token at decode, none after a prefill, the way up to the root for a node of a draft tree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sglang_lz import window
+from sglang_lz.params import DEFAULT_WINDOW_SIZE
+from sglang_lz.window import WindowState
+
+PARAMS = tl.constexpr(window.PARAMS)
+PENALTY = tl.constexpr(window.PENALTY)
+WINDOW_SIZE = tl.constexpr(window.WINDOW_SIZE)
+BUFFER_SIZE = tl.constexpr(window.BUFFER_SIZE)
+FIRST_VISIBLE = tl.constexpr(window.FIRST_VISIBLE)
+IS_RATE = tl.constexpr(window.IS_RATE)
+
+# Above any column, and with a match length beside it still an int32.
+COLUMNS = tl.constexpr(1 << 14)
+
+SMALLEST_BLOCK = 128
+
+
+@triton.jit
+def _tokens_at(column, path, on_path, tokens, slot, capacity, mask):
+    """The tokens of some columns; `slot` is where column `on_path` stands in the ring."""
+    at = slot - (column - on_path)
+    at = tl.where(at < 0, at + capacity, at)
+    new = tl.load(path + column, mask=mask & (column < on_path), other=0).to(tl.int32)
+    old = tl.load(tokens + at, mask=mask & (column >= on_path), other=0)
+    return tl.where(column < on_path, new, old)
+
+
+@triton.jit
+def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length, buffer_size):
+    """`window.WindowView.advance` along the whole path: a source that matches all of it goes on
+    with the match of its predecessor, which stood at the same distance before the path."""
+    growing = (column >= 1) & (column < length)
+    lengths = tl.zeros_like(column)
+    for newer in range(on_path):
+        newest = tl.load(path + newer).to(tl.int32)
+        seen = growing & (column + newer < length)
+        token = _tokens_at(column + newer, path, on_path, tokens, slot, capacity, seen)
+        growing = growing & (token == newest)
+        lengths += growing.to(tl.int32)
+    lengths += tl.load(match + column, mask=growing, other=0).to(tl.int32)
+    longest = tl.minimum(buffer_size, length - column)
+    return tl.where(column < length, tl.minimum(lengths, longest), 0)
+
+
+@triton.jit
+def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
+    """`codelength.saved_bits` of one row; `matched_before` is that of the column after."""
+    best = tl.max(matched * COLUMNS + (COLUMNS - 1 - column))
+    longest = best // COLUMNS
+    nearest = COLUMNS - best % COLUMNS
+    alone = tl.log2((column + 1).to(tl.float32))
+    gained = tl.log2((longest + 1).to(tl.float32)) - tl.log2(
+        (2 * tl.maximum(longest, 1) * nearest).to(tl.float32)
+    )
+    extends_longest = (longest >= 1) & (matched_before == longest)
+    marginal = alone + tl.where(extends_longest, gained, 0.0)
+    extended = (matched_before + 1).to(tl.float32)
+    rate = (alone + tl.log2(extended)) / extended
+    return tl.maximum(bits_of_vocab - tl.where(is_rate, rate, marginal), 0.0)
+
+
+@triton.jit
+def _lower(at, lowered, original, mask):
+    """Make each logit the least of what its columns want, in whatever order they come."""
+    if lowered.dtype == tl.float32:
+        tl.atomic_min(at, lowered, mask=mask, sem="relaxed")
+    else:
+        # No atomic minimum of 16 bits exists: replace what was seen while it is too large.
+        at = at.to(tl.pointer_type(tl.int16), bitcast=True)
+        wanted = lowered.to(tl.int16, bitcast=True)
+        seen = original.to(tl.int16, bitcast=True)
+        waiting = mask & (lowered.to(tl.float32) < original.to(tl.float32))
+        while tl.max(waiting.to(tl.int32)) > 0:
+            found = tl.atomic_cas(at, seen, tl.where(waiting, wanted, seen), sem="relaxed")
+            now = found.to(lowered.dtype, bitcast=True)
+            waiting = waiting & (found != seen) & (lowered.to(tl.float32) < now.to(tl.float32))
+            seen = found
+
+
+@triton.jit
+def _penalise(
+    column, logits, token_stride, vocab_size, path, on_path, tokens, match, slot, capacity,
+    length, params, penalty,
+):  # fmt: skip
+    """Lower one row of logits. Returns the match lengths; every load of the stored window is done
+    by then, in every thread, so that they may be written."""
+    buffer_size = tl.load(params + BUFFER_SIZE).to(tl.int32)
+    is_rate = tl.load(params + IS_RATE) != 0
+    token = _tokens_at(column, path, on_path, tokens, slot, capacity, column < length)
+    known = (column < length) & (token >= 0) & (token < vocab_size)
+    at = logits + tl.where(known, token, 0).to(tl.int64) * token_stride
+    original = tl.load(at, mask=known, other=0.0)
+    matched = _match_lengths(
+        column, path, on_path, tokens, match, slot, capacity, length, buffer_size
+    )
+    matched_before = _match_lengths(
+        column + 1, path, on_path, tokens, match, slot, capacity, length, buffer_size
+    )
+    bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
+    savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
+    lowered = (original.to(tl.float32) - savings).to(original.dtype)
+    # A token that stands in two columns must be read by both before either lowers it.
+    tl.debug_barrier()
+    _lower(at, lowered, original, known)
+    return matched
+
+
+@triton.jit
+def _seen(position, params):
+    """How many columns of a window are seen whose newest token stands at `position`."""
+    window_size = tl.load(params + WINDOW_SIZE).to(tl.int32)
+    first_visible = tl.load(params + FIRST_VISIBLE).to(tl.int32)
+    return tl.minimum(position + 1 - first_visible, window_size)
+
+
+def _step_kernel(
+    logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
+    offset, tokens, match, params, capacity, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    request_row = tl.load(request_rows + row).to(tl.int64)
+    position = tl.load(seq_lens + row).to(tl.int32) - 1
+    params += request_row * PARAMS
+    penalty = tl.load(params + PENALTY)
+    if penalty == 0:
+        return
+    tokens += request_row * capacity
+    match += request_row * capacity
+    path = input_ids + row + offset
+    on_path = (row >= prefilled).to(tl.int32)
+    column = tl.arange(0, BLOCK)
+    length = _seen(position, params)
+    matched = _penalise(
+        column, logits + row.to(tl.int64) * row_stride, token_stride, vocab_size, path, on_path,
+        tokens, match, (position - on_path) % capacity, capacity, length, params, penalty,
+    )  # fmt: skip
+    if on_path > 0:
+        tl.store(match + column, matched.to(tl.int16), mask=column < length)
+        tl.store(tokens + position % capacity, tl.load(path).to(tl.int32))
+
+
+@triton.jit
+def _write_path(path, depth, drafts, first_child, next_sibling, nodes, node, NODES: tl.constexpr):
+    """Write the tokens from a node up to its root; returns how many."""
+    other = tl.arange(0, NODES)
+    child = tl.load(first_child + other, mask=other < nodes, other=-1)
+    sibling = tl.load(next_sibling + other, mask=other < nodes, other=-1)
+    on_path = 0
+    # Each node is passed at most once; counting keeps links that go round from hanging the device.
+    hops = 0
+    while (node != 0) & (on_path < depth - 1) & (hops < nodes):
+        tl.store(path + on_path, tl.load(drafts + node).to(tl.int32))
+        on_path += 1
+        elder = tl.max(tl.where(sibling == node, other, -1))
+        while (elder >= 0) & (hops < nodes):
+            node = elder
+            elder = tl.max(tl.where(sibling == node, other, -1))
+            hops += 1
+        # A node outside the tree has no parent, and is judged as a child of the root.
+        node = tl.max(tl.where(child == node, other, 0))
+        hops += 1
+    tl.store(path + on_path, tl.load(drafts).to(tl.int32))
+    return on_path + 1
+
+
+def _verify_kernel(
+    logits, row_stride, token_stride, vocab_size, request_rows, root, drafts, first_child,
+    next_sibling, nodes, paths, depth, tokens, match, params, capacity,
+    NODES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(0)
+    node = tl.program_id(1)
+    request_row = tl.load(request_rows + tree).to(tl.int64)
+    params += request_row * PARAMS
+    penalty = tl.load(params + PENALTY)
+    if penalty == 0:
+        return
+    tokens += request_row * capacity
+    match += request_row * capacity
+    row = tree.to(tl.int64) * nodes + node
+    path = paths + row * depth
+    links = tree.to(tl.int64) * nodes
+    on_path = _write_path(
+        path, depth, drafts + links, first_child + links, next_sibling + links, nodes, node, NODES
+    )
+    # One thread wrote the path, all threads read it.
+    tl.debug_barrier()
+    before = tl.load(root + tree).to(tl.int32) - 1
+    column = tl.arange(0, BLOCK)
+    length = _seen(before + on_path, params)
+    _penalise(
+        column, logits + row * row_stride, token_stride, vocab_size, path, on_path,
+        tokens, match, before % capacity, capacity, length, params, penalty,
+    )  # fmt: skip
+
+
+def _accept_kernel(
+    request_rows, root, paths, depth, accept_index, index_stride, num_correct_drafts,
+    tokens, match, params, capacity, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(0)
+    request_row = tl.load(request_rows + tree).to(tl.int64)
+    params += request_row * PARAMS
+    if tl.load(params + PENALTY) == 0:
+        return
+    tokens += request_row * capacity
+    match += request_row * capacity
+    accepted = tl.load(num_correct_drafts + tree).to(tl.int32)
+    last = tl.load(accept_index + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
+    path = paths + last * depth
+    on_path = accepted + 1
+    before = tl.load(root + tree).to(tl.int32) - 1
+    column = tl.arange(0, BLOCK)
+    length = _seen(before + on_path, params)
+    buffer_size = tl.load(params + BUFFER_SIZE).to(tl.int32)
+    matched = _match_lengths(
+        column, path, on_path, tokens, match, before % capacity, capacity, length, buffer_size
+    )
+    # Two threads may hold the same column when there are more threads than columns.
+    tl.debug_barrier()
+    tl.store(match + column, matched.to(tl.int16), mask=column < length)
+    at = (before + on_path) % capacity - column
+    at = tl.where(at < 0, at + capacity, at)
+    new = (column < on_path) & (column < capacity)
+    tl.store(tokens + at, tl.load(path + column, mask=new, other=0), mask=new)
+
+
+def step(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    seq_lens: Tensor,
+    input_ids: Tensor,
+    prefilled: int,
+    offset: int,
+    width: int,
+) -> None:
+    """See `eager.step`."""
+    block = _block(width, state.capacity)
+    _step[(len(request_rows),)](
+        logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
+        offset, state.tokens, state.match, state.params, state.capacity,
+        BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+
+
+def verify(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    depth: int,
+    width: int,
+) -> Tensor:
+    """See `eager.verify`."""
+    batch, nodes = tokens.shape
+    paths = torch.empty(batch, nodes, depth, dtype=torch.int32, device=logits.device)
+    block = _block(width, state.capacity)
+    _verify[(batch, nodes)](
+        logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.contiguous(),
+        first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
+        state.tokens, state.match, state.params, state.capacity,
+        NODES=triton.next_power_of_2(nodes), BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+    return paths
+
+
+def accept(
+    state: WindowState,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    paths: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    width: int,
+) -> None:
+    """See `eager.accept`."""
+    batch, _, depth = paths.shape
+    block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
+    _accept[(batch,)](
+        request_rows, root, paths, depth, accept_index, accept_index.stride(0),
+        num_correct_drafts, state.tokens, state.match, state.params, state.capacity,
+        BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+
+
+def warm_up(capacity: int, device: torch.device, nodes: int) -> None:
+    """Compile what a server will need, on a row without the penalty, before it serves.
+
+    Args:
+        capacity: the largest window, in tokens.
+        device: where the server runs.
+        nodes: nodes of a draft tree, 0 without speculation.
+    """
+    state = WindowState(1, capacity, device)
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    for width in {min(DEFAULT_WINDOW_SIZE, capacity), capacity}:
+        step(
+            state,
+            torch.zeros(1, 1, device=device),
+            request_rows=none,
+            seq_lens=none,
+            input_ids=none,
+            prefilled=0,
+            offset=0,
+            width=width,
+        )
+        if nodes:
+            tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
+            paths = verify(
+                state,
+                torch.zeros(nodes, 1, device=device),
+                request_rows=none,
+                root=none,
+                tokens=tree,
+                first_child=tree,
+                next_sibling=tree,
+                depth=1,
+                width=width,
+            )
+            accept(
+                state,
+                request_rows=none,
+                root=none,
+                paths=paths,
+                accept_index=tree.int(),
+                num_correct_drafts=none.int(),
+                width=width,
+            )
+
+
+def _compiled_once(kernel: Any) -> Any:
+    """A kernel of which one binary serves every batch, vocabulary and slice of a buffer.
+
+    Triton compiles anew for arguments that are 1 or divide by 16, unless told not to; a server
+    would stop for that in the middle of serving.
+    """
+    arguments = [name for name in inspect.signature(kernel).parameters if not name.isupper()]
+    return triton.jit(kernel, do_not_specialize=arguments, do_not_specialize_on_alignment=arguments)
+
+
+_step = _compiled_once(_step_kernel)
+_verify = _compiled_once(_verify_kernel)
+_accept = _compiled_once(_accept_kernel)
+
+
+def _block(width: int, capacity: int) -> int:
+    """Columns of a program: one of two sizes, so that few binaries exist."""
+    usual = min(DEFAULT_WINDOW_SIZE, capacity)
+    return max(SMALLEST_BLOCK, triton.next_power_of_2(usual if width <= usual else capacity))
+
+
+def _warps(block: int) -> int:
+    return min(max(block // 64, 4), 32)

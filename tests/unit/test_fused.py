@@ -1,0 +1,264 @@
+"""The Triton kernels against the torch operators, which the oracle holds.
+
+They run on Triton's interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from device import DEVICE
+from sglang_lz import eager
+from sglang_lz.codelength import match_lengths_of
+from sglang_lz.window import Seed, WindowState
+from trees import Tree
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ON_GPU = DEVICE != "cpu"
+# Both round the result to the logits' type, and either may be a bit off in the last place before.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+
+def window_state(
+    capacity: int, histories: Sequence[Sequence[int]], params: Sequence[tuple[float, ...]]
+) -> WindowState:
+    """Request row i + 1 holds histories[i]; params as the columns of `WindowState.params`."""
+    seed = Seed.empty(torch.arange(1, len(histories) + 1), capacity)
+    for row, (history, (penalty, window, buffer, first, is_rate)) in enumerate(
+        zip(histories, params, strict=True)
+    ):
+        newest_first = list(history[max(int(first), len(history) - int(window)) :])[::-1]
+        column = (len(history) - 1 - torch.arange(len(newest_first))) % capacity
+        seed.tokens[row, column] = torch.tensor(newest_first, dtype=torch.int32)
+        lengths = match_lengths_of(newest_first, int(buffer))
+        seed.match[row, : len(lengths)] = torch.tensor(lengths, dtype=torch.int16)
+        seed.params[row] = torch.tensor([penalty, window, buffer, first, is_rate])
+    state = WindowState(len(histories) + 1, capacity, "cpu")
+    state.seed(seed)
+    return state
+
+
+def on_device(state: WindowState) -> WindowState:
+    copy = WindowState(len(state.tokens), state.capacity, DEVICE)
+    for name in ("tokens", "match", "params"):
+        getattr(copy, name).copy_(getattr(state, name))
+    return copy
+
+
+def assert_same(expected: WindowState, got: WindowState, lengths: dict[int, int]) -> None:
+    """Every row's newest tokens, so many as `lengths` says, and the matches of its window."""
+    torch.testing.assert_close(got.params.cpu(), expected.params)
+    torch.testing.assert_close(got.tokens.cpu(), expected.tokens)
+    for row, length in lengths.items():
+        seen = max(0, min(length - int(expected.params[row, 3]), int(expected.params[row, 1])))
+        torch.testing.assert_close(got.match[row, :seen].cpu(), expected.match[row, :seen])
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(got.cpu(), expected, atol=tolerance, rtol=tolerance)
+
+
+def random_params(rng: random.Random, capacity: int, length: int) -> tuple[float, ...]:
+    window = rng.randint(1, capacity)
+    buffer, first = rng.randint(1, window), rng.randint(0, length)
+    return rng.choice([0.0, 0.15, 2.0]), window, buffer, first, rng.randrange(2)
+
+
+def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
+    """Of any type and layout."""
+    dtype = rng.choice(DTYPES)
+    layouts = {
+        "contiguous": lambda: torch.randn(rows, vocab),
+        "padded rows": lambda: torch.randn(rows, vocab + 3)[:, :vocab],
+        "every second token": lambda: torch.randn(rows, 2 * vocab)[:, ::2],
+        "transposed": lambda: torch.randn(vocab, rows).T,
+    }
+    return layouts[rng.choice(list(layouts))]().to(dtype)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_and_draft_trees_equal_the_torch_operators(fused: ModuleType, seed: int) -> None:
+    """Random histories, parameters, types and layouts; several steps each on the other's state."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    capacity, vocab = rng.choice([1, 2, 7, 16, 33, 200]), rng.choice([1, 6, 40])
+    token = lambda: rng.randint(-1, vocab)  # noqa: E731  both ends are outside the vocabulary
+    histories = [[token() for _ in range(rng.randint(1, 2 * capacity))] for _ in range(4)]
+    params = [random_params(rng, capacity, len(history)) for history in histories]
+    state = window_state(capacity, histories, params)
+    device_state = on_device(state)
+    for _ in range(5):
+        rows = rng.sample(range(1, 5), 4)
+        if rng.random() < 0.5:
+            decode(fused, rng, state, device_state, rows, histories, token, vocab)
+        else:
+            verify(fused, rng, state, device_state, rows, histories, vocab)
+        assert_same(state, device_state, {row: len(histories[row - 1]) for row in rows})
+
+
+def decode(fused, rng, state, device_state, rows, histories, token, vocab) -> None:  # noqa: PLR0917
+    prefilled = rng.randint(0, len(rows))
+    offset = rng.randint(0, 2) if prefilled == 0 else 0
+    input_ids = torch.tensor([token() for _ in range(len(rows) + 3)])
+    for i, row in enumerate(rows):
+        if i >= prefilled:
+            # A row without the penalty is left behind, as no request ever is.
+            histories[row - 1].append(int(input_ids[i + offset]))
+    logits = random_logits(rng, len(rows), vocab)
+    device_logits = clone(logits)
+    tensors = {
+        "request_rows": torch.tensor(rows),
+        "seq_lens": torch.tensor([len(histories[row - 1]) for row in rows]),
+        "input_ids": input_ids,
+    }
+    options = {"prefilled": prefilled, "offset": offset, "width": state.capacity}
+    eager.step(state, logits, **tensors, **options)
+    fused.step(device_state, device_logits, **to_device(tensors), **options)
+    assert_close(device_logits, logits)
+
+
+def verify(fused, rng, state, device_state, rows, histories, vocab) -> None:  # noqa: PLR0917
+    nodes = rng.randint(1, 7)
+    trees = [Tree.random(rng, rng.randrange(vocab), nodes) for _ in rows]
+    first, sibling = zip(*(tree.links() for tree in trees), strict=True)
+    paths = [[tree.path(node) for node in range(nodes)] for tree in trees]
+    logits = random_logits(rng, len(rows) * nodes, vocab)
+    device_logits = clone(logits)
+    place = {
+        "request_rows": torch.tensor(rows),
+        "root": torch.tensor([len(histories[row - 1]) for row in rows]),
+    }
+    tensors = {
+        "tokens": torch.tensor([tree.tokens for tree in trees]),
+        "first_child": torch.tensor(first),
+        "next_sibling": torch.tensor(sibling),
+    }
+    depth = max(len(path) for tree in paths for path in tree) + rng.randint(0, 2)
+    options = {"depth": depth, "width": state.capacity}
+    expected = eager.verify(state, logits, **place, **tensors, **options)
+    got = fused.verify(
+        device_state, device_logits, **to_device(place), **to_device(tensors), **options
+    )
+    assert_close(device_logits, logits)
+    accepted = [rng.choice(tree) for tree in paths]
+    for i, row in enumerate(rows):
+        if state.params[row, 0] == 0:
+            continue
+        for node, path in enumerate(paths[i]):
+            assert got[i, node, : len(path)].tolist() == expected[i, node, : len(path)].tolist()
+        histories[row - 1] += [trees[i].tokens[node] for node in accepted[i]]
+    tensors = {
+        "accept_index": torch.tensor(
+            [[i * nodes + node for node in (path + [0] * nodes)[:nodes]] for i, path in
+             enumerate(accepted)], dtype=torch.int32,
+        ),
+        "num_correct_drafts": torch.tensor([len(path) - 1 for path in accepted], dtype=torch.int32),
+    }  # fmt: skip
+    eager.accept(state, paths=expected, **place, **tensors, width=state.capacity)
+    fused.accept(
+        device_state, paths=got, **to_device(place), **to_device(tensors), width=state.capacity
+    )
+
+
+def to_device(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+
+
+def clone(logits: torch.Tensor) -> torch.Tensor:
+    """A copy on the device with the same strides."""
+    copy = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=DEVICE)
+    return copy.copy_(logits)
+
+
+LONG = {
+    "loop of one token": lambda t: 7,
+    "two in turn": lambda t: t % 2,
+    "all distinct": lambda t: t,
+    "a loop of 40": lambda t: t % 40,
+    "distinct, then its repeat": lambda t: t % 300,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("window", [512, 8192])
+def test_long_windows_of_the_worst_kinds(
+    fused: ModuleType, case: str, dtype: torch.dtype, window: int
+) -> None:
+    """Everything is a duplicate, nothing is; every match reaches the buffer's end, none does."""
+    length, vocab = window + 100, window + 200
+    history = [LONG[case](t) for t in range(length)]
+    params = [(0.15, window, buffer, 0, rate) for buffer in (32, window) for rate in (0, 1)]
+    state = window_state(window, [history] * 4, params)
+    device_state = on_device(state)
+    logits = torch.randn(4, vocab).to(dtype)
+    device_logits = clone(logits)
+    tensors = {
+        "request_rows": torch.arange(1, 5),
+        "seq_lens": torch.full((4,), length + 1),
+        "input_ids": torch.full((4,), LONG[case](length)),
+    }
+    options = {"prefilled": 0, "offset": 0, "width": window}
+    eager.step(state, logits, **tensors, **options)
+    fused.step(device_state, device_logits, **to_device(tensors), **options)
+    assert_close(device_logits, logits)
+    assert_same(state, device_state, dict.fromkeys(range(1, 5), length + 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_same_bits_whenever_it_runs(fused: ModuleType, dtype: torch.dtype) -> None:
+    rng = random.Random(0)
+    rows, window = (64, 512) if ON_GPU else (3, 60)
+    histories = [[rng.randrange(9) for _ in range(window + 9)] for _ in range(rows)]
+    state = on_device(window_state(window, histories, [(0.15, window, 32, 0, 0)] * rows))
+    logits = torch.randn(rows, 40).to(dtype)
+    tensors = {
+        "request_rows": torch.arange(1, rows + 1),
+        "seq_lens": torch.full((rows,), window + 9),
+        "input_ids": torch.zeros(rows, dtype=torch.int64),
+    }
+    runs = [clone(logits) for _ in range(50 if ON_GPU else 2)]
+    for run in runs:
+        options = {"prefilled": rows, "offset": 0, "width": window}
+        fused.step(state, run, **to_device(tensors), **options)
+    assert all(torch.equal(run, runs[0]) for run in runs)
+    assert not torch.equal(runs[0].cpu(), logits)
+
+
+def test_links_that_go_round_end(fused: ModuleType) -> None:
+    """What stands in padding must not hang a GPU."""
+    state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0)]))
+    ring = torch.tensor([[1, 2, 3, 0]])
+    tensors = {
+        "request_rows": torch.tensor([1]),
+        "root": torch.tensor([3]),
+        "tokens": torch.tensor([[1, 2, 3, 4]]),
+        "first_child": ring,
+        "next_sibling": ring,
+    }
+    logits = torch.zeros(4, 9, device=DEVICE)
+    paths = fused.verify(state, logits, **to_device(tensors), depth=4, width=8)
+    assert paths.shape == (1, 4, 4)
+    assert torch.isfinite(logits).all()
+
+
+def test_warming_up_runs_every_kernel_on_nobody(fused: ModuleType) -> None:
+    fused.warm_up(600, torch.device(DEVICE), nodes=3)
+
+
+def test_the_kernels_compile_for_hopper_without_spilling() -> None:
+    """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
+    they are interpreted."""
+    script = Path(__file__).with_name("compile_fused.py")
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("stack 0") == 2 * len(DTYPES) * 2
