@@ -51,6 +51,7 @@ def _tokens_at(column, path, on_path, tokens, slot, capacity, mask):
 def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length, buffer_size):
     """`window.WindowView.advance` along the whole path: a source that matches all of it goes on
     with the match of its predecessor, which stood at the same distance before the path."""
+    before = tl.load(match + column, mask=column < length, other=0).to(tl.int32)
     growing = (column >= 1) & (column < length)
     lengths = tl.zeros_like(column)
     for newer in range(on_path):
@@ -59,7 +60,7 @@ def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length,
         token = _tokens_at(column + newer, path, on_path, tokens, slot, capacity, seen)
         growing = growing & (token == newest)
         lengths += growing.to(tl.int32)
-    lengths += tl.load(match + column, mask=growing, other=0).to(tl.int32)
+    lengths += tl.where(growing, before, 0)
     longest = tl.minimum(buffer_size, length - column)
     return tl.where(column < length, tl.minimum(lengths, longest), 0)
 
@@ -71,14 +72,16 @@ def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
     longest = best // COLUMNS
     nearest = COLUMNS - best % COLUMNS
     alone = tl.log2((column + 1).to(tl.float32))
-    gained = tl.log2((longest + 1).to(tl.float32)) - tl.log2(
-        (2 * tl.maximum(longest, 1) * nearest).to(tl.float32)
-    )
-    extends_longest = (longest >= 1) & (matched_before == longest)
-    marginal = alone + tl.where(extends_longest, gained, 0.0)
-    extended = (matched_before + 1).to(tl.float32)
-    rate = (alone + tl.log2(extended)) / extended
-    return tl.maximum(bits_of_vocab - tl.where(is_rate, rate, marginal), 0.0)
+    if is_rate:
+        extended = (matched_before + 1).to(tl.float32)
+        cost = (alone + tl.log2(extended)) / extended
+    else:
+        gained = tl.log2((longest + 1).to(tl.float32)) - tl.log2(
+            (2 * tl.maximum(longest, 1) * nearest).to(tl.float32)
+        )
+        extends_longest = (longest >= 1) & (matched_before == longest)
+        cost = alone + tl.where(extends_longest, gained, 0.0)
+    return tl.maximum(bits_of_vocab - cost, 0.0)
 
 
 @triton.jit
