@@ -350,7 +350,7 @@ def _prepare(pool: ReqToTokenPool, device: torch.device) -> None:
         each,
         rows * each / 2**20,
     )
-    if device.type != "cpu":
+    if device.type == "cuda":
         kernels_of(device).warm_up(capacity, device, nodes=_draft_tokens())
 
 

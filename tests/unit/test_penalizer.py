@@ -631,7 +631,7 @@ def test_the_kernels_are_compiled_before_the_first_request_and_the_memory_is_sai
     stand_in = SimpleNamespace(warm_up=lambda *args, **options: prepared.append((args, options)))
     monkeypatch.setattr(penalizer, "kernels_of", lambda device: stand_in)
     monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 7)
-    runner = SimpleNamespace(**vars(RUNNER) | {"device": "meta"})
+    runner = SimpleNamespace(**vars(RUNNER) | {"device": "cuda"})
     pool = Pool()
     req = admitted(pool, request([1, 2], lz_penalty=0.0))
     batch = SimpleNamespace(
@@ -640,7 +640,7 @@ def test_the_kernels_are_compiled_before_the_first_request_and_the_memory_is_sai
     with caplog.at_level("INFO"):
         for _ in range(2):
             penalizer.plan_step(batch, runner, SimpleNamespace())
-    assert prepared == [((MAX_WINDOW, torch.device("meta")), {"nodes": 7})]
+    assert prepared == [((MAX_WINDOW, torch.device("cuda")), {"nodes": 7})]
     each = MAX_WINDOW * 6 + 20
     assert [record.getMessage() for record in caplog.records] == [
         f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, held while "
