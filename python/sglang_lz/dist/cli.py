@@ -17,7 +17,7 @@ from .files import replace_all
 from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
-from .patchset import FLAVOUR_GROUPS, PatchSet, parse_groups
+from .patchset import FLAVOUR_GROUPS, LZ_GROUPS, PatchSet, parse_groups
 from .sources import LOCK, checkout_patches_dir, patches_dir
 from .wheelfile import Wheel
 
@@ -207,8 +207,8 @@ def _parser() -> argparse.ArgumentParser:
         pages[name].add_argument(
             "--groups",
             metavar="G,G",
-            help="patch groups; the penalty's three together or not at all (default: "
-            + ("the flavour's)" if name == "build" else "sampling,requests,server)"),
+            help="patch groups; the penalty's together or not at all (default: "
+            + ("the flavour's)" if name == "build" else f"{','.join(LZ_GROUPS)})"),
         )
     for name in ("apply", "revert"):
         pages[name].add_argument(

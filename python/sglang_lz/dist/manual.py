@@ -7,6 +7,7 @@ Everything that is particular to a release lies in patches/: upstream.lock (upst
 the sha256 of its wheels), series (the order of the patches) and the patches, in groups:
 
   sampling, requests, server   the LZ penalty
+  bench                        the LZ penalty in upstream's benchmark tools
   cpu                          lets the server start without a GPU
 
 The tool needs git, and pip for what it downloads. It never imports sglang or torch."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from .errors import DistError
 
-LZ_GROUPS = ("sampling", "requests", "server")
-"""The groups that make the LZ penalty; a build has all of them or none."""
+LZ_GROUPS = ("sampling", "requests", "server", "bench")
+"""The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
 GROUPS = (*LZ_GROUPS, "cpu")
 FLAVOUR_GROUPS = {"cuda": LZ_GROUPS, "cpu": GROUPS}
 FIELDS = ("Why", "Upstream", "Remove-when")

@@ -1,0 +1,206 @@
+"""The patches of upstream's benchmark tools, held to what their headers promise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from inprocess import LZ, Runner
+
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9, 10, 9, 10, 9, 10]]
+
+
+def one_batch_arguments(*arguments: str) -> Any:
+    from sglang.benchmark.one_batch import BenchArgs
+
+    parser = argparse.ArgumentParser()
+    BenchArgs.add_cli_args(parser)
+    return BenchArgs.from_cli_args(parser.parse_args(arguments))
+
+
+class TestOneBatch:
+    """bench/one-batch"""
+
+    def run_once(self, runner: Runner, fields: dict[str, Any]) -> None:
+        """One measurement of 12 output tokens."""
+        from sglang.benchmark import one_batch
+
+        from sglang_lz.bench import penalize
+
+        reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
+        penalize(reqs, fields)
+        quiet = {"profile": False, "profile_record_shapes": False, "profile_activities": ()}
+        one_batch.latency_test_run_once(
+            "test",
+            runner.bench,
+            lambda line: None,
+            reqs,
+            *(2, 8, 12),
+            log_decode_step=0,
+            **quiet,
+            profile_prefix="",
+            profile_stage="all",
+            tp_rank=0,
+        )
+
+    def test_every_measured_step_has_the_penalty_of_the_tokens_before_it(
+        self, runner: Runner
+    ) -> None:
+        self.run_once(runner, LZ)
+        histories = [list(prompt) for prompt in PROMPTS]
+        steps = runner.seen
+        assert len(steps) == 12
+        for step in steps:
+            runner.seen = [step]
+            runner.assert_exact(histories)
+            for history, logits in zip(histories, step[1], strict=True):
+                history.append(int(logits.argmax()))
+
+    def test_a_measurement_without_follows_one_with_untouched(self, runner: Runner) -> None:
+        self.run_once(runner, LZ)
+        runner.seen.clear()
+        self.run_once(runner, {"lz_penalty": 0.0})
+        assert len(runner.seen) == 12
+        for before, after in runner.seen:
+            assert before.equal(after)
+
+    def test_strengths_alternate_and_each_result_is_written_as_it_comes(
+        self, bench_runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        from sglang.benchmark import one_batch
+
+        results = tmp_path / "results.jsonl"
+        ran: list[tuple[int, float, str, int]] = []
+
+        def run_once(name: str, runner: Any, say: Any, reqs: list[Any], *rest: Any, **more: Any):
+            params = reqs[0].sampling_params
+            lines = results.read_text().count("\n") if results.exists() else 0
+            ran.append((rest[0], params.lz_penalty, params.lz_cost, lines))
+            return {"batch_size": rest[0]}
+
+        nothing: Any = lambda *args, **kwargs: None  # noqa: E731
+        for name in ("publish", "_init_process_global_configs", "configure_logger"):
+            monkeypatch.setattr(one_batch, name, nothing)
+        monkeypatch.setattr(one_batch, "SpawnRanks", nothing)
+        monkeypatch.setattr(one_batch, "spawn_world_rank", nothing)
+        monkeypatch.setattr(one_batch, "resolving_view", lambda args: SimpleNamespace(tp_size=1))
+        monkeypatch.setattr(one_batch, "load_model", lambda *args: (bench_runner, None))
+        monkeypatch.setattr(one_batch, "latency_test_run_once", run_once)
+        arguments = one_batch_arguments(
+            *("--lz-penalty", "0", "0.2", "0.2", "0", "--lz-cost", "rate"),
+            *("--batch-size", "2", "1", "--input-len", "8", "--result-filename", str(results)),
+        )
+        one_batch.latency_test(None, None, arguments, 0, 0)
+        measured = [(size, strength) for size in (2, 1) for strength in (0.0, 0.2, 0.2, 0.0)]
+        assert ran[0] == (2, 0.2, "rate", 0), "the warm-up has the strongest penalty"
+        assert ran[1:] == [(*what, "rate", done) for done, what in enumerate(measured)]
+        assert [json.loads(line) for line in results.read_text().splitlines()] == [
+            {"batch_size": size, "lz_penalty": strength, "lz_cost": "rate"}
+            for size, strength in measured
+        ]
+
+    def test_wrong_values_are_refused_before_a_model_is_loaded(self) -> None:
+        for arguments, words in (
+            ("--lz-penalty 0 11", r"lz_penalty must be .*\[0, 10\], got 11"),
+            ("--lz-penalty nan", r"lz_penalty must be .*\[0, 10\], got nan"),
+            ("--lz-window-size 0", r"lz_window_size must be .*\[1, 4095\].*, got 0"),
+            ("--lz-window-size 8 --lz-buffer-size 9", r"lz_buffer_size must be .*\[1, 8\].* got 9"),
+            ("--lz-cost cheap", r"lz_cost must be .*, got 'cheap'"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                one_batch_arguments(*arguments.split())
+
+    def test_a_window_above_the_servers_maximum_is_refused(self, runner: Runner) -> None:
+        with pytest.raises(ValueError, match=r"lz_window_size must be .*\[1, 1024\].*, got 1025"):
+            self.run_once(runner, {"lz_penalty": 0.1, "lz_window_size": 1025})
+
+    def test_without_arguments_nothing_is_penalized(self) -> None:
+        assert one_batch_arguments().lz_sweep() == [{"lz_penalty": 0.0}]
+
+
+class TestServing:
+    """bench/serving"""
+
+    def bodies(
+        self, monkeypatch: pytest.MonkeyPatch, backend: str, *arguments: str
+    ) -> list[dict[str, Any]]:
+        """The bodies that a server gets from one request of the command line's."""
+        from sglang.benchmark import serving
+
+        received: list[dict[str, Any]] = []
+
+        async def answer(request: web.Request) -> web.Response:
+            received.append(await request.json())
+            return web.Response(status=400)
+
+        async def benchmark(*, extra_request_body: dict[str, Any], api_url: str, **_: Any) -> None:
+            app = web.Application()
+            app.router.add_post("/{path:.*}", answer)
+            async with TestServer(app) as server:
+                request = serving.RequestFuncInput(
+                    prompt=[{"role": "user", "content": "Hello"}] if "chat" in backend else "Hello",
+                    api_url=str(server.make_url(api_url.removeprefix("http://nowhere"))),
+                    prompt_len=1,
+                    output_len=7,
+                    model="m",
+                    lora_name="",
+                    image_data=None,
+                    extra_request_body=extra_request_body,
+                )
+                await serving.ASYNC_REQUEST_FUNCS[backend](request)
+
+        monkeypatch.setattr(serving, "benchmark", benchmark)
+        for name in ("get_tokenizer", "get_dataset", "check_chat_template"):
+            monkeypatch.setattr(serving, name, lambda *args: None)
+        command = ["serving", "--backend", backend, "--base-url", "http://nowhere"]
+        command += ["--model", "m", "--tokenizer", "m", "--ready-check-timeout-sec", "0"]
+        monkeypatch.setattr(sys, "argv", [*command, *arguments])
+        serving.cli_main()
+        return received
+
+    PENALTY = ("--lz-penalty", "0.2", "--lz-buffer-size", "16", "--lz-include-prompt")
+    FIELDS = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_include_prompt": True}  # noqa: RUF012
+
+    @pytest.mark.parametrize("backend", ["sglang", "sglang-native"])
+    def test_generate_gets_them_among_its_sampling_parameters(
+        self, monkeypatch: pytest.MonkeyPatch, backend: str
+    ) -> None:
+        extra = ("--extra-request-body", '{"return_logprob": true}')
+        (body,) = self.bodies(monkeypatch, backend, *self.PENALTY, *extra)
+        plain = {"temperature": 0.0, "max_new_tokens": 7, "ignore_eos": True}
+        assert body["sampling_params"] == plain | self.FIELDS
+        assert body["return_logprob"] is True
+        assert not body.keys() & self.FIELDS.keys()
+
+    @pytest.mark.parametrize("backend", ["sglang-oai", "sglang-oai-chat"])
+    def test_openai_requests_get_them_at_the_top_level(
+        self, monkeypatch: pytest.MonkeyPatch, backend: str
+    ) -> None:
+        (body,) = self.bodies(monkeypatch, backend, *self.PENALTY)
+        assert body.items() >= self.FIELDS.items()
+
+    def test_without_arguments_no_field_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        (body,) = self.bodies(monkeypatch, "sglang")
+        assert "lz_" not in json.dumps(body)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ("--backend trt", "need one of the backends sglang, .*got trt"),
+            ("--rust-client", "without --rust-client"),
+            ("--lz-penalty -1", r"lz_penalty must be .*\[0, 10\], got -1"),
+        ],
+    )
+    def test_what_would_not_arrive_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
+    ) -> None:
+        with pytest.raises(ValueError, match=words):
+            self.bodies(monkeypatch, "sglang", *self.PENALTY, *arguments.split())
