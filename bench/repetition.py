@@ -119,7 +119,7 @@ def environment(base_url: str) -> dict[str, Any]:
     weights = Path(server["model_path"]) / "model.safetensors"
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "sglang": server["version"],
@@ -210,7 +210,8 @@ def compact_rows(text: str) -> str:
     return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What this machine's processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,0 +1,55 @@
+"""bench/serving.py from its command line to its result file, on upstream's own tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from server.configurations import on
+from server.launch import Server
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "serving.py"
+
+
+def run_bench(*arguments: str) -> str:
+    """Its standard output."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def assert_measured(out: Path, row: str, blocks: int) -> dict[str, Any]:
+    result = json.loads(out.read_text())
+    assert result["smoke"] is True
+    assert result["sglang"]
+    (name, found), *others = result["table"].items()
+    assert (name, others, found["blocks"], len(found["runs"])) == (row, [], blocks, blocks)
+    assert all(len(runs) == len(result["run_columns"]) and min(runs) > 0 for runs in found["runs"])
+    return result
+
+
+def test_a_static_batch_is_measured_and_taken_up_again(tmp_path: Path) -> None:
+    out = tmp_path / "static.json"
+    sizes = ("--input-len", "16", "--output-len", "8", "--lz-include-prompt")
+    printed = run_bench("static", "--out", str(out), "--blocks", "1", *sizes)
+    assert "Smoke test" in printed
+    first = assert_measured(out, "demo, batch 4", 1)
+    assert first["lz"] == {"lz_penalty": 0.15, "lz_include_prompt": True}
+    again = run_bench("static", "--out", str(out), "--blocks", "1", *sizes)
+    assert again == printed, "a finished measurement is not run again"
+
+
+@on("overlap")
+def test_a_server_is_measured_at_a_request_rate(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "live.json"
+    arguments = ("--rates", "inf", "--num-prompts", "4", "--input-len", "16", "--output-len", "8")
+    where = ("--base-url", server.url, "--blocks", "1", "--out", str(out))
+    assert "Smoke test" in run_bench("live", *where, *arguments)
+    found = assert_measured(out, "server, inf requests/s", 1)["table"]["server, inf requests/s"]
+    assert found["median_ttft_ms"]["off"] > 0
+    assert found["mean_itl_ms"]["on"] > 0

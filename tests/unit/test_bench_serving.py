@@ -1,0 +1,202 @@
+"""What bench/serving.py makes of upstream's result lines, without upstream's tools."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_lz.bench import add_arguments  # the installed one, before the script finds its own
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+path = list(sys.path)
+sys.path.insert(0, str(BENCH))
+serving = importlib.import_module("serving")
+sys.path[:] = path
+
+THROUGHPUT = serving.Metric("throughput", "throughput lost", True)
+LATENCY = serving.Metric("latency", "latency added", False)
+
+
+def block(*values: float, key: str = "throughput", penalty: float = 0.15) -> list[dict[str, Any]]:
+    return [
+        {"lz_penalty": strength, key: value}
+        for strength, value in zip(serving.order(penalty, 1), values, strict=True)
+    ]
+
+
+class TestSlowdown:
+    def test_a_slower_penalty_is_positive_in_throughput_and_in_latency(self) -> None:
+        assert serving.slowdown(block(100, 99, 99, 100), THROUGHPUT) == pytest.approx(1)
+        slower = block(100, 101, 101, 100, key="latency")
+        assert serving.slowdown(slower, LATENCY) == pytest.approx(1)
+        assert serving.slowdown(block(99, 100, 100, 99), THROUGHPUT) < 0
+
+    @pytest.mark.parametrize("step", [-3.0, 0.0, 5.0])
+    def test_a_steady_drift_cancels(self, step: float) -> None:
+        drifting = block(*(100 + step * i for i in range(4)))
+        assert serving.slowdown(drifting, THROUGHPUT) == pytest.approx(0)
+
+    def test_runs_go_off_on_on_off(self) -> None:
+        assert serving.order(0.2, 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
+
+
+class TestInterval:
+    def test_known_order_statistics(self) -> None:
+        """The 95 % intervals of the sign test, as tables of it give them."""
+        for count, place in ((6, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8)):
+            values = [float(value) for value in range(1, count + 1)]
+            random.Random(count).shuffle(values)
+            assert serving.median_interval(values) == [place, count + 1 - place]
+
+    def test_too_few_values_have_none(self) -> None:
+        assert serving.median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+
+    def test_it_covers_the_median_as_often_as_it_says(self) -> None:
+        draw = random.Random(0)
+        covered = 0
+        for _ in range(2000):
+            low, high = serving.median_interval([draw.expovariate(1) for _ in range(12)])
+            covered += low <= 0.6931 <= high
+        assert 0.95 < covered / 2000 < 0.975  # exactly 0.9614
+
+
+class TestSummary:
+    def test_it_is_of_the_blocks(self) -> None:
+        blocks = [block(100, 100 - lost, 100 - lost, 100) for lost in range(1, 10)]
+        found = serving.summary(blocks, (THROUGHPUT,))["throughput"]
+        losses = [serving.slowdown(runs, THROUGHPUT) for runs in blocks]
+        assert found["percent"] == round(statistics.median(losses), 4) == 5
+        assert found["interval"] == [2, 8]
+        assert (found["off"], found["on"]) == (100, 95)
+
+
+class TestRecord:
+    def test_it_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+        file = tmp_path / "new" / "record.jsonl"
+        first = serving.Record(file, {"tp": 1})
+        first.add("a", block(1, 2, 3, 4))
+        first.add("b", block(5, 6, 7, 8))
+        with file.open("a") as torn:
+            torn.write('{"row": "a", "ru')
+        again = serving.Record(file, {"tp": 1})
+        assert again.finished("a") == [block(1, 2, 3, 4)]
+        again.add("a", block(4, 3, 2, 1))
+        third = serving.Record(file, {"tp": 1})
+        assert third.blocks == {
+            "a": [block(1, 2, 3, 4), block(4, 3, 2, 1)],
+            "b": [block(5, 6, 7, 8)],
+        }
+
+    def test_other_settings_are_refused_and_nothing_is_lost(self, tmp_path: Path) -> None:
+        file = tmp_path / "record.jsonl"
+        serving.Record(file, {"tp": 1, "gpus": ["A"]}).add("a", block(1, 2, 3, 4))
+        before = file.read_bytes()
+        with pytest.raises(SystemExit, match=r"\(tp: 1 then, 2 now\).*another --out"):
+            serving.Record(file, {"tp": 2, "gpus": ["A"]})
+        assert file.read_bytes() == before
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, gpus: list[str], *arguments: str) -> Any:
+    monkeypatch.setattr(serving, "torch_facts", lambda: {"gpus": gpus})
+    return serving.parse(["static", "--out", "x.json", *arguments])
+
+
+class TestCommandLine:
+    def test_with_a_gpu_it_is_the_papers_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = parsed(monkeypatch, ["H100"], "--", "--attention-backend", "triton")
+        assert not found.smoke
+        assert found.models == ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
+        assert (found.input_len, found.output_len, found.fields) == (1024, 64, {"lz_penalty": 0.15})
+        sizes = [serving.MODELS[name].batch_size for name in found.models]
+        rows = [f"{name}, batch {size}" for name, size in zip(found.models, sizes, strict=True)]
+        assert sizes == [64, 32, 8]
+        assert [serving.paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
+        assert serving.sglang_arguments(found) == [
+            "--tp-size",
+            "1",
+            "--attention-backend",
+            "triton",
+        ]
+
+    def test_another_load_is_not_the_papers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = parsed(monkeypatch, ["H100"], "--output-len", "65")
+        assert serving.paper_percent("qwen2.5-7b, batch 32", found) is None
+        found = parsed(monkeypatch, ["H100"])
+        assert serving.paper_percent("qwen2.5-7b, batch 31", found) is None
+        assert serving.paper_percent("qwen2.5-7b, 4 requests/s", found) is None
+
+    def test_without_a_gpu_it_is_a_smoke_test_and_says_so(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = parsed(monkeypatch, [])
+        assert found.smoke
+        assert found.models == ["demo"]
+        assert "--device" in serving.sglang_arguments(found)
+        assert "Smoke test" in serving.smoke_words({"smoke": True})
+        assert not serving.smoke_words({"smoke": False})
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--lz-penalty", "11"], r"lz_penalty must be a finite number in \[0, 10\], got 11"),
+            (["--lz-penalty", "0"], "must be above 0"),
+            (["--model-path", "qwen2.5-7b=/weights"], "qwen2.5-7b is not one of --models"),
+        ],
+    )
+    def test_what_cannot_be_measured_is_refused(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        words: str,
+    ) -> None:
+        with pytest.raises(SystemExit):
+            parsed(monkeypatch, [], *arguments)
+        assert re.search(words, capsys.readouterr().err)
+
+    def test_the_penalty_reaches_upstreams_tools_as_arguments(self) -> None:
+        fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}
+        parser = argparse.ArgumentParser()
+        add_arguments(parser, nargs="+")
+        found = vars(parser.parse_args(serving.penalty_arguments(fields, 0.0, 0.2)))
+        unset = {"lz_buffer_size": None, "lz_cost": None}
+        assert found == {**fields, "lz_penalty": [0.0, 0.2], **unset}
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("name", "parameters"),
+        [
+            ("qwen2.5-1.5b", 1_543_714_304),
+            ("qwen2.5-7b", 7_615_616_512),
+            ("qwen2.5-32b", 32_763_876_352),
+        ],
+    )
+    def test_they_have_as_many_parameters_as_the_published_weights(
+        self, name: str, parameters: int
+    ) -> None:
+        config = serving.MODELS[name].config
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kv = hidden // heads * config["num_key_value_heads"]
+        attention = 2 * hidden * hidden + 2 * hidden * kv + hidden + 2 * kv
+        layer = attention + 3 * hidden * config["intermediate_size"] + 2 * hidden
+        embeddings = (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * hidden
+        assert config["num_hidden_layers"] * layer + embeddings + hidden == parameters
+
+    def test_every_id_of_the_tokenizer_has_text(self, tmp_path: Path) -> None:
+        tokenizers = pytest.importorskip("tokenizers")
+        serving.write_model(serving.MODELS["demo"].config, tmp_path / "demo")
+        tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "demo" / "tokenizer.json"))
+        size = json.loads((tmp_path / "demo" / "config.json").read_text())["vocab_size"]
+        assert tokenizer.get_vocab_size() == size
+        assert all(tokenizer.decode([i], skip_special_tokens=False) for i in range(size))
+        assert len(tokenizer.encode("Hello").ids) > 0
