@@ -200,3 +200,29 @@ class TestModels:
         assert tokenizer.get_vocab_size() == size
         assert all(tokenizer.decode([i], skip_special_tokens=False) for i in range(size))
         assert len(tokenizer.encode("Hello").ids) > 0
+
+
+@pytest.mark.parametrize(
+    "file", sorted((BENCH / "results").glob("serving-*.json")), ids=lambda file: file.stem
+)
+def test_the_documents_show_every_result_file_as_it_is(file: Path) -> None:
+    result = json.loads(file.read_text())
+    assert serving.markdown(result) in (BENCH / "README.md").read_text()
+    assert file.with_suffix(".png").is_file()
+    columns = len(serving.METRICS[result["mode"]])
+    for row in result["table"].values():
+        blocks = [
+            [
+                {
+                    "lz_penalty": strength,
+                    **{
+                        metric.key: runs[columns * i + j]
+                        for j, metric in enumerate(serving.METRICS[result["mode"]])
+                    },
+                }
+                for i, strength in enumerate(serving.order(0.15, 1))
+            ]
+            for runs in row["runs"]
+        ]
+        found = serving.summary(blocks, serving.METRICS[result["mode"]])
+        assert found == {name: row[name] for name in found}
