@@ -27,21 +27,23 @@ def record_digests(penalizer: ModuleType) -> None:
 
     apply_step, verify_step = penalizer.apply_step, penalizer.verify_step
 
-    def note(hook: str, step: Any, logits: torch.Tensor) -> None:
+    def note(hook: str, step: Any, request_rows: torch.Tensor, logits: torch.Tensor) -> None:
         if step is None:
             return
+        penalty = step.penalizer.state.params[request_rows, 0]
         digest = hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest()
         path = Path(folder, f"{torch.distributed.get_rank()}.jsonl")
         with path.open("a") as file:
-            file.write(json.dumps([hook, step.rows.tolist(), digest]) + "\n")
+            file.write(json.dumps([hook, penalty.nonzero().flatten().tolist(), digest]) + "\n")
 
     def noted_apply(logits: torch.Tensor, forward_batch: Any) -> None:
         apply_step(logits, forward_batch)
-        note("apply", getattr(forward_batch, "lz_step", None), logits)
+        step = getattr(forward_batch, "lz_step", None)
+        note("apply", step, forward_batch.req_pool_indices, logits)
 
     def noted_verify(trees: Any, batch: Any, logits: torch.Tensor) -> Any:
         verified = verify_step(trees, batch, logits)
-        note("verify", verified, logits)
+        note("verify", verified, batch.req_pool_indices, logits)
         return verified
 
     penalizer.apply_step, penalizer.verify_step = noted_apply, noted_verify
