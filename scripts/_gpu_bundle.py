@@ -1,0 +1,114 @@
+"""scripts/gpu-bundle: pack SGLang for a GPU machine without network."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from _environment import CACHE, ROOT, SetupError, main, say
+
+BUNDLE = ROOT / ".gpu" / "site.zip"
+LIMIT_MIB = 50
+REQUIREMENTS = ROOT / "scripts" / "requirements-gpu.txt"
+STAND_IN = ROOT / "scripts" / "gpu" / "cutedsl_dual_gemm.py"
+STOOD_IN_FOR = "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py"
+
+LEFT_OUT = re.compile(
+    # SGLang's: diffusion, tests, and compiled code that only a server loads.
+    r"sglang/(multimodal_gen|test|srt/rust_extensions/.*\.so$)"
+    # sglang-kernel's: other GPUs, attention kernels that Triton's replace.
+    r"|sgl_kernel/(sm100/|(flash|flashmla|infllm)_ops\.)|triton_kernels/"
+    # Wheels' extras outside site-packages.
+    r"|[^/]+\.data/"
+)
+TAGS = [
+    *["--python-version", "3.12", "--implementation", "cp"],
+    *["--abi", "cp312", "--abi", "abi3", "--abi", "none"],
+    # pip takes each of these for itself alone, not also what is older.
+    *["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64"],
+    *["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"],
+]
+
+
+def pack(wheels: Iterable[Path], bundle: Path, limit_mib: float) -> int:
+    """Write what is needed of some wheels into one archive, to be unpacked as a site-packages.
+
+    Args:
+        wheels: the wheel files.
+        bundle: the archive; it replaces one that is there.
+        limit_mib: how large it may be, in MiB.
+
+    Returns:
+        its size in bytes.
+
+    Raises:
+        SetupError: it is larger than the limit; none is written then.
+    """
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    new = bundle.with_suffix(".new")
+    with zipfile.ZipFile(new, "w") as archive:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as source:
+                for name in source.namelist():
+                    if LEFT_OUT.match(name) or name.endswith("/"):
+                        continue
+                    stands_in = name == STOOD_IN_FOR
+                    data = STAND_IN.read_bytes() if stands_in else source.read(name)
+                    # ZipInfo has no date: the same wheels give the same bundle.
+                    archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
+    size = new.stat().st_size
+    if size > limit_mib * 2**20:
+        new.unlink()
+        raise SetupError(
+            f"the bundle is {size / 2**20:.1f} MiB, {limit_mib:g} MiB are allowed: leave out more."
+        )
+    new.replace(bundle)
+    return size
+
+
+def download(folder: Path) -> list[Path]:
+    """Fetch the wheels of `REQUIREMENTS` into an empty folder, each against its pinned sha256."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--only-binary=:all:", *TAGS, "--dest", str(folder)]
+    _run([*command, "--requirement", str(REQUIREMENTS)], "pip could not download the requirements")
+    return sorted(folder.glob("*.whl"))
+
+
+def build(folder: Path) -> Path:
+    """Build the patched wheel, CUDA flavour, into an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "sglang_lz", "build", "--python", "cp312", "--arch", "x86_64"]
+    command += ["--flavour", "cuda", "--cache", str(CACHE / "upstream"), "--out", str(folder)]
+    _run(command, "the patched wheel could not be built")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _run(command: list[str], otherwise: str) -> None:
+    done = subprocess.run(command, cwd=ROOT / "python", stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise SetupError(f"{otherwise} (exit status {done.returncode}).")
+
+
+def bundle(arguments: list[str]) -> int:
+    """Run the script; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/gpu-bundle", description=__doc__)
+    parser.add_argument(
+        "--limit-mib", type=float, default=LIMIT_MIB, help="fail above it (default: %(default)s)"
+    )
+    limit = parser.parse_args(arguments).limit_mib
+    wheels = [build(CACHE / "gpu-dist"), *download(CACHE / "gpu-wheels")]
+    size = pack(wheels, BUNDLE, limit)
+    say(f"{BUNDLE.relative_to(ROOT)}: {len(wheels)} packages, {size / 2**20:.1f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    main(bundle)
