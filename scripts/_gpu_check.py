@@ -1,0 +1,300 @@
+"""scripts/gpu-check: check and measure on the GPU of this machine, in steps that can be resumed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _environment import CACHE, ROOT, SetupError, main, say
+from _gpu_bundle import BUNDLE
+
+DONE, FAILED, MORE = 0, 1, 3
+"""Exit statuses; argparse has 2."""
+
+STATE = "gpu-check.json"
+BEFORE = ROOT / ".gpu" / "results"
+START_SECONDS = 20.0
+"""A command gets at least this long, or is left to the next run."""
+GRACE_SECONDS = 10.0
+"""How long a command may take to end when its time is up."""
+
+GPU_SERVER = [
+    *["--attention-backend", "triton", "--sampling-backend", "pytorch"],
+    # Captures 50 sizes that a benchmark of one input length never uses.
+    "--disable-prefill-cuda-graph",
+]
+CPU_SERVER = ["--dtype", "float32", "--max-total-tokens", "4096"]
+MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
+
+EPILOG = f"""\
+steps, in the order in which they run:
+  kernel   the kernels' tests against torch and tests/oracle.py
+  bench    bench/kernel.py: kernel.json, kernel.png
+  sglang   the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
+  table    bench/serving.py static: serving.json, model after model
+
+What is done is not done again: the state is {STATE} in --out, beside what was measured. Where only
+what a command wrote comes back from the machine, put that into {BEFORE.relative_to(ROOT)}/, and
+the next run begins with it. sglang and table need .gpu/ (scripts/gpu-bundle) where SGLang is not
+installed.
+
+exit status: {DONE} all done, {FAILED} a step failed or cannot run, 2 wrong arguments,
+{MORE} the time was up: run it again
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the steps run.
+
+    Attributes:
+        out: folder of the results and of the state.
+        rehearse: on the CPU, small.
+        python: the interpreter of every command.
+    """
+
+    out: Path
+    rehearse: bool
+    python: str = sys.executable
+
+    def commands(self, step: str) -> list[list[str]]:
+        """The commands of a step, in order; each may be run again after an interruption."""
+        if step == "kernel":
+            tests = str(ROOT / "tests" / "unit" / "test_fused.py")
+            return [[self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]]
+        if step == "bench":
+            bench = [self.python, str(ROOT / "bench" / "kernel.py")]
+            result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
+            quick = ["--quick"] if self.rehearse else []
+            return [[*bench, "--out", result, *quick], [*bench, "--plot", figure, result]]
+        if step == "sglang":
+            smoke = [self.python, str(ROOT / "scripts" / "_gpu_smoke.py")]
+            return [[*smoke, *(CPU_SERVER if self.rehearse else GPU_SERVER)]]
+        table = [self.python, str(ROOT / "bench" / "serving.py"), "static"]
+        table += ["--out", str(self.out / "serving.json")]
+        if self.rehearse:
+            return [[*table, "--smoke"]]
+        # What an earlier command measured is taken over, so the table grows by a model at a time.
+        grown = [MODELS[:count] for count in range(1, len(MODELS) + 1)]
+        return [[*table, "--models", *models, "--", *GPU_SERVER] for models in grown]
+
+    def variables(self, step: str) -> dict[str, str]:
+        """The environment variables of a step's commands.
+
+        Raises:
+            SetupError: the step needs SGLang and there is none.
+        """
+        env = dict(os.environ)
+        env["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
+        if not self.rehearse:
+            env["LZ_TEST_DEVICE"] = "cuda"
+        if step in ("kernel", "bench"):
+            _prepend(env, "PYTHONPATH", ROOT / "python")
+        elif not self.rehearse and importlib.util.find_spec("sglang") is None:
+            _prepend(env, "PYTHONPATH", unpack(BUNDLE, CACHE / "gpu-site"))
+            # sglang-kernel is older than upstream asks for: scripts/requirements-gpu.txt.
+            env["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
+            # SGLang compiles some kernels when they are first used, by ninja of this Python.
+            _prepend(env, "PATH", Path(self.python).parent)
+        return env
+
+
+def unpack(bundle: Path, folder: Path) -> Path:
+    """Unpack a bundle, once; return the folder to import from.
+
+    Raises:
+        SetupError: there is no bundle.
+    """
+    if not bundle.exists():
+        raise SetupError(
+            f"there is no {bundle.relative_to(ROOT)}: make it with scripts/gpu-bundle."
+        )
+    site = folder / hashlib.sha256(bundle.read_bytes()).hexdigest()[:16]
+    if not site.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        new = site.with_suffix(".new")
+        with zipfile.ZipFile(bundle) as archive:
+            archive.extractall(new)
+        new.rename(site)
+    return site
+
+
+class State:
+    """What is done already, in a file beside the results.
+
+    Args:
+        out: folder of the results.
+        before: folder of an earlier run's results, taken over where `out` has none.
+        key: what the results depend on.
+
+    Raises:
+        SetupError: the results in `out` depend on something else.
+    """
+
+    def __init__(self, out: Path, before: Path, key: str) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._file = out / STATE
+        self._key = key
+        self.done: dict[str, float] = {}
+        if not self._file.exists() and (before / STATE).exists():
+            shutil.copytree(before, out, dirs_exist_ok=True)
+        if self._file.exists():
+            found = json.loads(self._file.read_text())
+            if found["key"] != key:
+                raise SetupError(
+                    f"{out} holds results of {found['key']}; move them away or give another --out."
+                )
+            self.done = found["seconds"]
+
+    def finish(self, command: str, seconds: float) -> None:
+        """Note a command as done, in one rename."""
+        self.done[command] = round(seconds, 1)
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps({"key": self._key, "seconds": self.done}, indent=1) + "\n")
+        new.replace(self._file)
+
+
+def run_for(command: Sequence[str], env: dict[str, str], seconds: float) -> int | None:
+    """Run a command in a process group of its own; return its exit status, None if time was up.
+
+    It is told by SIGTERM that its time is up, so that it ends what it started; what is left of its
+    group after `GRACE_SECONDS` is killed.
+    """
+    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_steps(machine: Machine, state: State, steps: Sequence[str], deadline: float) -> int:
+    """Run what is not done of some steps.
+
+    A step that fails does not keep the others from running. Prints one line a step at the end.
+
+    Args:
+        machine: where they run.
+        state: what is done.
+        steps: their names.
+        deadline: time.monotonic() at which to stop.
+
+    Returns:
+        DONE, FAILED or MORE; FAILED wins.
+    """
+    lines, status = [], DONE
+    for step in steps:
+        try:
+            words, result = _run_step(machine, state, step, deadline - GRACE_SECONDS)
+        except SetupError as error:
+            words, result = str(error), FAILED
+        lines.append(f"{step}: {words}")
+        if result == FAILED or status == DONE:
+            status = result
+    print("\n".join(["", *lines]), flush=True)
+    return status
+
+
+def _run_step(machine: Machine, state: State, step: str, deadline: float) -> tuple[str, int]:
+    commands = machine.commands(step)
+    for number, command in enumerate(commands, 1):
+        name = f"{step} {number}"
+        if name in state.done:
+            continue
+        left = deadline - time.monotonic()
+        part = f"{number - 1} of {len(commands)} parts done"
+        if left < START_SECONDS:
+            return f"{part}, no time left: run it again", MORE
+        env = machine.variables(step)
+        say(f"{step}, part {number} of {len(commands)}, {left:.0f} s left")
+        began = time.monotonic()
+        result = run_for(command, env, deadline - began)
+        if result is None:
+            return f"{part}, stopped because the time was up: run it again", MORE
+        if result:
+            return f"failed with exit status {result}, {part}", FAILED
+        state.finish(name, time.monotonic() - began)
+    return "done", DONE
+
+
+def describe_gpu(python: str) -> str:
+    """Name the GPU and the versions that decide; empty without a GPU that torch can use."""
+    words = (
+        "import torch, triton; "
+        "print(torch.cuda.is_available() and ', '.join((torch.cuda.get_device_name(), "
+        "'torch ' + torch.__version__, 'triton ' + triton.__version__)) or '')"
+    )
+    found = subprocess.run([python, "-c", words], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def key_of(machine: Machine, gpu: str) -> str:
+    """What the results depend on: the GPU, the versions, and the sources that are measured."""
+    digest = hashlib.sha256()
+    folders = [ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench", ROOT / "tests/unit"]
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file.suffix in (".py", ".patch", ".lock"):
+                digest.update(file.read_bytes())
+    return f"{'rehearsal on a CPU' if machine.rehearse else gpu}, sources {digest.hexdigest()[:16]}"
+
+
+def _prepend(env: dict[str, str], name: str, path: Path) -> None:
+    env[name] = os.pathsep.join(filter(None, [str(path), env.get(name)]))
+
+
+STEPS = ("kernel", "bench", "sglang", "table")
+
+
+def check(arguments: list[str]) -> int:
+    """Run the script; returns its exit status."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu-check",
+        description="Check and measure on the GPU of this machine, as far as the time goes.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("step", nargs="*", help="which steps (default: all)")
+    parser.add_argument("--out", type=Path, default=BEFORE, help="results (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=570, help="default: %(default)s")
+    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
+    given = parser.parse_args(arguments)
+    if unknown := [step for step in given.step if step not in STEPS]:
+        parser.error(f"no step is named {unknown[0]!r}; there are {', '.join(STEPS)}")
+    if given.seconds <= START_SECONDS + GRACE_SECONDS:
+        parser.error(f"--seconds must be above {START_SECONDS + GRACE_SECONDS:g}")
+    machine = Machine(given.out.resolve(), given.rehearse)
+    gpu = "" if machine.rehearse else describe_gpu(machine.python)
+    if not gpu and not machine.rehearse:
+        raise SetupError(
+            "there is no GPU here that torch can use; --rehearse runs the same steps on the CPU."
+        )
+    key = key_of(machine, gpu)
+    say(key)
+    state = State(machine.out, BEFORE, key)
+    steps = [step for step in STEPS if step in given.step] if given.step else STEPS
+    return run_steps(machine, state, steps, began + given.seconds)
+
+
+if __name__ == "__main__":
+    main(check)
