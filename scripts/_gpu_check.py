@@ -119,9 +119,7 @@ def unpack(bundle: Path, folder: Path) -> Path:
         SetupError: there is no bundle.
     """
     if not bundle.exists():
-        raise SetupError(
-            f"there is no {bundle.relative_to(ROOT)}: make it with scripts/gpu-bundle."
-        )
+        raise SetupError(f"there is no {bundle}: make it with scripts/gpu-bundle.")
     site = folder / hashlib.sha256(bundle.read_bytes()).hexdigest()[:16]
     if not site.exists():
         shutil.rmtree(folder, ignore_errors=True)
