@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from _environment import CACHE, ROOT, SetupError, main, say
+from _environment import CACHE, ROOT, SetupError, digest, files_below, main, say
 from _gpu_bundle import BUNDLE
 
 DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
 
+KERNEL_TESTS = ROOT / "tests" / "unit" / "test_fused.py"
 STATE = "gpu-check.json"
 BEFORE = ROOT / ".gpu" / "results"
 START_SECONDS = 20.0
@@ -73,8 +74,8 @@ class Machine:
     def commands(self, step: str) -> list[list[str]]:
         """The commands of a step, in order; each may be run again after an interruption."""
         if step == "kernel":
-            tests = str(ROOT / "tests" / "unit" / "test_fused.py")
-            return [[self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]]
+            pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            return [[*pytest, str(KERNEL_TESTS)]]
         if step == "bench":
             bench = [self.python, str(ROOT / "bench" / "kernel.py")]
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
@@ -99,7 +100,9 @@ class Machine:
         """
         env = dict(os.environ)
         env["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
-        if not self.rehearse:
+        if self.rehearse:  # a model so small that threads only wait on each other
+            env.setdefault("OMP_NUM_THREADS", "1")
+        else:
             env["LZ_TEST_DEVICE"] = "cuda"
         if step in ("kernel", "bench"):
             _prepend(env, "PYTHONPATH", ROOT / "python")
@@ -247,13 +250,10 @@ def describe_gpu(python: str) -> str:
 
 def key_of(machine: Machine, gpu: str) -> str:
     """What the results depend on: the GPU, the versions, and the sources that are measured."""
-    digest = hashlib.sha256()
-    folders = [ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench", ROOT / "tests/unit"]
-    for folder in folders:
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and file.suffix in (".py", ".patch", ".lock"):
-                digest.update(file.read_bytes())
-    return f"{'rehearsal on a CPU' if machine.rehearse else gpu}, sources {digest.hexdigest()[:16]}"
+    found = files_below(ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench")
+    sources = [file for file in found if file.suffix in (".py", ".patch", ".lock")]
+    measured = digest(ROOT, [*sources, KERNEL_TESTS])[:16]
+    return f"{'rehearsal on a CPU' if machine.rehearse else gpu}, sources {measured}"
 
 
 def _prepend(env: dict[str, str], name: str, path: Path) -> None:
