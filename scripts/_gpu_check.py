@@ -25,6 +25,7 @@ DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
 
 KERNEL_TESTS = ROOT / "tests" / "unit" / "test_fused.py"
+HOST_TEST = "tests/unit/test_penalizer.py::test_scheduler_with_the_kernels_of_a_gpu"
 STATE = "gpu-check.json"
 BEFORE = ROOT / ".gpu" / "results"
 START_SECONDS = 20.0
@@ -75,7 +76,7 @@ class Machine:
         """The commands of a step, in order; each may be run again after an interruption."""
         if step == "kernel":
             pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            return [[*pytest, str(KERNEL_TESTS)]]
+            return [[*pytest, str(KERNEL_TESTS), HOST_TEST]]
         if step == "bench":
             bench = [self.python, str(ROOT / "bench" / "kernel.py")]
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
