@@ -221,7 +221,7 @@ class BatchedLZPenalizer:
         active = (self.generation != NO_GENERATION) & (
             self.generation == self.pool.req_generation.numpy()
         )
-        return any(row not in self.pool.free_slots for row in active.nonzero()[0].tolist())
+        return not set(active.nonzero()[0].tolist()).issubset(self.pool.free_slots)
 
     def _seed(self, seed: Seed) -> None:
         self.state.seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -391,6 +391,32 @@ def test_windows_are_freed_with_the_last_request_that_used_them(speculative: boo
     else:
         forward(pool, "decode", [], [without])
     assert pool.lz_penalizer is None
+
+
+class FreeSlots(list[int]):
+    """A list that counts how often it was searched."""
+
+    searches = 0
+
+    def __contains__(self, row: object) -> bool:
+        self.searches += 1
+        return super().__contains__(row)
+
+    def __iter__(self) -> Iterator[int]:
+        self.searches += 1
+        return super().__iter__()
+
+
+def test_rows_that_were_freed_do_not_slow_down_batches_without_the_penalty() -> None:
+    """Every such batch asks whether the windows are needed; thousands of rows may be free."""
+    pool = Pool()
+    held, *ended = [admitted(pool, request([1, 2])) for _ in range(4)]
+    without = admitted(pool, request([1, 2], lz_penalty=0.0))
+    forward(pool, "extend", [*ended, held, without], [])
+    pool.free_slots = FreeSlots(req.row for req in ended)
+    forward(pool, "decode", [], [without])
+    assert pool.lz_penalizer is not None
+    assert pool.free_slots.searches == 1
 
 
 def test_rows_without_the_penalty_are_left_alone() -> None:
