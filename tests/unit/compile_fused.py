@@ -1,4 +1,7 @@
-"""Compile the kernels for Hopper as a server would use them, and say what each program takes."""
+"""Compile the kernels for Hopper as a server would use them, and say of each program:
+
+kernel, type of the logits, block, registers, bytes of stack, order of its memory operations.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,22 @@ POINTERS = {
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def resources(kernel, logits: str, block: int) -> str:
+# How the intermediate code of Triton 3.6 and of 3.9 names what the order of memory depends on.
+MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
+LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
+
+
+def compiled_for_hopper(kernel, logits: str, block: int):
     constants = {"BLOCK": block, "NODES": 16}
     types = POINTERS | {"logits": f"*{logits}"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(
         kernel, signature, {name: constants[name] for name in signature if name in constants}
     )
-    compiled = triton.compile(source, HOPPER, {"num_warps": fused._warps(block)})
+    return triton.compile(source, HOPPER, {"num_warps": fused._warps(block)})
+
+
+def resources(compiled) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(compiled.asm["cubin"])
         binary.flush()
@@ -39,9 +50,16 @@ def resources(kernel, logits: str, block: int) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-for name in ("_step", "_verify"):
+def order(compiled) -> str:
+    """Loads, stores, atomics and barriers as they stand in the program, a letter each."""
+    return "".join(
+        LETTERS[found[1] or found[2]] for found in MEMORY.finditer(compiled.asm["ttgir"])
+    )
+
+
+for name in ("_step", "_verify", "_accept"):
     for logits in ("fp32", "bf16", "fp16"):
         for block in (512, 1024):
-            found = resources(getattr(fused, name), logits, block)
-            registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", found).groups()
-            print(f"{name} {logits} block {block}: registers {registers} stack {stack}")
+            program = compiled_for_hopper(getattr(fused, name), logits, block)
+            registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
+            print(f"{name} {logits} {block} {registers} {stack} {order(program)}")

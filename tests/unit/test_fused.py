@@ -6,6 +6,7 @@ They run on Triton's interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -255,12 +256,22 @@ def test_warming_up_runs_every_kernel_on_nobody(fused: ModuleType) -> None:
     fused.warm_up(600, torch.device(DEVICE), nodes=3)
 
 
-def test_the_kernels_compile_for_hopper_and_spill_nothing() -> None:
+# Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
+ORDER = {
+    "_step": "L+BA+SLS",  # read all, lower the logits, keep the matches and the newest token
+    "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
+    "_accept": "L+BSLS",  # read all, keep the matches and the path
+}
+
+
+def test_the_kernels_compile_for_hopper_in_order_and_spill_nothing() -> None:
     """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
     they are interpreted. A server's logits are float32; those of 16 bits need only compile."""
     script = Path(__file__).with_name("compile_fused.py")
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    stacks = dict(line.rsplit(" stack ", 1) for line in found.stdout.splitlines())
-    assert len(stacks) == 2 * len(DTYPES) * 2
-    assert {stack for name, stack in stacks.items() if " fp32 " in name} == {"0"}
+    programs = [line.split() for line in found.stdout.splitlines()]
+    assert len(programs) == len(ORDER) * len(DTYPES) * 2
+    for kernel, logits, _block, _registers, stack, order in programs:
+        assert re.fullmatch(ORDER[kernel], order), (kernel, order)
+        assert stack == "0" or logits != "fp32"
