@@ -24,7 +24,7 @@ from _gpu_bundle import BUNDLE
 DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
 
-KERNEL_TESTS = ROOT / "tests" / "unit" / "test_fused.py"
+KERNEL_TESTS = ROOT / "tests" / "unit" / "test_kernels.py"
 HOST_TEST = "tests/unit/test_penalizer.py::test_scheduler_with_the_kernels_of_a_gpu"
 STATE = "gpu-check.json"
 BEFORE = ROOT / ".gpu" / "results"

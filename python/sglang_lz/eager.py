@@ -1,7 +1,7 @@
-"""The steps of the LZ penalty in torch operators: the CPU's path, and what `fused` must equal.
+"""The steps of the LZ penalty in torch operators, to read, and for the others to equal.
 
-Each function has a sibling of the same name and arguments in `sglang_lz.fused`. Rows without the
-penalty are picked out first, which only a CPU can do without waiting for the device.
+Each function has siblings of the same name and arguments in `sglang_lz.fused`, which runs on CUDA,
+and in `sglang_lz.compiled`, which runs on a CPU.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ counterpart here.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lz import eager
 from sglang_lz.codelength import match_lengths_of
 from sglang_lz.window import (
     BUFFER_SIZE,
@@ -319,12 +319,9 @@ def accept_step(
 
 
 def kernels_of(device: torch.device) -> ModuleType:
-    """The module that steps windows on `device`: `eager` or its sibling `fused`."""
-    if device.type == "cpu":
-        return eager
-    from sglang_lz import fused
-
-    return fused
+    """The module that steps windows on `device`, imported with the compiler that it brings."""
+    name = "compiled" if device.type == "cpu" else "fused"
+    return importlib.import_module(f"sglang_lz.{name}")
 
 
 def _penalizer(

@@ -1,6 +1,7 @@
-"""The Triton kernels against the torch operators, which the oracle holds.
+"""The kernels, Triton's and numba's, against the torch operators.
 
-They run on Triton's interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand.
+Triton's run on its interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand. The oracle holds
+both in test_penalizer.py.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ import pytest
 import torch
 
 from device import DEVICE
-from sglang_lz import eager
+from sglang_lz import compiled, eager
 from sglang_lz.codelength import match_lengths_of
 from sglang_lz.window import Seed, WindowState
 from trees import Tree
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ON_GPU = DEVICE != "cpu"
+KERNELS = [("fused", dtype) for dtype in DTYPES]
+if not ON_GPU:
+    KERNELS.append(("compiled", torch.float32))
+
+
+@pytest.fixture
+def kernels_of_name(fused: ModuleType) -> dict[str, ModuleType]:
+    return {"fused": fused, "compiled": compiled}
+
+
 # Both round the result to the logits' type, and either may be a bit off in the last place before.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
@@ -74,9 +85,8 @@ def random_params(rng: random.Random, capacity: int, length: int) -> tuple[float
     return rng.choice([0.0, 0.15, 2.0]), window, buffer, first, rng.randrange(2)
 
 
-def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
-    """Of any type and layout."""
-    dtype = rng.choice(DTYPES)
+def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of any layout."""
     layouts = {
         "contiguous": lambda: torch.randn(rows, vocab),
         "padded rows": lambda: torch.randn(rows, vocab + 3)[:, :vocab],
@@ -86,9 +96,13 @@ def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
     return layouts[rng.choice(list(layouts))]().to(dtype)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_steps_and_draft_trees_equal_the_torch_operators(fused: ModuleType, seed: int) -> None:
-    """Random histories, parameters, types and layouts; several steps each on the other's state."""
+@pytest.mark.parametrize(("name", "dtype"), KERNELS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_and_draft_trees_equal_the_torch_operators(
+    kernels_of_name: dict[str, ModuleType], name: str, dtype: torch.dtype, seed: int
+) -> None:
+    """Random histories, parameters and layouts; several steps, each on the state of the last."""
+    kernels = kernels_of_name[name]
     rng = random.Random(seed)
     torch.manual_seed(seed)
     capacity, vocab = rng.choice([1, 2, 7, 16, 33, 200]), rng.choice([1, 6, 40])
@@ -100,13 +114,13 @@ def test_steps_and_draft_trees_equal_the_torch_operators(fused: ModuleType, seed
     for _ in range(5):
         rows = rng.sample(range(1, 5), 4)
         if rng.random() < 0.5:
-            decode(fused, rng, state, device_state, rows, histories, token, vocab)
+            decode(kernels, rng, state, device_state, rows, histories, token, vocab, dtype)
         else:
-            verify(fused, rng, state, device_state, rows, histories, vocab)
+            verify(kernels, rng, state, device_state, rows, histories, vocab, dtype)
         assert_same(state, device_state, {row: len(histories[row - 1]) for row in rows})
 
 
-def decode(fused, rng, state, device_state, rows, histories, token, vocab) -> None:  # noqa: PLR0917
+def decode(kernels, rng, state, device_state, rows, histories, token, vocab, dtype) -> None:  # noqa: PLR0917
     prefilled = rng.randint(0, len(rows))
     offset = rng.randint(0, 2) if prefilled == 0 else 0
     input_ids = torch.tensor([token() for _ in range(len(rows) + 3)])
@@ -114,7 +128,7 @@ def decode(fused, rng, state, device_state, rows, histories, token, vocab) -> No
         if i >= prefilled:
             # A row without the penalty is left behind, as no request ever is.
             histories[row - 1].append(int(input_ids[i + offset]))
-    logits = random_logits(rng, len(rows), vocab)
+    logits = random_logits(rng, len(rows), vocab, dtype)
     device_logits = clone(logits)
     tensors = {
         "request_rows": torch.tensor(rows),
@@ -123,16 +137,16 @@ def decode(fused, rng, state, device_state, rows, histories, token, vocab) -> No
     }
     options = {"prefilled": prefilled, "offset": offset, "width": state.capacity}
     eager.step(state, logits, **tensors, **options)
-    fused.step(device_state, device_logits, **to_device(tensors), **options)
+    kernels.step(device_state, device_logits, **to_device(tensors), **options)
     assert_close(device_logits, logits)
 
 
-def verify(fused, rng, state, device_state, rows, histories, vocab) -> None:  # noqa: PLR0917
+def verify(kernels, rng, state, device_state, rows, histories, vocab, dtype) -> None:  # noqa: PLR0917
     nodes = rng.randint(1, 7)
     trees = [Tree.random(rng, rng.randrange(vocab), nodes) for _ in rows]
     first, sibling = zip(*(tree.links() for tree in trees), strict=True)
     paths = [[tree.path(node) for node in range(nodes)] for tree in trees]
-    logits = random_logits(rng, len(rows) * nodes, vocab)
+    logits = random_logits(rng, len(rows) * nodes, vocab, dtype)
     device_logits = clone(logits)
     place = {
         "request_rows": torch.tensor(rows),
@@ -146,7 +160,7 @@ def verify(fused, rng, state, device_state, rows, histories, vocab) -> None:  # 
     depth = max(len(path) for tree in paths for path in tree) + rng.randint(0, 2)
     options = {"depth": depth, "width": state.capacity}
     expected = eager.verify(state, logits, **place, **tensors, **options)
-    got = fused.verify(
+    got = kernels.verify(
         device_state, device_logits, **to_device(place), **to_device(tensors), **options
     )
     assert_close(device_logits, logits)
@@ -165,7 +179,7 @@ def verify(fused, rng, state, device_state, rows, histories, vocab) -> None:  # 
         "num_correct_drafts": torch.tensor([len(path) - 1 for path in accepted], dtype=torch.int32),
     }  # fmt: skip
     eager.accept(state, paths=expected, **place, **tensors, width=state.capacity)
-    fused.accept(
+    kernels.accept(
         device_state, paths=got, **to_device(place), **to_device(tensors), width=state.capacity
     )
 
@@ -189,11 +203,11 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "dtype"), KERNELS, ids=str)
 @pytest.mark.parametrize("case", LONG)
 @pytest.mark.parametrize("window", [512, 8192])
 def test_long_windows_of_the_worst_kinds(
-    fused: ModuleType, case: str, dtype: torch.dtype, window: int
+    kernels_of_name: dict[str, ModuleType], name: str, case: str, dtype: torch.dtype, window: int
 ) -> None:
     """Everything is a duplicate, nothing is; every match reaches the buffer's end, none does."""
     length, vocab = window + 100, window + 200
@@ -210,7 +224,7 @@ def test_long_windows_of_the_worst_kinds(
     }
     options = {"prefilled": 0, "offset": 0, "width": window}
     eager.step(state, logits, **tensors, **options)
-    fused.step(device_state, device_logits, **to_device(tensors), **options)
+    kernels_of_name[name].step(device_state, device_logits, **to_device(tensors), **options)
     assert_close(device_logits, logits)
     assert_same(state, device_state, dict.fromkeys(range(1, 5), length + 1))
 

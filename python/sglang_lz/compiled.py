@@ -1,0 +1,218 @@
+"""The steps of the LZ penalty compiled by numba: the CPU's path, one row after the other.
+
+Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
+does. Logits are float32 here, from which alone a server samples. The words are those of
+`sglang_lz.fused`: a *path* holds the newest tokens, newest first, that the stored window does not
+hold yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_lz import draft_tree
+from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE
+from sglang_lz.window import (
+    BUFFER_SIZE,
+    FIRST_VISIBLE,
+    IS_RATE,
+    PENALTY,
+    WINDOW_SIZE,
+    WindowState,
+)
+
+# Of distances, and of match lengths and one more; log2 of 0 is never read.
+LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32)
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    try:
+        return numba.njit(function, cache=True)
+    except RuntimeError:  # nowhere to keep what was compiled: a read-only installation
+        return numba.njit(function)
+
+
+@_compiled
+def _seen(position, params):
+    return max(0, min(position + 1 - int(params[FIRST_VISIBLE]), int(params[WINDOW_SIZE])))
+
+
+@_compiled
+def _advance(path, tokens, match, position, length, buffer_size, window, matched):
+    """Write the `length` seen tokens after a path, newest first, and their match lengths; see
+    `fused._match_lengths`. `position` is that of the newest token."""
+    slot = (position - len(path)) % len(tokens)
+    for column in range(length):
+        if column < len(path):
+            window[column] = path[column]
+        else:
+            window[column] = tokens[slot]
+            slot = slot - 1 if slot else len(tokens) - 1
+    matched[0] = 0
+    for column in range(1, length):
+        run = 0
+        while run < len(path) and column + run < length and window[column + run] == path[run]:
+            run += 1
+        if run == len(path):
+            run += match[column]
+        matched[column] = min(run, buffer_size, length - column)
+    matched[length] = 0
+
+
+@_compiled
+def _lower(logits, window, matched, length, params, lowered):
+    """Lower a row of logits: `codelength.saved_bits` and `codelength.subtract_savings`."""
+    vocab_size = len(logits)
+    literal = np.float32(np.log2(vocab_size))
+    longest, nearest = 0, 1
+    for column in range(length):
+        if matched[column] > longest:
+            longest, nearest = matched[column], column + 1
+    gained = LOG2[longest + 1] - LOG2[max(longest, 1)] - LOG2[nearest] - np.float32(1)
+    for column in range(length):
+        token = window[column]
+        if 0 <= token < vocab_size:
+            before = matched[column + 1]
+            cost = LOG2[column + 1]
+            if params[IS_RATE] != 0:
+                cost = (cost + LOG2[before + 1]) / np.float32(before + 1)
+            elif longest >= 1 and before == longest:
+                cost += gained
+            saved = max(literal - cost, np.float32(0))
+            lowered[column] = logits[token] - params[PENALTY] * saved
+    # A token that stands in two columns was read for both before either lowers it.
+    for column in range(length):
+        token = window[column]
+        if 0 <= token < vocab_size and lowered[column] < logits[token]:
+            logits[token] = lowered[column]
+
+
+@_compiled
+def _step(
+    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, match, params
+):  # fmt: skip
+    capacity = tokens.shape[1]
+    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
+    lowered = np.empty(capacity, np.float32)
+    for row, owner in enumerate(request_rows):
+        own = params[owner]
+        if own[PENALTY] == 0:
+            continue
+        position = seq_lens[row] - 1
+        first = row + offset
+        path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
+        length = _seen(position, own)
+        buffer_size = int(own[BUFFER_SIZE])
+        _advance(path, tokens[owner], match[owner], position, length, buffer_size, window, matched)
+        _lower(logits[row], window, matched, length, own, lowered)
+        if len(path):
+            match[owner, :length] = matched[:length]
+            tokens[owner, position % capacity] = path[0]
+
+
+@_compiled
+def _verify(logits, request_rows, root, paths, lengths, tokens, match, params):
+    capacity = tokens.shape[1]
+    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
+    lowered = np.empty(capacity, np.float32)
+    nodes = paths.shape[1]
+    for tree, owner in enumerate(request_rows):
+        own = params[owner]
+        if own[PENALTY] == 0:
+            continue
+        for node in range(nodes):
+            path = paths[tree, node, : lengths[tree, node]]
+            position = root[tree] + len(path) - 1
+            length = _seen(position, own)
+            buffer_size = int(own[BUFFER_SIZE])
+            _advance(
+                path, tokens[owner], match[owner], position, length, buffer_size, window, matched
+            )
+            _lower(logits[tree * nodes + node], window, matched, length, own, lowered)
+
+
+@_compiled
+def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, match, params):
+    capacity = tokens.shape[1]
+    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
+    nodes = paths.shape[1]
+    for tree, owner in enumerate(request_rows):
+        own = params[owner]
+        if own[PENALTY] == 0:
+            continue
+        accepted = num_correct_drafts[tree]
+        node = accept_index[tree, accepted] - tree * nodes
+        path = paths[tree, node, : accepted + 1]
+        position = root[tree] + accepted
+        length = _seen(position, own)
+        buffer_size = int(own[BUFFER_SIZE])
+        _advance(path, tokens[owner], match[owner], position, length, buffer_size, window, matched)
+        match[owner, :length] = matched[:length]
+        for newer in range(min(len(path), capacity)):
+            tokens[owner, (position - newer) % capacity] = path[newer]
+
+
+def step(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    seq_lens: Tensor,
+    input_ids: Tensor,
+    prefilled: int,
+    offset: int,
+    width: int,
+) -> None:
+    """See `eager.step`."""
+    _step(
+        logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
+        prefilled, offset, *_arrays(state),
+    )  # fmt: skip
+
+
+def verify(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    depth: int,
+    width: int,
+) -> Tensor:
+    """See `eager.verify`."""
+    paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
+    _verify(
+        logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
+        *_arrays(state),
+    )  # fmt: skip
+    return paths
+
+
+def accept(
+    state: WindowState,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    paths: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    width: int,
+) -> None:
+    """See `eager.accept`."""
+    _accept(
+        request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
+        num_correct_drafts.numpy(), *_arrays(state),
+    )  # fmt: skip
+
+
+def _arrays(state: WindowState) -> tuple[NDArray[Any], ...]:
+    return state.tokens.numpy(), state.match.numpy(), state.params.numpy()
