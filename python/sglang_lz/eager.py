@@ -87,15 +87,16 @@ def verify(
         last, integer [batch, nodes, depth]; behind the root, and for rows without the penalty,
         anything.
     """
-    batch, nodes = tokens.shape
+    nodes = tokens.shape[1]
     paths, length = draft_tree.paths(tokens, first_child, next_sibling, depth)
     trees = _penalised(state, request_rows)
     if len(trees):
         owners = request_rows[trees].long()
         before = WindowView.of(state, owners, root[trees].long() - 1, width)
-        tree = torch.arange(len(trees))[:, None].expand(-1, nodes)
+        node = torch.arange(nodes, device=trees.device)
+        tree = torch.arange(len(trees), device=trees.device)[:, None].expand(-1, nodes)
         windows = advance_along(before[tree], paths[trees], length[trees])
-        rows = torch.arange(batch * nodes).view(batch, nodes)[trees].flatten()
+        rows = (trees[:, None] * nodes + node).flatten()
         flat = WindowView(
             windows.tokens.flatten(0, 1),
             windows.match.flatten(0, 1),
