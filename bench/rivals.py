@@ -499,8 +499,7 @@ class Empty(Implementation):
         self.kernel = empty_kernel(kernels)
         self.grid = (case.rows, case.nodes) if case.nodes else (case.rows,)
         self.state = WindowState(1, max(case.window, DEFAULT_MAX_WINDOW_SIZE), inputs.device)
-        self.block = kernels._block(case.window, self.state.capacity)
-        self.warps = kernels._warps(self.block)
+        self.warps = kernels._warps(kernels._block(case.window, self.state.capacity))
 
     def call(self, k: int) -> None:
         """See `Implementation.call`."""
@@ -509,17 +508,16 @@ class Empty(Implementation):
         self.kernel[self.grid](
             logits, *logits.stride(), logits.shape[1], inputs.request_rows[k], inputs.seq_lens,
             inputs.newest[k], 0, 0, state.tokens, state.match, state.params, state.capacity,
-            BLOCK=self.block, num_warps=self.warps,
+            num_warps=self.warps,
         )  # fmt: skip
 
 
 def empty_kernel(kernels: ModuleType) -> Any:
     """A kernel with the arguments of a step, compiled as `kernels` compiles its own."""
-    import triton.language as tl
 
     def empty(  # type: ignore[no-untyped-def] # noqa: PLR0917
         logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-        offset, tokens, match, params, capacity, BLOCK: tl.constexpr,
+        offset, tokens, match, params, capacity,
     ):  # fmt: skip
         pass
 

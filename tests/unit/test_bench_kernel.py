@@ -1,0 +1,228 @@
+"""What bench/kernel.py compares, against the oracle and plain definitions; no time is asserted."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import oracle
+from sglang_lz import eager
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+path = list(sys.path)
+sys.path.insert(0, str(BENCH))
+kernel = importlib.import_module("kernel")
+rivals = importlib.import_module("rivals")
+sys.path[:] = path  # the tests that follow are of the installed package
+
+VOCAB = 24
+CPU = torch.device("cpu")
+
+
+def random_windows(rows: int, width: int) -> torch.Tensor:
+    """Few tokens, so that much matches; newest first."""
+    generator = torch.Generator().manual_seed(rows + width)
+    return torch.randint(3, (rows, width), generator=generator)
+
+
+def inputs_of(history: str, nodes: int = 0, sets: int = 2) -> Any:
+    case = rivals.Case(
+        rows=2, vocab=VOCAB, window=9, buffer=4, history=history, dtype="float32", nodes=nodes
+    )
+    return rivals.Inputs(case, CPU, sets, steps=4)
+
+
+def penalised(inputs: Any, seen: Sequence[int]) -> list[float]:
+    """The logits that the oracle takes from a token for what a row has seen, oldest first."""
+    case = inputs.case
+    delta = oracle.delta_bits(seen, case.vocab, case.window, case.buffer, oracle.MARGINAL)
+    literal = max(oracle.delta_bits([], case.vocab, 1, 1, oracle.MARGINAL))
+    return [rivals.LZ_PENALTY * (literal - bits) for bits in delta]
+
+
+@pytest.mark.parametrize("buffer", [1, 4, 12])
+def test_compared_matches_equal_the_oracle(buffer: int) -> None:
+    windows = random_windows(rows=5, width=12)
+    for window, got in zip(windows, rivals.compared_matches(windows, buffer), strict=True):
+        expected = oracle.match_lengths(window.tolist()[::-1], buffer)
+        assert got.tolist() == [0, *expected[::-1]]
+
+
+@pytest.mark.parametrize("history", rivals.HISTORIES)
+@pytest.mark.parametrize("way", ["ours", "dense", "dense in slices"])
+def test_every_step_equals_the_oracle(history: str, way: str) -> None:
+    inputs = inputs_of(history)
+    implementation = {
+        "ours": lambda: rivals.Step(inputs, eager, None),
+        "dense": lambda: rivals.Dense(inputs, 2, 2**20),
+        "dense in slices": lambda: rivals.Dense(inputs, 2, 1),
+    }[way]()
+    got = kernel.outputs(implementation, inputs)
+    for step in range(kernel.CHECKED_STEPS):
+        for row in range(2):
+            seen = inputs.history[row, : inputs.case.window + step + 1].tolist()
+            expected = inputs.fresh[row] - torch.tensor(penalised(inputs, seen))
+            torch.testing.assert_close(got[step, row], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("history", ["text", "loop"])
+def test_every_node_equals_the_oracle(history: str) -> None:
+    inputs = inputs_of(history, nodes=len(rivals.PARENTS))
+    got = kernel.outputs(rivals.Verify(inputs, eager, None), inputs)
+    inputs.rewind()
+    for step in range(kernel.CHECKED_STEPS):
+        inputs.advance()
+        for row in range(2):
+            before = inputs.history[row, : inputs.position].tolist()
+            for node in range(inputs.case.nodes):
+                nodes = rivals.path_to_root(node)[::-1]
+                drafts = [int(inputs.drafts[0, row, ancestor]) for ancestor in nodes]
+                at = row * inputs.case.nodes + node
+                lowered = torch.tensor(penalised(inputs, before + drafts))
+                expected = inputs.fresh[at] - lowered
+                torch.testing.assert_close(got[step, at], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("buffer", [3, 12])
+def test_dry_equals_its_definition(buffer: int) -> None:
+    windows = random_windows(rows=5, width=12)
+    logits = torch.randn(5, VOCAB)
+    expected = logits.clone()
+    for row, window in enumerate(windows.tolist()):
+        h = window[::-1]
+        lowered: dict[int, float] = {}
+        for source, length in enumerate(oracle.match_lengths(h, buffer)):
+            if length >= rivals.DRY_ALLOWED_LENGTH:
+                exponent = length - rivals.DRY_ALLOWED_LENGTH
+                penalty = rivals.DRY_MULTIPLIER * rivals.DRY_BASE**exponent
+                following = h[source + 1]
+                lowered[following] = max(lowered.get(following, 0.0), penalty)
+        for token, penalty in lowered.items():
+            expected[row, token] -= penalty
+    rivals.dry_penalise(logits, windows, buffer)
+    torch.testing.assert_close(logits, expected)
+
+
+def test_the_stand_in_equals_upstream() -> None:
+    pytest.importorskip("sglang")
+    make, _, is_upstream = rivals.upstream_penalties()
+    assert is_upstream
+    found = []
+    for penalties in (make(2, VOCAB, CPU), rivals.Penalties(2, VOCAB, CPU)):
+        for tokens in ([3, 5], [3, 1]):
+            penalties.cumulate_output_tokens(torch.tensor(tokens))
+        additive = torch.zeros(2, VOCAB)
+        penalties.accumulate_additive_penalties(additive)
+        found.append((additive, penalties.accumulate_scaling_penalties()))
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0][0][0, 3] == -2 * rivals.FREQUENCY_PENALTY
+
+
+def test_scaling_makes_every_logit_smaller() -> None:
+    logits = torch.tensor([[2.0, -2.0, 3.0]])
+    rivals.scale(logits, torch.tensor([[2.0, 2.0, 1.0]]))
+    assert logits.tolist() == [[1.0, -4.0, 3.0]]
+
+
+def test_histories_are_what_they_are_called() -> None:
+    distinct, loop, alternating = (
+        inputs_of(name).history for name in ("distinct", "loop", "alternating")
+    )
+    assert all(len(set(row)) == len(row) for row in distinct.tolist())
+    assert all(len(set(row)) == 1 for row in loop.tolist())
+    assert all(len(set(row)) == 2 for row in alternating.tolist())
+    assert torch.equal(alternating[:, 2:], alternating[:, :-2])
+
+
+def test_touched_bytes_of_a_step() -> None:
+    case = rivals.Case(rows=2, vocab=VOCAB, window=4, buffer=2)
+    windows = torch.tensor([[0, 7, 8, 0], [23, 16, 15, 1]])  # 8 float32 logits a sector
+    window = 4 * 4 + 4 * 2 + 5 * 4  # tokens, match lengths, parameters
+    others = 3 * 8 + 4 * 2 + 4  # row, place and newest token; match lengths and a token, written
+    expected = 2 * 32 * (2 + 3) + 2 * (window + others)
+    assert rivals.touched_bytes(case, windows, 4) == expected
+    # 16 bfloat16 logits a sector.
+    assert rivals.touched_bytes(case, windows, 2) == expected - 2 * 32 * (1 + 1)
+
+
+def test_judged_windows_follow_the_paths_of_a_tree() -> None:
+    inputs = inputs_of("text", nodes=len(rivals.PARENTS))
+    inputs.advance()
+    row = inputs.judged_windows().view(2, len(rivals.PARENTS), -1)[1]
+    history, end = inputs.history[1], inputs.position
+    assert row[0].tolist() == history[: end + 1].flip(0)[:9].tolist()
+    assert row[6].tolist() == history[: end + 4].flip(0)[:9].tolist()  # the accepted path
+
+
+def test_a_wrong_implementation_ends_the_run() -> None:
+    case = rivals.Case(rows=2, vocab=VOCAB)
+    expected = torch.randn(1, 2, VOCAB)
+    kernel.check(case, "right", expected[:, :1] + 5e-5, expected)
+    with pytest.raises(SystemExit, match="wrong is off by"):
+        kernel.check(case, "wrong", expected + 1e-2, expected)
+    with pytest.raises(SystemExit):
+        kernel.check(case, "not a number", expected * torch.nan, expected)
+
+
+def test_a_case_gives_a_row_for_each_implementation() -> None:
+    effort = kernel.Effort(2**20, 2, 3, 1e-3, cells=1e5, slice_bytes=2**20, checked_cells=1e5)
+    bench = kernel.Bench(CPU, effort, quick=True)
+    case = rivals.Case(rows=2, vocab=VOCAB, window=16, buffer=4)
+    rows = list(bench.measure(case))
+    names = [kernel.OURS, kernel.DENSE, kernel.UPSTREAM, kernel.DRY, kernel.COPY]
+    assert [row["implementation"] for row in rows] == names
+    assert all(set(row) == set(kernel.COLUMNS) for row in rows)
+    assert all(row["median_us"] > 0 for row in rows)
+    assert str(case) in kernel.text_table(rows)
+    large = list(bench.measure(rivals.Case(rows=2, vocab=4096, window=16, buffer=4)))
+    skipped = {row["implementation"]: row["note"] for row in large if row["median_us"] is None}
+    assert skipped == {kernel.DENSE: "skipped: 1.3e+05 comparisons"}
+    assert "skipped: 1.3e+05 comparisons" in kernel.text_table(large)
+
+
+def found(name: str, timing: str, us: float, **sizes: Any) -> dict[str, Any]:
+    case = asdict(rivals.Case(**{"rows": 64, **sizes}))
+    return {"implementation": name, **case, "timing": timing, "median_us": us}
+
+
+def target(rows: list[dict[str, Any]], words: str) -> tuple[float | None, bool | None]:
+    (only,) = [entry for entry in kernel.targets(rows) if words in entry["target"]]
+    return only["measured"], only["met"]
+
+
+def test_targets_take_the_worst_history() -> None:
+    rows = [
+        found(kernel.OURS, "graph", 5.0),
+        found(kernel.OURS, "graph", 8.5, history="loop"),
+        found(kernel.OURS, "graph", 99.0, window=1024),
+        found(kernel.OURS, "graph", 19.0, rows=512),
+        found(kernel.DENSE, "graph", 1e6),
+    ]
+    assert target(rows, "at 64 rows, worst history and type") == (8.5, False)
+    assert target(rows, "at 512 rows, worst") == (19.0, True)
+    assert target(rows, "CPU time") == (None, None)
+    rows = [found(kernel.OURS, "CPU", 900.0), found(kernel.OURS, "CPU", 1e4, dtype="bfloat16")]
+    assert target(rows, "CPU time") == (900.0, True)
+
+
+def test_flatness_needs_both_ends() -> None:
+    rows = [found(kernel.OURS, "graph", 5.0, vocab=32768), found(kernel.OURS, "graph", 6.0)]
+    assert target(rows, "256k at 64 rows") == (None, None)
+    rows.append(found(kernel.OURS, "graph", 5.2, vocab=262144))
+    assert target(rows, "256k at 64 rows") == (20.0, False)
+    assert target(rows, "256k at 512 rows") == (None, None)
+
+
+def test_launch_to_finish_is_a_ratio() -> None:
+    rows = [
+        found(kernel.OURS, "launch to finish", 12.0, rows=1),
+        found(kernel.EMPTY, "launch to finish", 10.0, rows=1),
+    ]
+    assert target(rows, "launch to finish") == (1.2, True)
