@@ -127,7 +127,7 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
         unknown = (window < 0) | (window >= vocab_size)
         window, savings = window.masked_fill(unknown, 0), savings.masked_fill(unknown, 0.0)
     index = (rows[:, None] * row_stride + window * token_stride).flatten()
-    lowered = (flat[index].float() - savings.flatten()).to(logits.dtype)
+    lowered = (flat.index_select(0, index).float() - savings.flatten()).to(logits.dtype)
     flat.scatter_reduce_(0, index, lowered, reduce="amin")
 
 

@@ -113,8 +113,9 @@ class WindowView:
         slot = (position[:, None] - column) % state.capacity
         seen = position + 1 - params[:, FIRST_VISIBLE].long()
         length = torch.minimum(seen, params[:, WINDOW_SIZE].long())
-        tokens = state.tokens[rows].gather(1, slot)
-        return cls(tokens, state.match[rows, :width], length, params)
+        tokens = state.tokens.index_select(0, rows).gather(1, slot)
+        match = state.match[:, :width].index_select(0, rows)
+        return cls(tokens, match, length, params)
 
     def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
         """Write these windows [rows, width] back; arguments as `of`.
