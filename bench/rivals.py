@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -142,8 +143,8 @@ class Inputs:
         """Go back to where the windows are full, before the first call."""
         self.position = self.case.window - self.stride
 
-    def advance(self) -> None:
-        """Go on to the next call: newest tokens and fresh logits for every set."""
+    def advance(self, sets: int | None = None) -> None:
+        """Go on to the next call: newest tokens, and fresh logits for the first `sets` or all."""
         self.position += self.stride
         self.newest.copy_(self._at(self.position))
         self.root.fill_(self.position)
@@ -151,7 +152,7 @@ class Inputs:
         if self.drafts is not None:
             for node in range(self.case.nodes):
                 self.drafts[..., node] = self._at(self._stands_at(node))
-        self.logits.copy_(self.fresh)
+        self.logits[:sets] = self.fresh
 
     def windows(self) -> Tensor:
         """The windows before the first call, newest first, int64 [sets, rows, W]."""
@@ -477,10 +478,13 @@ class Upstream(Implementation):
         each = 8 * torch.float32.itemsize + 4 * inputs.logits.element_size()
         super().__init__(inputs, size=each * case.rows * case.vocab)
         self.scale = scale
-        self.penalties = [make(case.rows, case.vocab, inputs.device) for _ in range(inputs.sets)]
+        self.make = functools.partial(make, case.rows, case.vocab, inputs.device)
+        self.penalties: dict[int, Any] = {}
 
     def call(self, k: int) -> None:
         """See `Implementation.call`."""
+        if k not in self.penalties:
+            self.penalties[k] = self.make()
         logits, penalties = self.inputs.logits[k], self.penalties[k]
         penalties.cumulate_output_tokens(self.inputs.newest[k])
         additive = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
