@@ -543,7 +543,8 @@ def plot(result: dict[str, Any], out: Path) -> None:
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xticks(sorted(ticks), [f"{tick:,}" for tick in sorted(ticks)], fontsize=8)
+        labels = [f"{tick / 1024:.0f}k" if tick >= 1024 else str(tick) for tick in sorted(ticks)]
+        axes.set_xticks(sorted(ticks), labels, fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel(label)
         axes.grid(alpha=0.25)
