@@ -2,8 +2,8 @@
 
 All take the same histories and logits, in one run:
 
-- ours: `sglang_lz.fused` on CUDA, `sglang_lz.eager` on a CPU;
-- reference: `sglang_lz.eager`, where it is not ours;
+- ours: `sglang_lz.fused` (Triton) on CUDA, `sglang_lz.compiled` (numba) on a CPU;
+- reference: `sglang_lz.eager`, the same in torch operators;
 - dense: compares every token of the vocabulary with every window position, B x V x W, as the code
   published with the paper does, in slices of V that fit into memory;
 - frequency + repetition: what upstream's penalties run at each step: upstream's own classes if
@@ -76,6 +76,7 @@ from rivals import (
     upstream_penalties,
 )
 from sglang_lz import eager
+from sglang_lz.penalizer import kernels_of
 
 OURS = "ours"
 REFERENCE = "reference"
@@ -253,11 +254,7 @@ class Bench:
 
     def __init__(self, device: torch.device, effort: Effort, quick: bool) -> None:
         self.device, self.effort = device, effort
-        self.kernels: ModuleType = eager
-        if device.type == "cuda":
-            from sglang_lz import fused
-
-            self.kernels = fused
+        self.kernels = kernels_of(device)
         # Upstream's takes longer to import and compile than a quick run may last.
         self.make_penalties: Callable[..., Any] = Penalties
         self.scale, self.is_upstream = scale, False
@@ -275,15 +272,14 @@ class Bench:
         ours = Verify if case.nodes else Step
         self._check(case, inputs)
         ways: dict[str, Callable[[], Implementation]] = {
-            OURS: lambda: ours(inputs, self.kernels, size)
+            OURS: lambda: ours(inputs, self.kernels, size),
+            REFERENCE: lambda: ours(inputs, eager, None),
         }
-        if self.kernels is not eager:
-            ways[REFERENCE] = lambda: ours(inputs, eager, None)
         if not case.nodes:
             ways[DENSE] = lambda: Dense(inputs, case.rows, effort.slice_bytes)
             ways[UPSTREAM] = lambda: Upstream(inputs, self.make_penalties, self.scale)
             ways[DRY] = lambda: Dry(inputs)
-        if self.kernels is not eager:
+        if self.device.type == "cuda":
             ways[EMPTY] = lambda: Empty(inputs, self.kernels)
         ways[COPY] = lambda: Copy(inputs, size)
         ours_us = None
@@ -312,8 +308,7 @@ class Bench:
     def _check(self, case: Case, inputs: Inputs) -> None:
         way = Verify if case.nodes else Step
         expected = outputs(way(inputs, eager, None), inputs)
-        if self.kernels is not eager:
-            check(case, OURS, outputs(way(inputs, self.kernels, None), inputs), expected)
+        check(case, OURS, outputs(way(inputs, self.kernels, None), inputs), expected)
         if case.nodes or case.rows * case.window * case.buffer >= 2**31:
             return
         rows = int(self.effort.checked_cells // (case.vocab * case.window))
@@ -369,7 +364,7 @@ def cases(device: str, quick: bool) -> list[Case]:
     chosen = [
         *(replace(usual, rows=rows) for rows in batches),
         *(replace(usual, rows=rows, history=name) for rows in large for name in worst),
-        *(replace(usual, rows=rows, dtype="bfloat16") for rows in large),
+        *(replace(usual, rows=rows, dtype="bfloat16") for rows in large if device == "cuda"),
         *(replace(usual, rows=rows, vocab=vocab) for rows in large for vocab in vocabs),
         *(
             replace(usual, window=window, buffer=buffer)

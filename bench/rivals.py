@@ -234,7 +234,7 @@ class Implementation:
 
 
 class Step(Implementation):
-    """A decode step of the LZ penalty by `fused` or `eager`."""
+    """A decode step of the LZ penalty by `fused`, `compiled` or `eager`."""
 
     def __init__(self, inputs: Inputs, kernels: ModuleType, size: int | None) -> None:
         super().__init__(inputs, size, capturable=kernels is not eager)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 import oracle
-from sglang_lz import eager
+from sglang_lz import compiled, eager
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 path = list(sys.path)
@@ -56,11 +57,12 @@ def test_compared_matches_equal_the_oracle(buffer: int) -> None:
 
 
 @pytest.mark.parametrize("history", rivals.HISTORIES)
-@pytest.mark.parametrize("way", ["ours", "dense", "dense in slices"])
+@pytest.mark.parametrize("way", ["ours", "reference", "dense", "dense in slices"])
 def test_every_step_equals_the_oracle(history: str, way: str) -> None:
     inputs = inputs_of(history)
     implementation = {
-        "ours": lambda: rivals.Step(inputs, eager, None),
+        "ours": lambda: rivals.Step(inputs, compiled, None),
+        "reference": lambda: rivals.Step(inputs, eager, None),
         "dense": lambda: rivals.Dense(inputs, 2, 2**20),
         "dense in slices": lambda: rivals.Dense(inputs, 2, 1),
     }[way]()
@@ -73,9 +75,10 @@ def test_every_step_equals_the_oracle(history: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("history", ["text", "loop"])
-def test_every_node_equals_the_oracle(history: str) -> None:
+@pytest.mark.parametrize("kernels", [compiled, eager], ids=["ours", "reference"])
+def test_every_node_equals_the_oracle(kernels: ModuleType, history: str) -> None:
     inputs = inputs_of(history, nodes=len(rivals.PARENTS))
-    got = kernel.outputs(rivals.Verify(inputs, eager, None), inputs)
+    got = kernel.outputs(rivals.Verify(inputs, kernels, None), inputs)
     inputs.rewind()
     for step in range(kernel.CHECKED_STEPS):
         inputs.advance()
@@ -176,7 +179,7 @@ def test_a_case_gives_a_row_for_each_implementation() -> None:
     bench = kernel.Bench(CPU, effort, quick=True)
     case = rivals.Case(rows=2, vocab=VOCAB, window=16, buffer=4)
     rows = list(bench.measure(case))
-    names = [kernel.OURS, kernel.DENSE, kernel.UPSTREAM, kernel.DRY, kernel.COPY]
+    names = [kernel.OURS, kernel.REFERENCE, kernel.DENSE, kernel.UPSTREAM, kernel.DRY, kernel.COPY]
     assert [row["implementation"] for row in rows] == names
     assert all(set(row) == set(kernel.COLUMNS) for row in rows)
     assert all(row["median_us"] > 0 for row in rows)
