@@ -70,23 +70,24 @@ def _lower(logits, window, matched, length, params, lowered):
     """Lower a row of logits: `codelength.saved_bits` and `codelength.subtract_savings`."""
     vocab_size = len(logits)
     literal = np.float32(np.log2(vocab_size))
+    penalty, is_rate = params[PENALTY], params[IS_RATE] != 0
     longest, nearest = 0, 1
     for column in range(length):
         if matched[column] > longest:
             longest, nearest = matched[column], column + 1
     gained = LOG2[longest + 1] - LOG2[max(longest, 1)] - LOG2[nearest] - np.float32(1)
+    # Three passes: all are read before any is lowered, and reads wait for memory side by side.
     for column in range(length):
         token = window[column]
-        if 0 <= token < vocab_size:
-            before = matched[column + 1]
-            cost = LOG2[column + 1]
-            if params[IS_RATE] != 0:
-                cost = (cost + LOG2[before + 1]) / np.float32(before + 1)
-            elif longest >= 1 and before == longest:
-                cost += gained
-            saved = max(literal - cost, np.float32(0))
-            lowered[column] = logits[token] - params[PENALTY] * saved
-    # A token that stands in two columns was read for both before either lowers it.
+        lowered[column] = logits[token] if 0 <= token < vocab_size else np.float32(0)
+    for column in range(length):
+        before = matched[column + 1]
+        cost = LOG2[column + 1]
+        if is_rate:
+            cost = (cost + LOG2[before + 1]) / np.float32(before + 1)
+        elif longest >= 1 and before == longest:
+            cost += gained
+        lowered[column] -= penalty * max(literal - cost, np.float32(0))
     for column in range(length):
         token = window[column]
         if 0 <= token < vocab_size and lowered[column] < logits[token]:
