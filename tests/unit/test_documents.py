@@ -71,3 +71,43 @@ def test_figures_of_speculation_are_those_of_the_result_file() -> None:
         assert line in pages[0] or name == "lz_penalty 0.3, rate"
     assert f"{result['variants']['no penalty']['tokens_inside_share']:.0%}" == "58%"
     assert path.with_suffix(".png").is_file()
+
+
+def test_figures_of_a_step_are_those_of_the_result_file() -> None:
+    path = ROOT / "bench/results/kernel-cpu.json"
+    result = json.loads(path.read_text())
+    rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
+    usual = {"rows": 64, "vocab": 152064, "window": 512, "buffer": 32, "nodes": 0}
+
+    def time(name: str, **case: object) -> float:
+        wanted = usual | {"implementation": name, "history": "text"} | case
+        (row,) = (row for row in rows if wanted.items() <= row.items())
+        return row["median_us"] / 1000
+
+    page = (ROOT / "bench/README.md").read_text()
+    kinds = {"text": "text", "loop": "one token for ever", "alternating": "two tokens in turn"}
+    for kind, title in (kinds | {"distinct": "no token twice"}).items():
+        ours, reference, dry, copy = (
+            f"{time(name, history=kind):.2f} ms"
+            for name in ("ours", "reference", "DRY style", "copy of touched bytes")
+        )
+        upstream = f"{time('frequency + repetition', history=kind):.1f} ms"
+        assert f"| {title} | {ours} | {reference} | {upstream} | {dry} | {copy} |" in page
+    ratios = (
+        time("frequency + repetition", vocab=vocab) / time("ours", vocab=vocab)
+        for vocab in (152064, 32768, 262144)
+    )
+    words = " ".join(page.split())
+    for ratio, phrase in zip(
+        ratios, ("cost {} times", "from {} times", "to {} times"), strict=True
+    ):
+        assert phrase.format(f"{ratio:.0f}") in words
+    assert f"takes {time('dense B x V x W', rows=1):.0f} ms for a single row" in words
+    assert f"ours takes {time('ours', rows=1):.2f} ms" in words
+    assert f"takes {time('ours', nodes=8):.1f} ms for 64 trees" in words
+    (target,) = (row for row in result["targets"] if row["target"].startswith("CPU time"))
+    assert target["met"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{time('ours'):.2f} ms of one core" in readme
+    assert f"take {time('frequency + repetition'):.1f} ms" in readme
+    assert path.with_suffix(".png").is_file()
