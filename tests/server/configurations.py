@@ -83,7 +83,6 @@ CONFIGURATIONS = {
             ),
             HELPED,
         ),
-        Config("context-parallel", ("--tp", "2", "--attn-cp-size", "2", *QWEN3), CORES),
         Config(
             "disaggregated",
             env=(*DISAGGREGATION, *HELPED),

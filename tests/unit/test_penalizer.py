@@ -350,7 +350,7 @@ def test_scheduler_with_the_kernels_of_a_gpu(
     monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 0)
     monkeypatch.setattr(RUNNER, "device", DEVICE)
     run_state_machine_as_test(
-        Scheduler, settings=settings(max_examples=20, stateful_step_count=20, deadline=None)
+        Scheduler, settings=settings(max_examples=8, stateful_step_count=20, deadline=None)
     )
 
 
