@@ -53,7 +53,7 @@ def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length,
     with the match of its predecessor, which stood at the same distance before the path."""
     before = tl.load(match + column, mask=column < length, other=0).to(tl.int32)
     growing = (column >= 1) & (column < length)
-    lengths = tl.zeros_like(column)
+    lengths = tl.full(column.shape, 0, tl.int32)
     for newer in range(on_path):
         newest = tl.load(path + newer).to(tl.int32)
         seen = growing & (column + newer < length)

@@ -111,7 +111,7 @@ class TestOneBatch:
         for arguments, words in (
             ("--lz-penalty 0 11", r"lz_penalty must be .*\[0, 10\], got 11"),
             ("--lz-penalty nan", r"lz_penalty must be .*\[0, 10\], got nan"),
-            ("--lz-window-size 0", r"lz_window_size must be .*\[1, 4095\].*, got 0"),
+            ("--lz-window-size 0", r"lz_window_size must be .*\[1, 8192\].*, got 0"),
             ("--lz-window-size 8 --lz-buffer-size 9", r"lz_buffer_size must be .*\[1, 8\].* got 9"),
             ("--lz-cost cheap", r"lz_cost must be .*, got 'cheap'"),
         ):
