@@ -20,7 +20,7 @@ from pathlib import Path
 import requests
 
 STARTUP_SECONDS = 300
-SHUTDOWN_SECONDS = 20
+SHUTDOWN_SECONDS = 3
 TAIL_LINES = 40
 
 _BASE_FLAGS = (
