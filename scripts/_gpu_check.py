@@ -44,7 +44,7 @@ MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 EPILOG = f"""\
 steps, in the order in which they run:
   kernel   the kernels' tests against torch and tests/oracle.py
-  bench    bench/kernel.py: kernel.json, kernel.png
+  bench    bench/kernel.py: kernel.json, and with matplotlib kernel.png
   sglang   the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
   table    bench/serving.py static: serving.json, model after model
 
@@ -81,7 +81,11 @@ class Machine:
             bench = [self.python, str(ROOT / "bench" / "kernel.py")]
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
             quick = ["--quick"] if self.rehearse else []
-            return [[*bench, "--out", result, *quick], [*bench, "--plot", figure, result]]
+            draw = [[*bench, "--plot", figure, result]]
+            return [
+                [*bench, "--out", result, *quick],
+                *(draw if importlib.util.find_spec("matplotlib") else []),
+            ]
         if step == "sglang":
             smoke = [self.python, str(ROOT / "scripts" / "_gpu_smoke.py")]
             return [[*smoke, *(CPU_SERVER if self.rehearse else GPU_SERVER)]]
