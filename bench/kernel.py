@@ -29,14 +29,10 @@ What it does not say: what a server loses (bench/serving.py), or how well a pena
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import itertools
 import json
-import os
-import platform
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repetition import ROOT, compact_rows, cpu_name
+from common import commit, compact_rows, machine, output, versions
 from rivals import (
     DRY_ALLOWED_LENGTH,
     DRY_BASE,
@@ -466,32 +462,15 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "gpu": torch.cuda.get_device_name(device) if is_cuda else None,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         if is_cuda
         else None,
         "cuda": torch.version.cuda,
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        **machine(),
         "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "triton", "sglang")},
-        "commit": _output("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"),
+        **versions("torch", "triton", "sglang"),
+        "commit": commit(),
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _output(*command: str) -> str | None:
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
 
 
 COLOURS = {

@@ -16,11 +16,7 @@ population, so the shares carry no error bars.
 
 import argparse
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
-import re
 import shlex
 import sys
 import urllib.request
@@ -29,14 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
-
-from sglang_lz.demo.repetition import (  # noqa: E402
-    DEGENERATE_REPEATS,
-    Repetition,
-    longest_repetition,
-)
+from common import ROOT, compact_rows, machine, versions
+from sglang_lz.demo.repetition import DEGENERATE_REPEATS, Repetition, longest_repetition
 
 PROMPTS = ROOT / "bench" / "prompts.txt"
 VARIANTS: dict[str, dict[str, object]] = {
@@ -119,11 +109,9 @@ def environment(base_url: str) -> dict[str, Any]:
     weights = Path(server["model_path"]) / "model.safetensors"
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        **machine(),
         "sglang": server["version"],
-        "torch": _version("torch"),
+        **versions("torch"),
         "model": f"{weights.parent.parent.name}/{weights.parent.name}",
         "model_sha256": _sha256(weights) if weights.is_file() else None,
         "server": {
@@ -203,29 +191,6 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(compact_rows(json.dumps(result, indent=1)))
     print(markdown(result))
-
-
-def compact_rows(text: str) -> str:
-    """Put every innermost list of a JSON document on one line."""
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
-
-
-def cpu_name() -> str:
-    """What this machine's processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown"
-    )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _sha256(path: Path) -> str:

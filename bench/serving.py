@@ -24,11 +24,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import shlex
 import signal
 import socket
@@ -44,7 +42,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repetition import ROOT, compact_rows, cpu_name
+from common import ROOT, commit, compact_rows, machine, versions
 from sglang_lz.bench import add_arguments
 from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
 
@@ -520,29 +518,11 @@ def torch_facts() -> dict[str, Any]:
 def environment() -> dict[str, Any]:
     """The machine and the versions."""
     return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        **machine(),
         **torch_facts(),
-        **{name: _version(name) for name in ("triton", "sglang")},
-        "commit": _commit(),
+        **versions("triton", "sglang"),
+        "commit": commit(),
     }
-
-
-def _version(distribution: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distribution)
-    return None
-
-
-def _commit() -> str | None:
-    """The commit of this checkout, marked if the code to be measured differs from it."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    changes = [*git, "status", "--porcelain", "python", "patches", "bench/serving.py"]
-    changed = subprocess.run(changes, capture_output=True, text=True, check=False)
-    mark = "-changed" if changed.stdout else ""
-    return head.stdout.strip() + mark if head.returncode == 0 else None
 
 
 # The result

@@ -26,7 +26,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from repetition import PROMPTS, TIMEOUT_SECONDS, compact_rows, environment, request
+from common import compact_rows
+from repetition import PROMPTS, TIMEOUT_SECONDS, environment, request
 from sglang_lz.demo.repetition import DEGENERATE_REPEATS, longest_repetition
 
 VARIANTS: dict[str, dict[str, object]] = {

@@ -39,14 +39,12 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 
 @_compiled
-def _seen(position, params):
-    return max(0, min(position + 1 - int(params[FIRST_VISIBLE]), int(params[WINDOW_SIZE])))
-
-
-@_compiled
-def _advance(path, tokens, match, position, length, buffer_size, window, matched):
-    """Write the `length` seen tokens after a path, newest first, and their match lengths; see
-    `fused._match_lengths`. `position` is that of the newest token."""
+def _advance(path, tokens, match, params, position, window, matched):
+    """Write the seen tokens after a path, newest first, and their match lengths; see
+    `fused._match_lengths`. `position` is that of the newest token. Returns how many are seen."""
+    seen = position + 1 - int(params[FIRST_VISIBLE])
+    length = max(0, min(seen, int(params[WINDOW_SIZE])))
+    buffer_size = int(params[BUFFER_SIZE])
     slot = (position - len(path)) % len(tokens)
     for column in range(length):
         if column < len(path):
@@ -63,6 +61,7 @@ def _advance(path, tokens, match, position, length, buffer_size, window, matched
             run += match[column]
         matched[column] = min(run, buffer_size, length - column)
     matched[length] = 0
+    return length
 
 
 @_compiled
@@ -108,9 +107,7 @@ def _step(
         position = seq_lens[row] - 1
         first = row + offset
         path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
-        length = _seen(position, own)
-        buffer_size = int(own[BUFFER_SIZE])
-        _advance(path, tokens[owner], match[owner], position, length, buffer_size, window, matched)
+        length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
         _lower(logits[row], window, matched, length, own, lowered)
         if len(path):
             match[owner, :length] = matched[:length]
@@ -130,11 +127,7 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, match, params):
         for node in range(nodes):
             path = paths[tree, node, : lengths[tree, node]]
             position = root[tree] + len(path) - 1
-            length = _seen(position, own)
-            buffer_size = int(own[BUFFER_SIZE])
-            _advance(
-                path, tokens[owner], match[owner], position, length, buffer_size, window, matched
-            )
+            length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
             _lower(logits[tree * nodes + node], window, matched, length, own, lowered)
 
 
@@ -151,9 +144,7 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
         node = accept_index[tree, accepted] - tree * nodes
         path = paths[tree, node, : accepted + 1]
         position = root[tree] + accepted
-        length = _seen(position, own)
-        buffer_size = int(own[BUFFER_SIZE])
-        _advance(path, tokens[owner], match[owner], position, length, buffer_size, window, matched)
+        length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
         match[owner, :length] = matched[:length]
         for newer in range(min(len(path), capacity)):
             tokens[owner, (position - newer) % capacity] = path[newer]
