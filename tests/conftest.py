@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from device import DEVICE
+
 # Shared machines stall: time limits on single examples would fail for no fault of the code.
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
+
+if DEVICE == "cpu":
+    # Triton's own functions are interpreted only if they were imported so, and any test module may
+    # import them (through xgrammar, for one): this file comes before all of them.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
 
 
 @pytest.fixture

@@ -13,14 +13,6 @@ from device import DEVICE
 CHECKOUT = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "cpu"
 
 
-if DEVICE == "cpu":
-    # Triton's own functions are interpreted only if they were imported so, and tests of the patched
-    # source, which run before these, would import them for a GPU.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("triton.language")
-
-
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """`sglang_lz.fused` on DEVICE; nothing imports it before, since the product does so on CUDA."""
