@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import _supervise
-from _environment import ROOT, Environment, Flavour, detect_flavour, main, parse_flavour, say
+from _environment import Environment, detect_flavour, main, parse_flavour, say
 
 USAGE = """\
 usage: scripts/serve [--flavour cpu|cuda] [argument of sglang.launch_server ...]
@@ -24,20 +24,12 @@ Its own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)
   SGLANG_LZ_FLAVOUR    as --flavour
+  SGLANG_LZ_HOST       as --host (default: 127.0.0.1)
+  SGLANG_LZ_PORT       as --port (default: 30000)
   HF_HOME              where downloaded models are (default: inside the checkout)
   PIP_CACHE_DIR        where pip keeps downloads (default: inside the checkout)
   PIP_...              any setting of pip, such as another index
 """
-
-DEMO_MODEL = ROOT / "python" / "sglang_lz" / "demo" / "model"
-
-ALWAYS = ["--host", "127.0.0.1", "--port", "30000"]
-CPU = [
-    # The same text on every CPU: in bfloat16 greedy decoding differs between them.
-    *["--dtype", "float32"],
-    # Upstream would reserve 72 % of the memory for the cache, and touch it at start-up.
-    *["--max-total-tokens", "32768", "--max-running-requests", "64"],
-]
 
 
 def split_flavour(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -58,27 +50,6 @@ def split_flavour(arguments: list[str]) -> tuple[str | None, list[str]]:
     return flavour, rest
 
 
-def names_model(arguments: list[str]) -> bool:
-    """Whether the user says what to serve."""
-    return any(a.partition("=")[0] in ("--model-path", "--model") for a in arguments)
-
-
-def server_arguments(flavour: Flavour, arguments: list[str]) -> list[str]:
-    """Arguments of sglang.launch_server: ours, then the user's, of which the last counts.
-
-    With --config we add nothing: upstream lets arguments win over that file, and ours would.
-    """
-    if any(a.partition("=")[0] == "--config" for a in arguments):
-        return arguments
-    demo = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
-    return [
-        *ALWAYS,
-        *(CPU if flavour == "cpu" else []),
-        *([] if names_model(arguments) else demo),
-        *arguments,
-    ]
-
-
 def serve(arguments: list[str]) -> int:
     """Run the script; returns its exit status."""
     if arguments[:1] in (["-h"], ["--help"]):
@@ -89,16 +60,10 @@ def serve(arguments: list[str]) -> int:
     flavour = detect_flavour(os.environ) if wanted is None else parse_flavour(wanted, "--flavour")
     environment = Environment(flavour)
     environment.set_up()
-    arguments = server_arguments(flavour, rest)
-    say(f"ready to launch the {flavour} flavour after {time.monotonic() - began:.1f} s:")
-    say(f"python -m sglang.launch_server {' '.join(arguments)}")
+    say(f"ready to launch the {flavour} flavour after {time.monotonic() - began:.1f} s")
     with environment.temporary_folder():
-        env = environment.variables()
-        if str(DEMO_MODEL) in arguments:
-            env["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
-            env.setdefault("OMP_NUM_THREADS", "1")  # so small that threads only wait on each other
-        command = [str(environment.python), "-m", "sglang.launch_server", *arguments]
-        return _supervise.run(command, env=env, cwd=Path.cwd())
+        command = [str(environment.folder / "bin" / "sglang-lz"), "serve", *rest]
+        return _supervise.run(command, env=environment.variables(), cwd=Path.cwd())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import importlib
 import os
@@ -150,47 +149,6 @@ def test_another_flavour_is_refused() -> None:
 )
 def test_split_flavour(arguments: list[str], flavour: str | None, rest: list[str]) -> None:
     assert serve.split_flavour(arguments) == (flavour, rest)
-
-
-def parsed(arguments: list[str]) -> argparse.Namespace:
-    """What upstream's parser would make of a few of the arguments."""
-    parser = argparse.ArgumentParser()
-    for name in ("--host", "--port", "--dtype", "--max-total-tokens", "--served-model-name"):
-        parser.add_argument(name)
-    parser.add_argument("--model-path", "--model", dest="model_path")
-    return parser.parse_known_args(arguments)[0]
-
-
-def test_the_demo_model_is_served_by_default() -> None:
-    options = parsed(serve.server_arguments("cpu", []))
-    assert (options.host, options.port) == ("127.0.0.1", "30000")
-    assert (options.model_path, options.served_model_name) == (str(serve.DEMO_MODEL), "demo")
-    assert (options.dtype, options.max_total_tokens) == ("float32", "32768")
-
-
-def test_the_users_arguments_win() -> None:
-    mine = ["--port=1", "--host", "0.0.0.0", "--dtype", "bfloat16", "--max-total-tokens", "9"]
-    options = parsed(serve.server_arguments("cpu", mine))
-    assert (options.host, options.port) == ("0.0.0.0", "1")
-    assert (options.dtype, options.max_total_tokens) == ("bfloat16", "9")
-
-
-@pytest.mark.parametrize(
-    "mine", [["--model-path", "m"], ["--model", "m"], ["--model-path=m"], ["--model=m"]]
-)
-def test_the_users_model_keeps_its_own_name(mine: list[str]) -> None:
-    options = parsed(serve.server_arguments("cpu", mine))
-    assert (options.model_path, options.served_model_name) == ("m", None)
-
-
-def test_cuda_has_upstreams_defaults() -> None:
-    options = parsed(serve.server_arguments("cuda", []))
-    assert (options.dtype, options.max_total_tokens) == (None, None)
-
-
-@pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])
-def test_nothing_overrides_the_users_configuration_file(mine: list[str]) -> None:
-    assert serve.server_arguments("cpu", mine) == mine
 
 
 @pytest.mark.parametrize(

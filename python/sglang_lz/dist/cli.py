@@ -18,13 +18,19 @@ from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
 from .patchset import FLAVOUR_GROUPS, LZ_GROUPS, PatchSet, parse_groups
+from .serve import serve
 from .sources import LOCK, checkout_patches_dir, patches_dir
 from .wheelfile import Wheel
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (see STATUS in manual.py)."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    if options.command == "serve":
+        options.arguments = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(143)
     )  # unwind, so that nothing is left behind
@@ -139,11 +145,16 @@ def _pin_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(options: argparse.Namespace) -> int:
+    serve(options.arguments)
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "build": _build,
     "apply": _apply,
     "revert": _revert,
     "doctor": _doctor,
+    "serve": _serve,
     "lint": _lint,
     "check": _check,
     "checkout": _checkout,
@@ -183,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
             description=page,
             epilog=f"{STATUS}\n\nexamples:\n{examples}",
             formatter_class=plain,
+            allow_abbrev=name != "serve",
         )
         for name, (line, page, examples) in PAGES.items()
     }

@@ -88,6 +88,20 @@ and what was found. Nothing is imported, changed or downloaded.
   sglang-lz doctor
   sglang-lz doctor --wheel dist/sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl""",
     ),
+    "serve": (
+        "start the server of the installed sglang",
+        """\
+Start `sglang.launch_server` on 127.0.0.1:30000, in place of this process. All arguments are the
+server's, and win over what this command sets: host and port, on the CPU flavour float32 and a small
+cache, and without --model-path the demo model, under the name "demo". With --config it sets none.
+
+Reads   the environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT, for 127.0.0.1 and 30000.
+Writes  nothing itself.""",
+        """\
+  sglang-lz serve
+  sglang-lz serve --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000
+  python -m sglang.launch_server --help     the server's own arguments""",
+    ),
     "lint": (
         "check the patch files by themselves",
         """\
