@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import _supervise
 from _environment import CACHE, ROOT, STOCK, Environment, main, say
+
+MOST_WORKERS = 4
+"""Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
 usage: scripts/test [quick|full] [argument of pytest ...]
@@ -16,7 +20,8 @@ installed wheel, style and types, and the tests, which run against the installed
   quick   without tests/server, which start real servers; under three minutes once set up
   full    all (the default)
 
-Arguments of pytest, such as a test file or -k, apply to the tests only.
+Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores;
+-n 0 runs them one after the other, as a debugger wants them.
 """
 
 
@@ -67,6 +72,9 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
         say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
     pytest = [python, "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
     pytest += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
+    # Each server's tests in one worker, in the order of tests/server/configurations.py.
+    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    pytest += ["-n", str(workers), "--dist", "loadgroup", "--no-loadscope-reorder"]
     pytest += ["--ignore=tests/server"] if mode == "quick" else []
     status = _supervise.run([*pytest, *arguments], env=env, cwd=ROOT)
     failed = [name for name, (status, _) in results.items() if status]

@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from device import DEVICE
 
+# Here, since with pytest-xdist the process that prints it loads no other conftest.
+pytest_plugins = ["server.summary"]
+
 # Shared machines stall: time limits on single examples would fail for no fault of the code.
 settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]

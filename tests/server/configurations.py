@@ -131,4 +131,5 @@ SCHEDULERS = ("overlap", "no-overlap", "chunked", "mixed-chunk")
 
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on the servers of these configurations (fixture `server`)."""
-    return pytest.mark.parametrize("server", names, indirect=True)
+    servers = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+    return pytest.mark.parametrize("server", servers, indirect=True)

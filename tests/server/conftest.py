@@ -1,7 +1,8 @@
-"""Servers shared by configuration, and the table of deviations at the end of the session.
+"""Servers shared by configuration.
 
-Tests name the configuration that they need with `@on(...)` and are ordered so that each
-configuration's server is started once and ended before the next one starts.
+Tests name the configuration that they need with `@on(...)`. They are ordered, and with pytest-xdist
+grouped (`--dist loadgroup`), so that each configuration's server is started once, by one worker,
+and ended before that worker's next one starts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from server.configurations import CONFIGURATIONS
-from server.contract import SUMMARY, TOLERANCE
 from server.launch import Server, serving
 
 
@@ -57,11 +57,3 @@ def pytest_runtest_makereport(
     if report.failed and isinstance(running, Server):
         report.sections.append(("server log", running.log_tail()))
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how far each mode was from the contract."""
-    if SUMMARY.rows:
-        terminalreporter.section(f"LZ contract, tolerance {TOLERANCE:.0e} nats")
-        for line in SUMMARY.lines():
-            terminalreporter.write_line(line)

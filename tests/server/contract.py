@@ -15,7 +15,7 @@ here (`test_the_check_has_teeth`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +60,13 @@ class Summary:
         row = self.rows.setdefault(mode, Row())
         row.deviation = max(row.deviation, *deviations)
         row.positions += len(deviations)
+
+    def merge(self, rows: Mapping[str, tuple[float, int]]) -> None:
+        """Add what another process found: the fields of its `Row`s, by mode."""
+        for mode, (deviation, positions) in rows.items():
+            row = self.rows.setdefault(mode, Row())
+            row.deviation = max(row.deviation, deviation)
+            row.positions += positions
 
     def lines(self) -> list[str]:
         """The table, one line a mode."""

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -101,11 +102,16 @@ def environment(config: Config) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of 127.0.0.1 that nothing listens on.
+
+    Drawn, since tests run side by side, and from below those that the kernel gives to connections:
+    a server binds it seconds later.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10000, 20000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @cache
