@@ -28,6 +28,7 @@ _BASE_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"),
     *("--served-model-name", "m"),
     "--enable-metrics",  # answers then tell when each request came and went
+    "--sleep-on-idle",  # the servers beside it, and the oracle, have use for the core
 )
 _DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "16"}
 _ENVIRONMENT = {

@@ -19,6 +19,7 @@ CPU = [
     *["--dtype", "float32"],
     # Upstream would reserve 72 % of the memory for the cache, and touch it at start-up.
     *["--max-total-tokens", "32768", "--max-running-requests", "64"],
+    "--sleep-on-idle",  # upstream would keep a core busy with waiting
 ]
 
 
