@@ -1,0 +1,553 @@
+"""compose.yaml, the Kubernetes manifests and the monitoring: against their schemas, each other,
+and the programs that read them. Each kind of check is also shown something wrong."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from deployment import (
+    COMPOSE,
+    DASHBOARD,
+    MANIFESTS,
+    MONITORING,
+    ROOT,
+    Json,
+    containers,
+    dashboard_queries,
+    load,
+    pod_templates,
+    probe_paths,
+    read_query,
+)
+from sglang_lz.dist.lock import Lock
+
+# The first release that knows a preStop of `sleep` without being asked to, and the last.
+KUBERNETES = ("1.30", "1.37")
+UID = 10001
+PORT = 30000
+
+LOCK = Lock.load(ROOT / "patches" / "upstream.lock")
+IMAGE = f"sglang-lz:{LOCK.version}-lz{LOCK.revision}-cuda"
+
+FILES = ("single-node.yaml", "multi-node.yaml", "router.yaml")
+RESOURCES = [(file, resource) for file in FILES for resource in load(MANIFESTS / file)]
+WORKLOADS = [
+    pytest.param(resource, id=f"{file}:{resource['kind']}")
+    for file, resource in RESOURCES
+    if any(pod_templates(resource))
+]
+
+# The part of LeaderWorkerSet v1 that we use; pod templates are checked as what they are.
+LEADER_WORKER_SET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {"type": "object"},
+        "spec": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["leaderWorkerTemplate"],
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["workerTemplate"],
+                    "properties": {
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {
+                            "enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def validate(resource: Json, version: str) -> None:
+    """Raise jsonschema.ValidationError unless the API server of that release would take it."""
+    if resource["kind"] != "LeaderWorkerSet":
+        kubernetes_validate.validate(resource, version, strict=True)
+        return
+    jsonschema.validate(resource, LEADER_WORKER_SET)
+    head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": resource["metadata"]}
+    for template in pod_templates(resource):
+        kubernetes_validate.validate({**head, "template": template}, version, strict=True)
+
+
+def find(kind: str, name: str) -> Json:
+    """A copy of the one resource of that kind and name."""
+    (found,) = (
+        resource
+        for _, resource in RESOURCES
+        if (resource["kind"], resource["metadata"]["name"]) == (kind, name)
+    )
+    return copy.deepcopy(found)
+
+
+class TestSchemas:
+    @pytest.mark.parametrize("version", KUBERNETES)
+    @pytest.mark.parametrize("file", [*FILES, "namespace.yaml"])
+    def test_kubernetes_takes_every_resource(self, file: str, version: str) -> None:
+        for resource in load(MANIFESTS / file):
+            validate(resource, version)
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "path", "wrong"),
+        [
+            ("Service", "sglang-lz", ["spec", "port"], [{"port": PORT}]),
+            ("Deployment", "sglang-lz", ["spec", "template", "spec", "hostIpc"], True),
+            ("StatefulSet", "sglang-lz-replica", ["spec", "serviceNam"], "x"),
+            ("NetworkPolicy", "sglang-lz-replica", ["spec", "policyType"], ["Ingress"]),
+            ("Role", "sglang-lz-router", ["rules", 0, "verb"], ["get"]),
+            ("LeaderWorkerSet", "sglang-lz-multi-node", ["spec", "size"], 2),
+            (
+                "LeaderWorkerSet",
+                "sglang-lz-multi-node",
+                ["spec", "leaderWorkerTemplate", "restartPolicy"],
+                "Always",
+            ),
+            (
+                "LeaderWorkerSet",
+                "sglang-lz-multi-node",
+                ["spec", "leaderWorkerTemplate", "workerTemplate", "spec", "tolerationSeconds"],
+                1,
+            ),
+        ],
+    )
+    def test_a_wrong_field_is_refused(
+        self, kind: str, name: str, path: list[Any], wrong: object
+    ) -> None:
+        resource = find(kind, name)
+        *parents, last = path
+        place = resource
+        for step in parents:
+            place = place[step]
+        place[last] = wrong
+        with pytest.raises(jsonschema.ValidationError):
+            validate(resource, KUBERNETES[-1])
+
+    @pytest.mark.parametrize(
+        ("old", "new", "status"),
+        [
+            ("", "", 0),
+            ("read_only:", "readonly:", 1),
+            ("capabilities: [gpu]", "capability: [gpu]", 1),
+            ("profiles: [cuda]", "profiles: cuda", 1),
+        ],
+    )
+    def test_compose_takes_its_file_and_no_wrong_one(
+        self, tmp_path: Path, old: str, new: str, status: int
+    ) -> None:
+        text = COMPOSE.read_text()
+        assert old in text
+        file = tmp_path / "compose.yaml"
+        file.write_text(text.replace(old, new))
+        command = [sys.executable, "-m", "check_jsonschema"]
+        command += ["--builtin-schema", "vendor.compose-spec", str(file)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == status, result.stdout
+
+    def test_a_key_given_twice_is_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "twice.yaml"
+        file.write_text("a: 1\na: 2\n")
+        with pytest.raises(Exception, match="duplicate key"):
+            load(file)
+
+
+@cache
+def server_parser() -> argparse.ArgumentParser:
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+@cache
+def router_parser() -> argparse.ArgumentParser:
+    from sglang_router.router_args import RouterArgs
+
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser)
+    return parser
+
+
+def compose_default(text: str) -> str:
+    """A value of compose.yaml where the environment sets nothing."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def server_arguments(container: Json, group_size: int = 1) -> argparse.Namespace:
+    """What SGLang's own parser makes of a container's arguments; SystemExit if it refuses."""
+    set_by_lws = {"LWS_LEADER_ADDRESS": "leader", "LWS_GROUP_SIZE": group_size}
+    set_by_lws["LWS_WORKER_INDEX"] = group_size - 1
+    arguments = [
+        re.sub(r"\$\((\w+)\)", lambda found: str(set_by_lws[found[1]]), argument)
+        for argument in container["args"]
+    ]
+    return server_parser().parse_args(arguments)
+
+
+def servers() -> Iterator[tuple[Json, int]]:
+    """Every container of a server, and how many pods make one."""
+    for _, resource in RESOURCES:
+        size = resource.get("spec", {}).get("leaderWorkerTemplate", {}).get("size", 1)
+        for container in containers(resource):
+            if container["name"] == "server":
+                yield container, size
+
+
+class TestArguments:
+    def test_the_server_takes_them_and_has_its_gpus(self) -> None:
+        seen = 0
+        for container, size in servers():
+            args = server_arguments(container, size)
+            gpus = container["resources"]["limits"]["nvidia.com/gpu"] * size
+            assert args.tp_size * args.pp_size * args.dp_size == gpus
+            assert (args.nnodes, args.node_rank) == (size, size - 1)
+            assert args.enable_metrics
+            seen += 1
+        assert seen == len(FILES)
+
+    def test_compose_serves_with_them_too(self) -> None:
+        services = load(COMPOSE)[0]["services"]
+        for name in ("cpu", "cuda"):
+            command = ["--model-path=demo", *map(compose_default, services[name]["command"])]
+            args = server_parser().parse_args(command)
+            assert args.enable_metrics
+        (device,) = services["cuda"]["deploy"]["resources"]["reservations"]["devices"]
+        assert int(compose_default(device["count"])) == args.tp_size
+
+    def test_a_wrong_flag_is_refused(self) -> None:
+        container = {"args": ["--model-path=m", "--enable-metric-s"]}
+        with pytest.raises(SystemExit):
+            server_arguments(container)
+
+    def test_the_router_takes_its_own(self) -> None:
+        (container,) = containers(find("Deployment", "sglang-lz-router"))
+        args = router_parser().parse_args(container["args"])
+        assert args.service_discovery
+        assert args.port == PORT
+        (labels,) = (
+            template["metadata"]["labels"]
+            for template in pod_templates(find("StatefulSet", "sglang-lz-replica"))
+        )
+        assert dict(part.split("=", 1) for part in args.selector) == labels
+        assert args.service_discovery_port == PORT
+        metrics = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert args.prometheus_port == metrics["metrics"]
+        assert args.health_check_endpoint in probe_paths(next(servers())[0])
+        with pytest.raises(SystemExit):
+            router_parser().parse_args(["--polici=random"])
+
+    def test_the_documented_flags_exist(self) -> None:
+        text = (ROOT / "docs" / "DEPLOY.md").read_text()
+        section = text.split("## Several GPUs")[1].split("\n## ")[0]
+        rows = re.findall(r"^\|[^|]*\| `(--[^`]+)` \|", section, re.M)
+        assert len(rows) > 3
+        for row in rows:
+            server_parser().parse_args(["--model-path=m", *shlex.split(row)])
+
+
+def violations(template: Json) -> list[str]:
+    """Where a pod template is laxer than the "restricted" profile, or than we promise."""
+    spec = template["spec"]
+    pod = spec.get("securityContext", {})
+    wrong = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    wrong += [] if pod.get("runAsNonRoot") is True else ["runAsNonRoot"]
+    wrong += [] if pod.get("runAsUser") == UID else ["runAsUser"]
+    wrong += [] if pod.get("seccompProfile") == {"type": "RuntimeDefault"} else ["seccompProfile"]
+    for container in spec["containers"]:
+        own = container.get("securityContext", {})
+        wrong += [] if own.get("allowPrivilegeEscalation") is False else ["privileges"]
+        wrong += [] if own.get("readOnlyRootFilesystem") is True else ["root file system"]
+        wrong += [] if own.get("capabilities") == {"drop": ["ALL"]} else ["capabilities"]
+        wrong += [
+            entry["name"]
+            for entry in container.get("env", ())
+            if "TOKEN" in entry["name"] and "value" in entry
+        ]
+    wrong += ["hostPath" for volume in spec["volumes"] if "hostPath" in volume]
+    return wrong
+
+
+class TestPods:
+    @pytest.mark.parametrize("resource", WORKLOADS)
+    def test_they_are_as_restricted_as_their_namespace_wants(self, resource: Json) -> None:
+        (namespace,) = load(MANIFESTS / "namespace.yaml")
+        labels = namespace["metadata"]["labels"]
+        assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+        for template in pod_templates(resource):
+            assert not violations(template)
+
+    @pytest.mark.parametrize(
+        ("loosen", "said"),
+        [
+            (lambda spec: spec.update(hostNetwork=True), "hostNetwork"),
+            (lambda spec: spec["securityContext"].pop("runAsNonRoot"), "runAsNonRoot"),
+            (lambda spec: spec["securityContext"].update(runAsUser=0), "runAsUser"),
+            (lambda spec: spec["securityContext"].pop("seccompProfile"), "seccompProfile"),
+            (
+                lambda spec: spec["containers"][0]["securityContext"].pop("capabilities"),
+                "capabilities",
+            ),
+            (
+                lambda spec: spec["containers"][0]["env"].append(
+                    {"name": "HF_TOKEN", "value": "hf_x"}
+                ),
+                "HF_TOKEN",
+            ),
+            (lambda spec: spec["volumes"].append({"hostPath": {"path": "/"}}), "hostPath"),
+        ],
+    )
+    def test_laxer_ones_are_found(self, loosen: Callable[[Json], object], said: str) -> None:
+        (template,) = pod_templates(find("Deployment", "sglang-lz"))
+        loosen(template["spec"])
+        assert violations(template) == [said]
+
+    @pytest.mark.parametrize("resource", WORKLOADS)
+    def test_their_parts_fit(self, resource: Json) -> None:
+        spec = resource["spec"]
+        for template in pod_templates(resource):
+            if "selector" in spec:
+                assert spec["selector"]["matchLabels"] == template["metadata"]["labels"]
+            claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", ())}
+            volumes = {volume["name"] for volume in template["spec"]["volumes"]} | claims
+            for container in template["spec"]["containers"]:
+                assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+                ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+                assert ports["http"] == PORT
+                # Long enough to drain: SGLang sets no limit, so the kubelet must.
+                before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+                assert template["spec"]["terminationGracePeriodSeconds"] >= before + 300
+
+    def test_services_reach_pods(self) -> None:
+        labels = [
+            template["metadata"]["labels"]
+            for _, resource in RESOURCES
+            for template in pod_templates(resource)
+        ]
+        # LWS labels its pods itself: whose they are, and their place.
+        own = "leaderworkerset.sigs.k8s.io"
+        set_name = find("LeaderWorkerSet", "sglang-lz-multi-node")["metadata"]["name"]
+        labels.append({f"{own}/name": set_name, f"{own}/worker-index": "0"})
+        for _, resource in RESOURCES:
+            if resource["kind"] == "Service":
+                assert resource["spec"]["selector"] in labels
+                (port,) = resource["spec"]["ports"]
+                assert (port["port"], port["targetPort"]) == (PORT, "http")
+
+    def test_the_router_may_only_look_at_pods(self) -> None:
+        role = find("Role", "sglang-lz-router")
+        assert role["rules"] == [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        ]
+        (subject,) = find("RoleBinding", "sglang-lz-router")["subjects"]
+        (namespace,) = load(MANIFESTS / "namespace.yaml")
+        assert subject["namespace"] == namespace["metadata"]["name"]
+        for _, resource in RESOURCES:
+            for template in pod_templates(resource):
+                account = template["spec"].get("serviceAccountName")
+                mounts = template["spec"].get("automountServiceAccountToken", True)
+                assert mounts == (account == subject["name"])
+
+    def test_only_the_router_reaches_the_replicas(self) -> None:
+        spec = find("NetworkPolicy", "sglang-lz-replica")["spec"]
+        (rule,) = spec["ingress"]
+        (peer,) = rule["from"]
+        for selector, owner in (
+            (spec["podSelector"], find("StatefulSet", "sglang-lz-replica")),
+            (peer["podSelector"], find("Deployment", "sglang-lz-router")),
+        ):
+            assert selector == owner["spec"]["selector"]
+
+    def test_probes_ask_for_what_each_pod_serves(self) -> None:
+        source = upstream("srt/entrypoints/http_server.py").read_text()
+        served = set(re.findall(r'^@app\.get\("(/\w+)"\)', source, re.M))
+        source = upstream("srt/utils/common.py").read_text()
+        # Pods of a multi-node server other than the first.
+        _, others = source.split("def launch_dummy_health_check_server")
+        served_by_others = set(re.findall(r'^    @app\.get\("(/\w+)"\)', others, re.M))
+        assert "/ready" in served - served_by_others
+        for container, size in servers():
+            assert probe_paths(container)
+            assert probe_paths(container) <= (served_by_others if size > 1 else served)
+
+
+class TestImages:
+    def test_they_are_this_version(self) -> None:
+        images = {c["image"] for _, resource in RESOURCES for c in containers(resource)}
+        router = f"v{importlib.metadata.version('sglang-router')}"
+        assert images == {IMAGE, f"lmsysorg/sgl-model-gateway:{router}"}
+
+    def test_kustomize_renames_them(self) -> None:
+        (kustomization,) = load(MANIFESTS / "kustomization.yaml")
+        (namespace,) = load(MANIFESTS / "namespace.yaml")
+        assert kustomization["namespace"] == namespace["metadata"]["name"]
+        for file in kustomization["resources"]:
+            assert (MANIFESTS / file).is_file()
+        (image,) = kustomization["images"]
+        assert image["name"] == IMAGE.partition(":")[0]
+
+    @pytest.mark.parametrize("flavour", ["cpu", "cuda"])
+    def test_they_have_the_user_and_the_port_that_pods_expect(self, flavour: str) -> None:
+        dockerfile = load(COMPOSE)[0]["services"][flavour]["build"]["dockerfile"]
+        text = (ROOT / dockerfile).read_text()
+        assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == f"{UID}:{UID}"
+        assert re.findall(r"^EXPOSE (\S+)$", text, re.M) == [str(PORT)]
+        assert re.search(r"\bSGLANG_LZ_HOST=0\.0\.0\.0\b", text)
+        assert re.search(rf"\bSGLANG_LZ_PORT={PORT}\b", text)
+        assert re.search(r"^VOLUME /cache$", text, re.M)
+
+
+class TestCompose:
+    @pytest.fixture(scope="class")
+    def services(self) -> dict[str, Json]:
+        services: dict[str, Json] = load(COMPOSE)[0]["services"]
+        return services
+
+    def test_every_service_is_confined(self, services: dict[str, Json]) -> None:
+        for service in services.values():
+            assert service["read_only"] is True
+            assert service["cap_drop"] == ["ALL"]
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            for port in service["ports"]:
+                assert compose_default(port).startswith("127.0.0.1:")
+            assert not re.search(r"(:latest|/[^:]+)$", service["image"])
+
+    def test_no_secret_has_a_value(self, services: dict[str, Json]) -> None:
+        assert services["cuda"]["environment"] == ["HF_TOKEN"]
+        environment = services["grafana"]["environment"]
+        assert not [name for name in environment if "PASSWORD" in name]
+
+    def test_servers_see_sigterm_and_may_drain(self, services: dict[str, Json]) -> None:
+        for name in ("cpu", "cuda"):
+            assert services[name]["init"] is True
+            assert services[name]["stop_grace_period"] == "5m"
+
+    def test_what_is_mounted_exists(self, services: dict[str, Json]) -> None:
+        volumes = load(COMPOSE)[0]["volumes"]
+        for service in services.values():
+            for volume in service["volumes"]:
+                source, _, rest = volume.partition(":")
+                if source.startswith("./"):
+                    assert (ROOT / source).exists()
+                    assert rest.endswith(":ro")
+                else:
+                    assert source in volumes
+
+
+def upstream(path: str) -> Path:
+    """A file of the installed SGLang, without importing it."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / path
+
+
+def declared_series() -> set[str]:
+    """The series that SGLang's sources declare, as Prometheus names them."""
+    suffixes = {
+        "Counter": ("_total",),
+        "Gauge": ("",),
+        "Histogram": ("_bucket", "_sum", "_count"),
+        "Summary": ("_sum", "_count"),
+    }
+    series = set()
+    for file in upstream("srt/observability").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            for keyword in node.keywords:
+                if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                    name = str(keyword.value.value).removesuffix("_total")
+                    series |= {name + suffix for suffix in suffixes.get(node.func.id, ())}
+    return series
+
+
+class TestMonitoring:
+    def test_prometheus_asks_the_server(self) -> None:
+        (config,) = load(MONITORING / "prometheus.yml")
+        (job,) = config["scrape_configs"]
+        (targets,) = job["static_configs"]
+        (target,) = targets["targets"]
+        host, _, port = target.partition(":")
+        services = load(COMPOSE)[0]["services"]
+        for name in ("cpu", "cuda"):
+            assert host in services[name]["networks"]["default"]["aliases"]
+            (published,) = services[name]["ports"]
+            assert published.endswith(f":{port}")
+
+    def test_grafana_asks_prometheus_and_finds_the_dashboard(self) -> None:
+        services = load(COMPOSE)[0]["services"]
+        provisioning = MONITORING / "grafana" / "provisioning"
+        (config,) = load(provisioning / "datasources" / "prometheus.yml")
+        (source,) = config["datasources"]
+        host, port = re.fullmatch(r"http://(\w+):(\d+)", source["url"]).groups()
+        assert services[host]["ports"][0].endswith(f":{port}")
+        used = set(re.findall(r'"type": "prometheus", "uid": "(\w+)"', DASHBOARD.read_text()))
+        assert used == {source["uid"]}
+        (config,) = load(provisioning / "dashboards" / "sglang-lz.yml")
+        (provider,) = config["providers"]
+        folder = provider["options"]["path"]
+        assert (
+            f"./docker/monitoring/grafana/dashboards:{folder}:ro"
+            in (services["grafana"]["volumes"])
+        )
+        home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+        assert home == f"{folder}/{DASHBOARD.name}"
+
+    def test_panels_do_not_collide(self) -> None:
+        panels = json.loads(DASHBOARD.read_text())["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        cells = [
+            (x, y)
+            for panel in panels
+            for place in [panel["gridPos"]]
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ]
+        assert len(set(cells)) == len(cells)
+        assert max(x for x, _ in cells) < 24
+        for panel in panels:
+            references = [target["refId"] for target in panel.get("targets", ())]
+            assert len(set(references)) == len(references)
+
+    def test_every_series_is_sglangs(self) -> None:
+        declared = declared_series()
+        queries = dashboard_queries()
+        assert queries
+        for query in queries:
+            assert query.series
+            assert query.series <= declared, query.panel
+
+    def test_what_is_none_is_found(self) -> None:
+        assert not read_query("", "rate(sglang:num_request_total[1m])").series <= declared_series()
+        with pytest.raises(ValueError, match=r"\w"):
+            read_query("", "rate(sglang:num_requests_total")

@@ -1,0 +1,45 @@
+"""What operators rely on, of a running server: the dashboard's metrics and the pods' probes."""
+
+from __future__ import annotations
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployment import MANIFESTS, containers, dashboard_queries, load, probe_paths
+from server.client import post_ok
+from server.configurations import on
+from server.launch import Server
+
+# Counters of events that a healthy server may never have: exported from the first one on.
+EVENTS = {"sglang:num_aborted_requests_total", "sglang:num_retracted_requests_total"}
+
+
+@on("overlap")
+def test_the_dashboard_asks_for_what_the_server_exports(server: Server) -> None:
+    body = {"text": "a b c a b c", "sampling_params": {"max_new_tokens": 8}}
+    post_ok(server, "/generate", body)
+    requests.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=60)
+    text = requests.get(f"{server.url}/metrics", timeout=30).text
+    exported: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            exported.setdefault(sample.name, {"instance"}).update(sample.labels)
+    for query in dashboard_queries():
+        assert query.series <= exported.keys() | EVENTS, query.panel
+        for series in query.series & exported.keys():
+            assert query.labels <= exported[series], query.panel
+
+
+@on("overlap")
+def test_the_probes_find_a_ready_server(server: Server) -> None:
+    paths = {
+        path
+        for manifest in ("single-node.yaml", "multi-node.yaml", "router.yaml")
+        for resource in load(MANIFESTS / manifest)
+        for container in containers(resource)
+        if container["name"] == "server"
+        for path in probe_paths(container)
+    }
+    assert "/health_generate" in paths
+    for path in paths:
+        assert requests.get(f"{server.url}{path}", timeout=30).status_code == 200, path
