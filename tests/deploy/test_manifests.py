@@ -494,6 +494,7 @@ def declared_series() -> set[str]:
 class TestMonitoring:
     def test_prometheus_asks_the_server(self) -> None:
         (config,) = load(MONITORING / "prometheus.yml")
+        assert config["global"]["scrape_protocols"] == ["PrometheusText0.0.4"]
         (job,) = config["scrape_configs"]
         (targets,) = job["static_configs"]
         (target,) = targets["targets"]

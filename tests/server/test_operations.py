@@ -19,7 +19,9 @@ def test_the_dashboard_asks_for_what_the_server_exports(server: Server) -> None:
     body = {"text": "a b c a b c", "sampling_params": {"max_new_tokens": 8}}
     post_ok(server, "/generate", body)
     requests.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=60)
-    text = requests.get(f"{server.url}/metrics", timeout=30).text
+    # As docker/monitoring/prometheus.yml has it: the names depend on it.
+    accept = {"Accept": "text/plain;version=0.0.4"}
+    text = requests.get(f"{server.url}/metrics", headers=accept, timeout=30).text
     exported: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
