@@ -50,7 +50,7 @@ class Endpoint:
     def streamed(self, answer: requests.Response) -> str:
         """The text of all events of a stream."""
         deltas = []
-        for line in answer.text.split("\n"):
+        for line in answer.content.decode().split("\n"):  # UTF-8, said or not
             event = line.removeprefix("data: ").strip()
             if event.startswith("{"):
                 deltas.append(self.delta(json.loads(event)))
@@ -79,7 +79,8 @@ def _messages(content: str) -> list[Json]:
 
 def _generate(content: str, new_tokens: int, fields: Json) -> Json:
     sampling = {"max_new_tokens": new_tokens, "temperature": 0, **fields}
-    return {"text": content, "sampling_params": sampling}
+    # SGLang needs no model here; a router of several does.
+    return {"model": "m", "text": content, "sampling_params": sampling}
 
 
 def _completions(content: str, new_tokens: int, fields: Json) -> Json:
