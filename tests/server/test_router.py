@@ -1,0 +1,138 @@
+"""What upstream's routers do with the penalty's fields is what docs/DEPLOY.md says.
+
+A router that forwards more in a newer release fails these tests too: then the page is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from server.client import Json, post_ok
+from server.configurations import CONFIGURATIONS, on
+from server.endpoints import ENDPOINTS, Endpoint, prompt_ids
+from server.launch import Server, serving
+from server.routers import Router, routing
+
+PAGE = Path(__file__).parents[2] / "docs" / "DEPLOY.md"
+CONTENT = "the value is an exception the value is an exception class the value is"
+NEW_TOKENS = 32
+FIELDS: Json = {
+    "lz_penalty": 0.3,
+    "lz_window_size": 64,
+    "lz_buffer_size": 8,
+    "lz_include_prompt": True,
+    "lz_cost": "rate",
+}
+WRONG: Json = {"lz_penalty": 99}
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """The page's table: mode -> path of an endpoint -> what becomes of the fields."""
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split("|")]
+        for line in PAGE.read_text().splitlines()
+        if re.match(r"\| (router and its flags|`(smg|sglang_router)[` ])", line)
+    ]
+    paths = [re.findall(r"`(\S+)`", cell) for cell in rows[0][1:]]
+    return {
+        row[0].strip("`"): {
+            path: cell.strip("*")
+            for group, cell in zip(paths, row[1:], strict=True)
+            for path in group
+        }
+        for row in rows[1:]
+    }
+
+
+TABLE = documented()
+PAIRED = [mode for mode in TABLE if "--pd-disaggregation" in mode]
+UNPAIRED = [mode for mode in TABLE if mode not in PAIRED]
+
+
+@cache
+def texts(server: Server, chat: bool) -> tuple[str, str]:
+    """The greedy texts of CONTENT with FIELDS and without, from the server itself."""
+    found = []
+    for fields in (FIELDS, {}):
+        sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, **fields}
+        body = {"input_ids": prompt_ids(CONTENT, chat), "sampling_params": sampling}
+        found.append(str(post_ok(server, "/generate", body)["text"]))
+    assert found[0] != found[1]
+    return found[0], found[1]
+
+
+def observed(router: Router, endpoint: Endpoint, with_fields: str, without: str) -> str:
+    """What becomes of the fields, in the page's words; or what happened, if it has no word."""
+    answer = endpoint.send(router, CONTENT, NEW_TOKENS, FIELDS)
+    if answer.status_code in (404, 501):
+        return "absent"
+    if answer.status_code == 400 and "lz_penalty" in answer.text:
+        return "refused"
+    if answer.status_code != 200:
+        return f"status {answer.status_code}: {answer.text[:500]}"
+    text = endpoint.text(answer.json())
+    streamed = endpoint.streamed(endpoint.send(router, CONTENT, NEW_TOKENS, FIELDS, stream=True))
+    if streamed != text:
+        return f"answered {text!r}, streamed {streamed!r}"
+    wrong = endpoint.send(router, CONTENT, 2, WRONG)
+    if text == with_fields and wrong.status_code == 400 and "lz_penalty" in wrong.text:
+        return "forwarded"
+    if text == without and wrong.status_code == 200:
+        return "dropped"
+    return f"answered {text!r}, and to a wrong value {wrong.status_code}: {wrong.text[:500]}"
+
+
+def check(router: Router, server: Server) -> None:
+    """Hold a router to its row of the table; `server` is asked what the texts are."""
+    found = {e.path: observed(router, e, *texts(server, e.chat)) for e in ENDPOINTS}
+    assert found == TABLE[router.mode]
+
+
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second server of the configuration `overlap`."""
+    log_path = tmp_path_factory.mktemp("replica") / "server.log"
+    with serving(CONFIGURATIONS["overlap"], log_path) as running:
+        yield running
+
+
+@on("overlap")
+@pytest.mark.parametrize("mode", UNPAIRED)
+def test_in_front_of_two_replicas(
+    server: Server, replica: Server, mode: str, tmp_path: Path
+) -> None:
+    before = [len(worker.log()) for worker in (server, replica)]
+    with routing(mode, (server, replica), tmp_path / "router.log") as router:
+        check(router, server)
+    if "--backend openai" in mode:  # it has no policies: an idle first replica gets everything
+        return
+    for worker, start in zip((server, replica), before, strict=True):
+        assert re.search(r'"POST /v1/\S+ HTTP/1.1" 200', worker.log()[start:])
+
+
+@on("disaggregated")
+@pytest.mark.parametrize("mode", PAIRED)
+def test_in_front_of_prefill_and_decode(server: Server, mode: str, tmp_path: Path) -> None:
+    with routing(mode, (server,), tmp_path / "router.log") as router:
+        check(router, server)
+
+
+@on("defaults")
+def test_a_default_of_the_servers_needs_no_field(server: Server, tmp_path: Path) -> None:
+    """Behind the router that drops them; so a request cannot switch it off there either."""
+    chat = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")
+
+    def text(place: Server, fields: Json) -> str:
+        answer = chat.send(place, CONTENT, NEW_TOKENS, fields)
+        assert answer.status_code == 200, answer.text
+        return chat.text(answer.json())
+
+    off: Json = {"lz_penalty": 0}
+    with routing("sglang_router", (server,), tmp_path / "router.log") as router:
+        assert text(server, {}) != text(server, off)
+        assert text(router, {}) == text(router, off) == text(server, {})
