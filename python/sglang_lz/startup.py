@@ -34,13 +34,16 @@ def check_server(config: Any) -> None:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if params.penalty > 0:
         modes = list(unsupported_modes(lambda name: getattr(config, name)))
-        if config.smg_grpc_mode:
-            modes.append("with --smg-grpc-mode, which does not know it")
         if modes:
             raise ValueError(
                 f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got "
                 f"{params.penalty}."
             )
+    if config.smg_grpc_mode:
+        raise ValueError(
+            "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "
+            "would drop it silently. Route over HTTP."
+        )
     if envs.SGLANG_RUST_SERVER.get():
         raise ValueError(
             "SGLANG_RUST_SERVER must be unset: that compiled server does not know lz_penalty and "

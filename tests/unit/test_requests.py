@@ -204,7 +204,6 @@ class TestStartup:
         [
             ("speculative_algorithm", "DFLASH", "speculative decoding"),
             ("attn_cp_size", 2, "context parallelism"),
-            ("smg_grpc_mode", True, "--smg-grpc-mode"),
         ],
     )
     def test_a_preferred_penalty_stops_a_mode_that_would_refuse_every_request(
@@ -220,6 +219,11 @@ class TestStartup:
     def test_a_wrong_maximum_stops_it(self, config: SimpleNamespace) -> None:
         config.lz_max_window_size = 0
         with pytest.raises(ValueError, match="--lz-max-window-size"):
+            startup.check_server(config)
+
+    def test_grpc_stops_it(self, config: SimpleNamespace) -> None:
+        config.smg_grpc_mode = True
+        with pytest.raises(ValueError, match="--smg-grpc-mode must be off"):
             startup.check_server(config)
 
     def test_the_compiled_server_stops_it(
