@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -44,7 +43,12 @@ UID = 10001
 PORT = 30000
 
 LOCK = Lock.load(ROOT / "patches" / "upstream.lock")
-IMAGE = f"sglang-lz:{LOCK.version}-lz{LOCK.revision}-cuda"
+
+
+def image(flavour: str) -> str:
+    """The name that scripts/image gives."""
+    return f"sglang-lz:{LOCK.version}-lz{LOCK.revision}-{flavour}"
+
 
 FILES = ("single-node.yaml", "multi-node.yaml", "router.yaml")
 RESOURCES = [(file, resource) for file in FILES for resource in load(MANIFESTS / file)]
@@ -191,7 +195,7 @@ def server_parser() -> argparse.ArgumentParser:
 
 @cache
 def router_parser() -> argparse.ArgumentParser:
-    from sglang_router.router_args import RouterArgs
+    from smg.router_args import RouterArgs
 
     parser = argparse.ArgumentParser()
     RouterArgs.add_cli_args(parser)
@@ -403,8 +407,7 @@ class TestPods:
 class TestImages:
     def test_they_are_this_version(self) -> None:
         images = {c["image"] for _, resource in RESOURCES for c in containers(resource)}
-        router = f"v{importlib.metadata.version('sglang-router')}"
-        assert images == {IMAGE, f"lmsysorg/sgl-model-gateway:{router}"}
+        assert images == {image("cuda"), image("router")}
 
     def test_kustomize_renames_them(self) -> None:
         (kustomization,) = load(MANIFESTS / "kustomization.yaml")
@@ -412,8 +415,8 @@ class TestImages:
         assert kustomization["namespace"] == namespace["metadata"]["name"]
         for file in kustomization["resources"]:
             assert (MANIFESTS / file).is_file()
-        (image,) = kustomization["images"]
-        assert image["name"] == IMAGE.partition(":")[0]
+        (renamed,) = kustomization["images"]
+        assert renamed["name"] == image("cuda").partition(":")[0]
 
     @pytest.mark.parametrize("flavour", ["cpu", "cuda"])
     def test_they_have_the_user_and_the_port_that_pods_expect(self, flavour: str) -> None:
