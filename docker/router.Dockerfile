@@ -5,12 +5,16 @@ FROM ${BASE_IMAGE}
 # A Debian base guards its Python against pip; this one has no other use.
 ARG PIP_BREAK_SYSTEM_PACKAGES=1
 ARG PIP_ROOT_USER_ACTION=ignore
+# pip's cache is in a mount.
+# hadolint ignore=DL3042
 RUN --mount=type=bind,source=docker,target=/docker \
     --mount=type=cache,target=/root/.cache \
     python3 -m pip install --no-deps --only-binary :all: --require-hashes \
         --requirement /docker/router.lock \
     && smg launch --help > /dev/null
 
+# What useradd takes for today.
+ARG SOURCE_DATE_EPOCH
 RUN groupadd --gid 10001 sglang \
     && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home sglang
 WORKDIR /
