@@ -1,0 +1,185 @@
+"""scripts/image: build a container image with docker, podman or buildah."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+
+import _supervise
+from _environment import LOCK, ROOT, SetupError, main, say
+
+ENGINES = ("docker", "podman", "buildah")
+IMAGES = ("cpu", "cuda", "router")
+PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
+
+EXAMPLES = """\
+examples:
+  scripts/image cpu
+  scripts/image cuda --base lmsysorg/sglang:v0.5.23@sha256:DIGEST
+  scripts/image router
+  scripts/image cpu --engine podman -- --network host
+
+The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang:v0.5.23
+"""
+
+
+def find_engine(wanted: str | None = None) -> str:
+    """Return the engine to build with: `wanted`, or the first of `ENGINES` that works.
+
+    A client of docker without its service counts as none.
+
+    Raises:
+        SetupError: there is none.
+    """
+    for engine in [wanted] if wanted else ENGINES:
+        try:
+            if subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0:
+                return engine
+        except OSError:
+            continue
+    if wanted:
+        raise SetupError(f"`{wanted} info` fails: {wanted} is not installed or does not run here.")
+    raise SetupError(
+        "no container engine works here; install docker, podman or buildah (on Debian and Ubuntu: "
+        "apt-get install podman) and start it."
+    )
+
+
+def build_command(
+    engine: str, which: str, tags: list[str], arguments: dict[str, str], options: list[str]
+) -> list[str]:
+    """Return the command that builds an image from the checkout, to be run in `ROOT`.
+
+    Args:
+        engine: one of `ENGINES`.
+        which: one of `IMAGES`.
+        tags: its names.
+        arguments: build arguments of its Dockerfile.
+        options: options of the engine's own.
+    """
+    command = [engine, "build", "--file", f"docker/{which}.Dockerfile"]
+    if engine != "docker":
+        command += ["--format", "docker"]  # OCI's own format has no health check
+        if epoch := arguments.get("SOURCE_DATE_EPOCH"):
+            command += ["--timestamp", epoch]
+    for tag in tags:
+        command += ["--tag", tag]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    return [*command, *options, "."]
+
+
+def version() -> str:
+    """Return the version of the checkout, for example ``0.5.23+lz1``."""
+    lock = tomllib.loads(LOCK.read_text())
+    return f"{lock['version']}+lz{lock['revision']}"
+
+
+def labels() -> dict[str, str]:
+    """Return the build arguments that become labels, as far as git knows them.
+
+    The same commit gives the same, so the time is the commit's; SOURCE_DATE_EPOCH wins.
+    """
+    found = {"VERSION": version()}
+    commit = _git("log", "-1", "--format=%H %ct")
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if commit:
+        revision, committed = commit.split()
+        found["REVISION"] = revision + ("-dirty" if _git("status", "--porcelain") else "")
+        epoch = epoch or committed
+    if epoch:
+        created = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
+        found |= {"SOURCE_DATE_EPOCH": epoch, "CREATED": f"{created:%Y-%m-%dT%H:%M:%SZ}"}
+    return found
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def run_command(engine: str, which: str, tag: str) -> list[str]:
+    """Return a command that runs the image; of buildah's images it is podman's."""
+    engine = "podman" if engine == "buildah" else engine
+    command = [engine, "run", "--rm", "--init", "--publish", "127.0.0.1:30000:30000"]
+    if which == "cpu":
+        return [*command, tag]
+    if which == "router":
+        return [
+            *command,
+            tag,
+            "--host=0.0.0.0",
+            "--port=30000",
+            "--worker-urls",
+            "http://SERVER:30000",
+        ]
+    gpus = ["--gpus", "all"] if engine == "docker" else ["--device", "nvidia.com/gpu=all"]
+    command += [*gpus, "--ipc", "host", "--ulimit", "memlock=-1", "--volume", "sglang-lz:/cache"]
+    return [*command, tag, "--model-path", "Qwen/Qwen2.5-7B-Instruct"]
+
+
+def image(arguments: list[str]) -> int:
+    """Run the script; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/image",
+        description="Build a container image of the patched SGLang from this checkout.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s cpu|cuda|router [option ...] [-- option of the engine's build ...]",
+    )
+    parser.add_argument("which", metavar="cpu|cuda|router")
+    parser.add_argument("--engine", choices=ENGINES, help="default: the first of them that works")
+    parser.add_argument(
+        "--base",
+        metavar="REFERENCE",
+        help="the base image (default: the slim Python that the Dockerfile pins; cuda: upstream's, "
+        "required, as NAME@sha256:DIGEST)",
+    )
+    parser.add_argument(
+        "--tag",
+        metavar="NAME",
+        help="default: sglang-lz:cpu, :cuda or :router, and one with the version",
+    )
+    parser.add_argument("--print", action="store_true", help="show the command, build nothing")
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    chosen = parser.parse_args(arguments[:split])
+    which = chosen.which
+    if which not in IMAGES:
+        raise SetupError(f"the image is {which!r}; it must be {', '.join(IMAGES[:-1])} or router.")
+    if which == "cuda" and not PINNED.fullmatch(chosen.base or ""):
+        raise SetupError(
+            "the CUDA image lies on upstream's, which must be pinned: give it with "
+            "--base lmsysorg/sglang:v0.5.23@sha256:DIGEST (scripts/image -h says how to find it)."
+        )
+    engine = find_engine(chosen.engine)
+    release = version().replace("+", "-")
+    tags = [chosen.tag or f"sglang-lz:{which}"]
+    tags += [] if chosen.tag else [f"sglang-lz:{release}-{which}"]
+    build_arguments = labels() | ({"BASE_IMAGE": chosen.base} if chosen.base else {})
+    command = build_command(engine, which, tags, build_arguments, arguments[split + 1 :])
+    if chosen.print:
+        print(shlex.join(command))
+        return 0
+    say(shlex.join(command))
+    status = _supervise.run(command, env=os.environ | {"DOCKER_BUILDKIT": "1"}, cwd=ROOT)
+    if status:
+        raise SetupError(f"{engine} could not build the image, see the lines above.")
+    listed = [engine, "images", "--format", "{{.Size}}", tags[0]]
+    size = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.strip()
+    say(f"built {' and '.join(tags)}, {size}; to run it:")
+    print(shlex.join(run_command(engine, which, tags[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    main(image)
