@@ -3,33 +3,67 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import _supervise
-from _environment import CACHE, ROOT, STOCK, Environment, main, say
+from _environment import CACHE, ROOT, STOCK, Environment, SetupError, main, say
 
 MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [quick|full] [argument of pytest ...]
+usage: scripts/test [quick|full|containers] [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
 installed wheel, style and types, and the tests, which run against the installed wheel.
 
-  quick   without tests/server, which start real servers; under three minutes once set up
-  full    all (the default)
+  quick       without tests/server, which start real servers, and without building images; under
+              three minutes once set up
+  full        all (the default)
+  containers  only tests/deploy: lints what deploys the server, builds the images, runs one
+
+The images are built and run with podman; as root on Debian it is installed if it is missing.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores;
 -n 0 runs them one after the other, as a debugger wants them.
 """
 
 
+MODES = ("quick", "full", "containers")
+CONTAINER_TOOLS = ("podman", "buildah", "runc", "mmdebstrap")
+"""Programs of the container tests; Debian's packages have the same names."""
+
+
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
-    """Take the mode, "quick" or "full", from the front of the arguments."""
-    if arguments[:1] in (["quick"], ["full"]):
+    """Take the mode, one of `MODES`, from the front of the arguments."""
+    if arguments and arguments[0] in MODES:
         return arguments[0], arguments[1:]
     return "full", arguments
+
+
+def install_container_tools() -> None:
+    """Install what is missing of `CONTAINER_TOOLS`, where we may.
+
+    Raises:
+        SetupError: we may not, or it fails.
+    """
+    missing = [tool for tool in CONTAINER_TOOLS if shutil.which(tool) is None]
+    if not missing:
+        return
+    names = ", ".join(missing)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SetupError(
+            f"the container tests need {names}; install them (on Debian and Ubuntu: apt-get "
+            f"install {' '.join(missing)}), or run `scripts/test quick`, which does without."
+        )
+    say(f"installing {names}, to build and run the images")
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update", "--quiet"], install):
+        status = _supervise.run(command, env=env, cwd=ROOT)
+    if status:
+        raise SetupError(f"apt-get could not install {names}, see the lines above.")
 
 
 def test(arguments: list[str]) -> int:
@@ -38,6 +72,8 @@ def test(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     mode, rest = split_mode(arguments)
+    if mode == "containers" or (mode == "full" and not rest):
+        install_container_tools()
     environment = Environment("cpu")
     environment.set_up(tests=True)
     with environment.temporary_folder():
@@ -63,7 +99,7 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
         "doctor": [*installed, "doctor"],
     }
     results = {}
-    for name, command in checks.items():
+    for name, command in checks.items() if mode != "containers" else ():
         say(name)
         began = time.monotonic()
         status = _supervise.run(command, env=env, cwd=ROOT)
@@ -75,7 +111,11 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
     # Each server's tests in one worker, in the order of tests/server/configurations.py.
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     pytest += ["-n", str(workers), "--dist", "loadgroup", "--no-loadscope-reorder"]
-    pytest += ["--ignore=tests/server"] if mode == "quick" else []
+    pytest += {
+        "quick": ["--ignore=tests/server", "--ignore-glob=tests/deploy/test_*_image.py"],
+        "full": [],
+        "containers": ["tests/deploy"],
+    }[mode]
     status = _supervise.run([*pytest, *arguments], env=env, cwd=ROOT)
     failed = [name for name, (status, _) in results.items() if status]
     if failed:

@@ -1,0 +1,188 @@
+"""The CPU image as a user runs it: unprivileged, with nothing to write to but its cache.
+
+One container serves all of them; the last test ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from deploy.containers import Podman
+from sglang_lz.demo.repetition import is_degenerate
+
+pytestmark = pytest.mark.xdist_group("containers")
+
+STARTUP_SECONDS = 240
+GRACE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Container:
+    """A running container of the image, and where its server listens."""
+
+    podman: Podman
+    id: str
+    url: str
+
+    def execute(self, *command: str) -> tuple[int, str]:
+        """Run a command in it as its user; returns the status and the output."""
+        done = self.podman.run("exec", self.id, *command)
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+    def chat(self, **fields: Any) -> requests.Response:
+        """Ask what the README asks, decoding greedily."""
+        question = {"role": "user", "content": "List the keywords of the language."}
+        body = {"model": "demo", "temperature": 0, "max_tokens": 120, "messages": [question]}
+        return requests.post(
+            f"{self.url}/v1/chat/completions",
+            json=body | fields,
+            stream=fields.get("stream", False),
+            timeout=GRACE_SECONDS,
+        )
+
+
+@pytest.fixture(scope="module")
+def image(podman: Podman, base: str, build_options: list[str]) -> str:
+    return podman.build("cpu", base, "--engine", "podman", "--", *build_options)
+
+
+@pytest.fixture(scope="module")
+def container(podman: Podman, image: str) -> Iterator[Container]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    limits = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"]
+    # Without systemd there is nothing that podman could set its timer in: we check by hand.
+    limits += ["--network=host", "--health-interval=disable"]
+    variables = ["--env=SGLANG_LZ_HOST=127.0.0.1", f"--env=SGLANG_LZ_PORT={port}"]
+    container = Container(
+        podman, podman("run", "--detach", *limits, *variables, image), f"http://127.0.0.1:{port}"
+    )
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while podman.run("healthcheck", "run", container.id).returncode != 0:
+        state = podman.inspect("container", container.id)["State"]
+        log = podman.run("logs", "--tail", "40", container.id)
+        assert state["Running"], f"the server ended: {log.stdout}{log.stderr}"
+        assert time.monotonic() < deadline, f"not healthy: {log.stdout}{log.stderr}"
+        time.sleep(1)
+    yield container
+    podman("rm", "--force", "--volumes", "--time", "0", container.id)
+
+
+def test_the_demo_loops_and_the_penalty_ends_it(container: Container) -> None:
+    def answer(**fields: Any) -> str:
+        response = container.chat(**fields)
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["message"]["content"]
+
+    assert is_degenerate(answer().split(), 10)
+    assert not is_degenerate(answer(lz_penalty=0.15).split(), 10)
+
+
+def test_a_bad_value_is_refused_by_name(container: Container) -> None:
+    response = container.chat(lz_penalty=11)
+    assert response.status_code == 400
+    assert "lz_penalty" in response.json()["message"]
+
+
+def test_the_server_is_unprivileged(container: Container) -> None:
+    assert container.execute("id", "-u") == (0, "10001")
+    status = Path("/proc", str(pid_of(container)), "status").read_text().splitlines()
+    fields = dict(line.split(":\t") for line in status if ":\t" in line)
+    assert fields["Uid"].split() == ["10001"] * 4
+    assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+
+
+def pid_of(container: Container) -> int:
+    """Pid, on this machine, of the container's first process: the server."""
+    return container.podman.inspect("container", container.id)["State"]["Pid"]
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr/local/lib", "/var/tmp/.."])
+def test_nothing_can_be_written_outside_the_cache(container: Container, folder: str) -> None:
+    status, output = container.execute("touch", f"{folder}/file")
+    assert status != 0
+    assert "Read-only file system" in output
+
+
+def test_the_cache_can_be_written(container: Container) -> None:
+    assert container.execute("touch", "/cache/file") == (0, "")
+
+
+def test_the_doctor_finds_it_whole(container: Container) -> None:
+    status, output = container.execute("sglang-lz", "doctor")
+    assert status == 0, output
+    assert "FAIL" not in output
+
+
+def test_what_is_installed_fits_together(container: Container) -> None:
+    """But for one package that only benchmarks read, which the lock leaves out."""
+    _, output = container.execute("python3", "-m", "pip", "check")
+    (line,) = output.splitlines()
+    assert line.endswith("requires datasets, which is not installed.")
+
+
+def test_nothing_of_the_builder_is_in_the_image(
+    podman: Podman, image: str, base: str, build_options: list[str]
+) -> None:
+    config = podman.inspect("image", image)["Config"]
+    assert [v for v in config["Env"] if v.startswith(("PIP_", "HF_TOKEN", "SSL_"))] == []
+    # A mount leaves at most an empty file or folder behind.
+    mounted = [o.split(":")[1] for o in build_options if o.startswith("--volume=")]
+    look = "import sys, os\nfor p in sys.argv[1:]: print(os.path.getsize(p) if os.path.isfile(p) "
+    look += "else len(os.listdir(p)) if os.path.isdir(p) else 0)"
+
+    def sizes(name: str) -> list[str]:
+        run = ["run", "--rm", "--entrypoint=python3", "--network=host", name, "-c", look, *mounted]
+        return podman(*run).split()
+
+    before = sizes(base)
+    assert sizes(image) == before
+    assert before[0] == "0"  # pip's configuration
+
+
+def test_the_labels_say_what_it_is(podman: Podman, image: str) -> None:
+    labels = podman.inspect("image", image)["Labels"]
+    known = {k.rpartition(".")[2]: v for k, v in labels.items() if "opencontainers" in k}
+    assert known["version"].startswith("0.5.23+lz")
+    assert known["licenses"] == "Apache-2.0"
+    assert set(known) >= {"title", "description", "revision", "created"}
+
+
+def test_sigterm_lets_a_running_request_finish(container: Container) -> None:
+    response = container.chat(stream=True, lz_penalty=0.15, ignore_eos=True, max_tokens=600)
+    lines = (line for line in response.iter_lines() if line)
+    assert json.loads(next(lines).removeprefix(b"data: "))["choices"]  # it has begun
+    stop = ["stop", "--time", str(GRACE_SECONDS), container.id]
+    stopping = threading.Thread(target=container.podman, args=stop)
+    began = time.monotonic()
+    stopping.start()
+    *chunks, last, done = lines
+    assert done == b"data: [DONE]"
+    assert json.loads(last.removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
+    assert len(chunks) > 100
+    stopping.join()
+    assert time.monotonic() - began < GRACE_SECONDS  # later it would have been killed
+    state = container.podman.inspect("container", container.id)["State"]
+    assert (state["Status"], state["ExitCode"]) == ("exited", 0)
+    left = [p for p in Path("/proc").glob("[0-9]*") if container.id in control_groups(p)]
+    assert left == []
+
+
+def control_groups(process: Path) -> str:
+    """The control groups of a process, by its folder in /proc; a container's have its name."""
+    try:
+        return (process / "cgroup").read_text()
+    except OSError:  # it ended while we looked
+        return ""

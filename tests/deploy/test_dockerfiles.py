@@ -1,0 +1,53 @@
+"""The Dockerfiles and the lock by themselves; nothing is built."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_hadolint_finds_nothing(file: Path) -> None:
+    command = ["hadolint", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_every_base_image_is_pinned_or_asked_for(file: Path) -> None:
+    text = file.read_text()
+    defaults = re.findall(r"^ARG \w*BASE_IMAGE=(.+)$", text, re.M)
+    assert all(re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", default) for default in defaults)
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) <= {"${BASE_IMAGE}", "${WHEEL_BASE_IMAGE}"}
+
+
+def test_both_servers_serve_alike() -> None:
+    """The same user, cache, ports, health check and labels; only words and patience differ."""
+    cpu, cuda = (
+        re.sub(r"on a CPU|on CUDA|--start-period=\S+| +FLASHINFER_\S+ \\\n|^WORKDIR /\n", "", tail)
+        for tail in (
+            (ROOT / "docker" / name).read_text().partition("ARG SOURCE_DATE_EPOCH")[2]
+            for name in ("cpu.Dockerfile", "cuda.Dockerfile")
+        )
+    )
+    assert cpu.replace("WORKDIR /\n", "") == cuda
+
+
+def test_the_lock_has_what_the_wheel_requires_and_no_index() -> None:
+    lock = "".join((ROOT / "docker" / name).read_text() for name in ("cpu.lock", "torch.lock"))
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.M))
+    requirements = (ROOT / "python/sglang_lz/cpu/requirements.txt").read_text()
+    for name, pin in re.findall(r"^([\w-]+)(?:==(\S+))?", requirements, re.M):
+        normal = re.sub(r"[-_.]+", "-", name).lower()
+        if name == "datasets":  # only for benchmarks; docker/lock says why
+            assert normal not in locked
+        else:
+            assert locked[normal] == (pin or locked[normal])
+    assert "://" not in lock
+    assert "--index-url" not in lock
