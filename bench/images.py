@@ -27,9 +27,13 @@ def measure(engine: str, image: str, base: str) -> dict[str, Any]:
     run = [engine, "run", "--rm", "--network=host", "--entrypoint=python3", image, "-c", INSIDE]
     folders, installed = json.loads(_output(*run))
     largest = sorted(folders, key=folders.__getitem__, reverse=True)[:SHOWN]
+    whole, below = (int(_size(engine, name)) for name in (image, base))
+    label = '{{index .Labels "org.opencontainers.image.version"}}'
     return {
-        "image_mb": _mb(int(_size(engine, image))),
-        "base_mb": _mb(int(_size(engine, base))),
+        "version": _output(engine, "image", "inspect", "--format", label, image).strip(),
+        "image_mb": _mb(whole),
+        "base_mb": _mb(below),
+        "added_mb": _mb(whole - below),
         "packages_mb": _mb(sum(folders.values())),
         "largest_mb": {name: _mb(folders[name]) for name in largest},
         "installed": {name: installed[name] for name in sorted(installed, key=str.lower)},
@@ -60,7 +64,6 @@ def main() -> None:
     chosen = parser.parse_args()
     results = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
     results[chosen.what] = {
-        "commit": common.commit(),
         "machine": common.machine(),
         "engine": common.output(chosen.engine, "--version"),
         "base": chosen.note,

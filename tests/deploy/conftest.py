@@ -13,7 +13,7 @@ from importlib.metadata import distribution
 
 import pytest
 
-from deploy.containers import CONTAINERS, PYTHON_OF_BASE, Podman, add_torch, pip_settings
+from deploy.containers import CONTAINERS, PYTHON_OF_BASE, Podman, add_torch, pip_mounts
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +48,6 @@ def build_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     As mounts, which no image keeps: certificates and indexes are the machine's own.
     """
-    settings, folders = pip_settings()
-    file = tmp_path_factory.mktemp("pip") / "pip.conf"
-    with file.open("w") as stream:
-        settings.write(stream)
-    mounts = [f"{file}:/etc/pip.conf:ro", *(f"{folder}:{folder}" for folder in folders)]
+    mounts = pip_mounts(tmp_path_factory.mktemp("pip") / "pip.conf")
     torch = ["--build-arg", "TORCH_INDEX="] if sys.version_info[:2] == PYTHON_OF_BASE else []
     return ["--network", "host", *torch, *(f"--volume={mount}" for mount in mounts)]

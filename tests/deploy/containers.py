@@ -74,10 +74,9 @@ class Podman:
         return found
 
     def clear(self) -> None:
-        """Remove all containers, volumes and images, and the storage itself."""
+        """End all containers and remove everything that podman keeps."""
         if (self.folder / "graph").exists():
-            self("rm", "--all", "--force", "--volumes", "--time", "0")
-            self("rmi", "--all", "--force")
+            self("rm", "--all", "--force", "--time", "0")
         for part in ("graph", "run", "libpod"):
             shutil.rmtree(self.folder / part, ignore_errors=True)
 
@@ -107,21 +106,32 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def pip_settings() -> tuple[configparser.RawConfigParser, set[Path]]:
-    """Return pip's settings here, from files and variables, and the paths that they name."""
+def pip_mounts(file: Path) -> list[str]:
+    """Write pip's settings here, from files and variables, to a file, and return it as a mount.
+
+    With it come the paths that they name, read-only but for pip's cache.
+    """
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = dict(line.partition("=")[::2] for line in listed.splitlines())
-    settings = configparser.RawConfigParser()
-    settings.add_section("global")
+    settings: dict[str, str] = {}
     for scope in ("global.", ":env:."):  # variables win over files
         for name, value in found.items():
             if name.startswith(scope):
-                settings["global"][name.removeprefix(scope)] = str(ast.literal_eval(value))
-    folders = set()
-    for word in " ".join(settings["global"].values()).split():
-        path = Path(word.removeprefix("file://"))
-        if path.is_absolute() and path.exists():
-            # The files of an index lie beside its pages.
-            folders.add(path.parent if word.startswith("file://") and path.is_dir() else path)
-    return settings, folders
+                settings[name.removeprefix(scope)] = str(ast.literal_eval(value))
+    parser = configparser.RawConfigParser()
+    parser["global"] = settings
+    with file.open("w") as stream:
+        parser.write(stream)
+    if cache := settings.get("cache-dir"):
+        Path(cache).mkdir(parents=True, exist_ok=True)
+    mounts = [f"{file}:/etc/pip.conf:ro"]
+    for name, value in settings.items():
+        for word in value.split():
+            path = Path(word.removeprefix("file://"))
+            if not (path.is_absolute() and path.exists()):
+                continue
+            if word.startswith("file://") and path.is_dir():
+                path = path.parent  # the files of an index lie beside its pages
+            mounts.append(f"{path}:{path}:{'rw' if name == 'cache-dir' else 'ro'}")
+    return list(dict.fromkeys(mounts))

@@ -111,3 +111,17 @@ def test_figures_of_a_step_are_those_of_the_result_file() -> None:
     assert f"{time('ours'):.2f} ms of one core" in readme
     assert f"take {time('frequency + repetition'):.1f} ms" in readme
     assert path.with_suffix(".png").is_file()
+
+
+def test_sizes_of_the_images_are_those_of_the_result_file() -> None:
+    result = json.loads((ROOT / "bench/results/images.json").read_text())
+    page = (ROOT / "docs/DEPLOY.md").read_text()
+    cpu, cuda = result["cpu"], result["cuda"]
+    largest = {name: f"{size:.0f}" for name, size in cpu["largest_mb"].items()}
+    assert (
+        f"| CPU, on a Debian of {cpu['base_mb']:.0f} MB | {cpu['image_mb']:,.0f} MB | torch "
+        f"{largest['torch']}, Triton {largest['triton']}, SGLang {largest['sglang']}, "
+        f"LLVM for numba {largest['llvmlite']} MB |"
+    ) in page
+    assert f"| CUDA, above upstream's | {cuda['added_mb']:.0f} MB more |" in page
+    assert f"SGLang {cuda['largest_mb']['sglang']:.0f} MB; upstream's own" in page
