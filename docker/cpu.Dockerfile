@@ -39,10 +39,9 @@ RUN --mount=type=bind,source=docker,target=/docker \
     && { PYTHONHASHSEED=0 python3 -Wignore -m compileall -qq -j0 --invalidation-mode unchecked-hash \
         -x '/sglang/(multimodal_gen|test)/|/transformers/models/.*/mod(eling|ular)_' "$site" || true; }
 
-# What useradd takes for today.
-ARG SOURCE_DATE_EPOCH
+# useradd writes down the day.
 RUN groupadd --gid 10001 sglang \
-    && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home sglang \
+    && SOURCE_DATE_EPOCH=0 useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home sglang \
     && install --directory --owner 10001 --group 10001 /cache
 ENV HOME=/cache \
     XDG_CACHE_HOME=/cache \

@@ -13,10 +13,9 @@ RUN --mount=type=bind,source=docker,target=/docker \
         --requirement /docker/router.lock \
     && smg launch --help > /dev/null
 
-# What useradd takes for today.
-ARG SOURCE_DATE_EPOCH
+# useradd writes down the day.
 RUN groupadd --gid 10001 sglang \
-    && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home sglang
+    && SOURCE_DATE_EPOCH=0 useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home sglang
 WORKDIR /
 USER 10001:10001
 EXPOSE 30000

@@ -63,9 +63,11 @@ def build_command(
         options: options of the engine's own.
     """
     command = [engine, "build", "--file", f"docker/{which}.Dockerfile"]
+    arguments = dict(arguments)
     if engine != "docker":
         command += ["--format", "docker"]  # OCI's own format has no health check
-        if epoch := arguments.get("SOURCE_DATE_EPOCH"):
+        # Newer ones refuse the two together, older ones know only --timestamp.
+        if epoch := arguments.pop("SOURCE_DATE_EPOCH", None):
             command += ["--timestamp", epoch]
     for tag in tags:
         command += ["--tag", tag]
@@ -171,7 +173,9 @@ def image(arguments: list[str]) -> int:
         print(shlex.join(command))
         return 0
     say(shlex.join(command))
-    status = _supervise.run(command, env=os.environ | {"DOCKER_BUILDKIT": "1"}, cwd=ROOT)
+    env = os.environ | {"DOCKER_BUILDKIT": "1"}
+    env.pop("SOURCE_DATE_EPOCH", None)  # it is in the command, in the engine's own way
+    status = _supervise.run(command, env=env, cwd=ROOT)
     if status:
         raise SetupError(f"{engine} could not build the image, see the lines above.")
     listed = [engine, "images", "--format", "{{.Size}}", tags[0]]
