@@ -366,6 +366,8 @@ class TestPods:
                 assert resource["spec"]["selector"] in labels
                 (port,) = resource["spec"]["ports"]
                 assert (port["port"], port["targetPort"]) == (PORT, "http")
+                # By which LWS makes the service through which its pods find each other.
+                assert resource["metadata"]["name"] != set_name
 
     def test_the_router_may_only_look_at_pods(self) -> None:
         role = find("Role", "sglang-lz-router")
