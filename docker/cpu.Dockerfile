@@ -1,6 +1,6 @@
 # The patched SGLang on a CPU, with the demo model: docker run -p 127.0.0.1:30000:30000 IMAGE
 # `scripts/image cpu` builds it; docs/DEPLOY.md tells more.
-ARG BASE_IMAGE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${BASE_IMAGE} AS wheel
 # Any git will do: it only applies the patches, and each file's blob id is checked afterwards.

@@ -1,7 +1,7 @@
 # The patched SGLang for CUDA: upstream's release image with our wheel in place of its sglang.
 # `scripts/image cuda` builds it and asks for the digest; docs/DEPLOY.md tells more.
 ARG BASE_IMAGE
-ARG WHEEL_BASE_IMAGE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
+ARG WHEEL_BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${WHEEL_BASE_IMAGE} AS wheel
 # Any git will do: it only applies the patches, and each file's blob id is checked afterwards.

@@ -1,5 +1,5 @@
 # The router that hands the LZ fields on (docs/DEPLOY.md, Router); `scripts/image router` builds it.
-ARG BASE_IMAGE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${BASE_IMAGE}
 # A Debian base guards its Python against pip; this one has no other use.

@@ -20,7 +20,7 @@ PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 EXAMPLES = """\
 examples:
   scripts/image cpu
-  scripts/image cuda --base lmsysorg/sglang:v0.5.23@sha256:DIGEST
+  scripts/image cuda --base docker.io/lmsysorg/sglang:v0.5.23@sha256:DIGEST
   scripts/image router
   scripts/image cpu --engine podman -- --network host
 
@@ -160,8 +160,9 @@ def image(arguments: list[str]) -> int:
         raise SetupError(f"the image is {which!r}; it must be {', '.join(IMAGES[:-1])} or router.")
     if which == "cuda" and not PINNED.fullmatch(chosen.base or ""):
         raise SetupError(
-            "the CUDA image lies on upstream's, which must be pinned: give it with "
-            "--base lmsysorg/sglang:v0.5.23@sha256:DIGEST (scripts/image -h says how to find it)."
+            "the CUDA image lies on upstream's, which must be pinned: give it with --base "
+            "docker.io/lmsysorg/sglang:v0.5.23@sha256:DIGEST (scripts/image -h says how to find "
+            "it)."
         )
     engine = find_engine(chosen.engine)
     release = version().replace("+", "-")
