@@ -35,7 +35,10 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
 RUN groupadd --gid 10001 sglang \
     && SOURCE_DATE_EPOCH=0 useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home sglang \
     && install --directory --owner 10001 --group 10001 /cache
-ENV HOME=/cache \
+# Engines hand their proxy on, which could not reach the server for its own warm-up.
+ENV NO_PROXY=127.0.0.1,localhost \
+    no_proxy=127.0.0.1,localhost \
+    HOME=/cache \
     XDG_CACHE_HOME=/cache \
     HF_HOME=/cache/huggingface \
     NUMBA_CACHE_DIR=/cache/numba \

@@ -95,6 +95,8 @@ def labels() -> dict[str, str]:
         found["REVISION"] = revision + ("-dirty" if _git("status", "--porcelain") else "")
         epoch = epoch or committed
     if epoch:
+        if not epoch.isdecimal():
+            raise SetupError(f"SOURCE_DATE_EPOCH is {epoch!r}; it must be seconds since 1970.")
         created = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC)
         found |= {"SOURCE_DATE_EPOCH": epoch, "CREATED": f"{created:%Y-%m-%dT%H:%M:%SZ}"}
     return found

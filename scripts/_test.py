@@ -23,7 +23,7 @@ installed wheel, style and types, and the tests, which run against the installed
   full        all (the default)
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
-The images are built and run with podman; as root on Debian it is installed if it is missing.
+The images are built and run with podman, as root; on Debian it is installed if it is missing.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores;
 -n 0 runs them one after the other, as a debugger wants them.
@@ -31,7 +31,7 @@ Arguments of pytest, such as a test file or -k, apply to the tests only. They ru
 
 
 MODES = ("quick", "full", "containers")
-CONTAINER_TOOLS = ("podman", "buildah", "runc", "mmdebstrap")
+CONTAINER_TOOLS = ("podman", "buildah", "runc", "catatonit", "mmdebstrap")
 """Programs of the container tests; Debian's packages have the same names."""
 
 
@@ -61,9 +61,8 @@ def install_container_tools() -> None:
     say(f"installing {names}, to build and run the images")
     install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "--quiet"], install):
-        status = _supervise.run(command, env=env, cwd=ROOT)
-    if status:
+    _supervise.run(["apt-get", "update", "--quiet"], env=env, cwd=ROOT)  # what counts is the next
+    if _supervise.run(install, env=env, cwd=ROOT):
         raise SetupError(f"apt-get could not install {names}, see the lines above.")
 
 

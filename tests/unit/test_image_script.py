@@ -113,3 +113,10 @@ def test_a_failed_build_is_one_sentence(engines: Path) -> None:
     put(engines, "buildah", builds=False)
     with pytest.raises(SetupError, match="buildah could not build the image"):
         script.image(["cpu"])
+
+
+def test_a_wrong_time_is_refused(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(engines, "podman")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(SetupError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
+        script.image(["cpu"])
