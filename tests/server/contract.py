@@ -15,9 +15,9 @@ here (`test_the_check_has_teeth`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,52 +32,13 @@ from server.client import (
     generate,
 )
 from server.launch import Server, vocab_size
+from server.summary import SUMMARY, TOLERANCE
 
-TOLERANCE = 2e-4
 # log(softmax) in float32 runs out of exponent near -87 and returns minus infinity further down:
 # there the check is only that the server is down there too.
 DEEP = -80.0
 
 Transform = Callable[[Rows, Sequence[int]], Rows]
-
-
-@dataclass
-class Row:
-    """One line of the summary."""
-
-    deviation: float = 0.0
-    positions: int = 0
-
-
-@dataclass
-class Summary:
-    """Largest deviation by mode, for the reader of the session's output."""
-
-    rows: dict[str, Row] = field(default_factory=dict)
-
-    def record(self, mode: str, deviations: Sequence[float]) -> None:
-        """Add the positions of one checked sample."""
-        row = self.rows.setdefault(mode, Row())
-        row.deviation = max(row.deviation, *deviations)
-        row.positions += len(deviations)
-
-    def merge(self, rows: Mapping[str, tuple[float, int]]) -> None:
-        """Add what another process found: the fields of its `Row`s, by mode."""
-        for mode, (deviation, positions) in rows.items():
-            row = self.rows.setdefault(mode, Row())
-            row.deviation = max(row.deviation, deviation)
-            row.positions += positions
-
-    def lines(self) -> list[str]:
-        """The table, one line a mode."""
-        width = max(map(len, self.rows))
-        return [
-            f"{mode:<{width}}  {row.positions:>6} positions  max |deviation| {row.deviation:.1e}"
-            for mode, row in sorted(self.rows.items())
-        ]
-
-
-SUMMARY = Summary()
 
 
 def row_deviation(observed: Rows, expected: Rows) -> float:

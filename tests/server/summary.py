@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import pytest
 
-from server.contract import SUMMARY, TOLERANCE
-
 DEVIATIONS = "lz_deviations"
+TOLERANCE = 2e-4
+"""What we take for float tolerance, in nats (docs/SPEC.md section 7)."""
+
+
+@dataclass
+class Row:
+    """One line of the summary."""
+
+    deviation: float = 0.0
+    positions: int = 0
+
+
+@dataclass
+class Summary:
+    """Largest deviation by mode, for the reader of the session's output."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def record(self, mode: str, deviations: Sequence[float]) -> None:
+        """Add the positions of one checked sample."""
+        row = self.rows.setdefault(mode, Row())
+        row.deviation = max(row.deviation, *deviations)
+        row.positions += len(deviations)
+
+    def merge(self, rows: Mapping[str, tuple[float, int]]) -> None:
+        """Add what another process found: the fields of its `Row`s, by mode."""
+        for mode, (deviation, positions) in rows.items():
+            row = self.rows.setdefault(mode, Row())
+            row.deviation = max(row.deviation, deviation)
+            row.positions += positions
+
+    def lines(self) -> list[str]:
+        """The table, one line a mode."""
+        width = max(map(len, self.rows))
+        return [
+            f"{mode:<{width}}  {row.positions:>6} positions  max |deviation| {row.deviation:.1e}"
+            for mode, row in sorted(self.rows.items())
+        ]
+
+
+SUMMARY = Summary()
 
 
 @pytest.hookimpl(optionalhook=True)
