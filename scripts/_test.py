@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 
 import _supervise
-from _environment import CACHE, ROOT, STOCK, Environment, SetupError, main, say
+from _environment import CACHE, ROOT, STOCK, Environment, main, say
 
 MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
@@ -31,8 +30,6 @@ Arguments of pytest, such as a test file or -k, apply to the tests only. They ru
 
 
 MODES = ("quick", "full", "containers")
-CONTAINER_TOOLS = ("podman", "buildah", "runc", "catatonit", "mmdebstrap")
-"""Programs of the container tests; Debian's packages have the same names."""
 
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
@@ -42,38 +39,12 @@ def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
     return "full", arguments
 
 
-def install_container_tools() -> None:
-    """Install what is missing of `CONTAINER_TOOLS`, where we may.
-
-    Raises:
-        SetupError: we may not, or it fails.
-    """
-    missing = [tool for tool in CONTAINER_TOOLS if shutil.which(tool) is None]
-    if not missing:
-        return
-    names = ", ".join(missing)
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise SetupError(
-            f"the container tests need {names}; install them (on Debian and Ubuntu: apt-get "
-            f"install {' '.join(missing)}), or leave those tests out: "
-            "scripts/test full --ignore-glob='tests/deploy/test_*_image.py'."
-        )
-    say(f"installing {names}, to build and run the images")
-    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    _supervise.run(["apt-get", "update", "--quiet"], env=env, cwd=ROOT)  # what counts is the next
-    if _supervise.run(install, env=env, cwd=ROOT):
-        raise SetupError(f"apt-get could not install {names}, see the lines above.")
-
-
 def test(arguments: list[str]) -> int:
     """Run the script; returns its exit status: 0, or the first failure's."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
     mode, rest = split_mode(arguments)
-    if mode == "containers" or (mode == "full" and not rest):
-        install_container_tools()
     environment = Environment("cpu")
     environment.set_up(tests=True)
     with environment.temporary_folder():

@@ -21,6 +21,37 @@ PYTHON_OF_BASE = (3, 11)
 MOST_FILES_AND_PROCESSES = 20000
 """podman's own limits are far higher, and setting those takes rights that root may not have."""
 
+TOOLS = ("podman", "buildah", "runc", "catatonit", "mmdebstrap")
+"""Programs that the tests need; Debian's packages have the same names."""
+
+
+class ToolsMissing(Exception):
+    """The message says which, and what to do."""
+
+
+def install_tools() -> None:
+    """Install what is missing of `TOOLS`, where we may.
+
+    Raises:
+        ToolsMissing: we may not.
+        subprocess.CalledProcessError: apt-get could not; the reason is on standard error.
+    """
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if not missing:
+        return
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        names = " ".join(missing)
+        raise ToolsMissing(
+            f"the images' tests run as root and need {', '.join(missing)} (on Debian and Ubuntu: "
+            f"apt-get install {names}); without these tests: "
+            "scripts/test full --ignore-glob='tests/deploy/test_*_image.py'."
+        )
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    env.pop("TMPDIR", None)  # of ours, which apt's own user cannot reach
+    subprocess.run(["apt-get", "update", "--quiet"], env=env, check=True)
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends"]
+    subprocess.run([*install, *missing], env=env, check=True)
+
 
 class Podman:
     """podman with its storage and configuration in a folder of its own, empty at first."""
