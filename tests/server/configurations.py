@@ -47,6 +47,29 @@ def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...
 CONFIGURATIONS = {
     config.name: config
     for config in (
+        Config(
+            "ngram", ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+        ),
+        Config(
+            "eagle",
+            (
+                *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
+                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                "--enable-return-hidden-states",
+            ),
+            draft="eagle",
+        ),
+        Config("eagle-tree", drafts("EAGLE", 3, 3, 8), draft="eagle"),
+        Config(
+            "eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), (*CORES, *HELPED), draft="eagle"
+        ),
+        Config(
+            "disaggregated-eagle",
+            drafts("EAGLE", 3, 2, 6),
+            (*DISAGGREGATION, *HELPED),
+            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+            draft="eagle",
+        ),
         Config("overlap", ("--enable-streaming-session",)),
         Config("no-overlap", ("--disable-overlap-schedule", "--enable-streaming-session")),
         # Here also the wire format between the processes that is not pickle, fields by position.
@@ -98,29 +121,6 @@ CONFIGURATIONS = {
                 *("--lz-max-window-size", "24"),
             ),
         ),
-        Config(
-            "ngram", ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
-        ),
-        Config(
-            "eagle",
-            (
-                *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
-                *("--chunked-prefill-size", "16", "--page-size", "16"),
-                "--enable-return-hidden-states",
-            ),
-            draft="eagle",
-        ),
-        Config("eagle-tree", drafts("EAGLE", 3, 3, 8), draft="eagle"),
-        Config(
-            "eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), (*CORES, *HELPED), draft="eagle"
-        ),
-        Config(
-            "disaggregated-eagle",
-            drafts("EAGLE", 3, 2, 6),
-            (*DISAGGREGATION, *HELPED),
-            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-            draft="eagle",
-        ),
         Config("stock", stock=True),
     )
 }
@@ -130,6 +130,14 @@ SCHEDULERS = ("overlap", "no-overlap", "chunked", "mixed-chunk")
 
 
 def on(*names: str) -> pytest.MarkDecorator:
-    """Run a test on the servers of these configurations (fixture `server`)."""
-    servers = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+    """Run a test on the servers of these configurations (fixture `server`).
+
+    With pytest-xdist one worker has all of a configuration, and all of SPECULATION, which share
+    what a server without speculation answers. That is the most, so it comes first.
+    """
+    groups = ("speculation" if name in SPECULATION else name for name in names)
+    servers = [
+        pytest.param(name, marks=pytest.mark.xdist_group(group))
+        for name, group in zip(names, groups, strict=True)
+    ]
     return pytest.mark.parametrize("server", servers, indirect=True)
