@@ -70,6 +70,14 @@ CONFIGURATIONS = {
             decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             draft="eagle",
         ),
+        Config(
+            "disaggregated",
+            env=(*DISAGGREGATION, *HELPED),
+            decode_flags=(
+                *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+                *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
+            ),
+        ),
         Config("overlap", ("--enable-streaming-session",)),
         Config("no-overlap", ("--disable-overlap-schedule", "--enable-streaming-session")),
         # Here also the wire format between the processes that is not pickle, fields by position.
@@ -105,14 +113,6 @@ CONFIGURATIONS = {
                 "--enable-return-hidden-states",
             ),
             HELPED,
-        ),
-        Config(
-            "disaggregated",
-            env=(*DISAGGREGATION, *HELPED),
-            decode_flags=(
-                *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-                *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
-            ),
         ),
         Config(
             "defaults",
