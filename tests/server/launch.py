@@ -185,10 +185,13 @@ class Server:
                 code = self.process.returncode
                 raise RuntimeError(f"server ended with status {code}\n{self.log_tail()}")
             with contextlib.suppress(requests.RequestException):
-                if requests.get(f"{self.url}/health_generate", timeout=10).ok:
+                if self._is_ready():
                     return
             time.sleep(0.25)
         raise RuntimeError(f"server not ready after {STARTUP_SECONDS} s\n{self.log_tail()}")
+
+    def _is_ready(self) -> bool:
+        return requests.get(f"{self.url}/health_generate", timeout=10).ok
 
     def log(self) -> str:
         """All that the server wrote so far."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import requests
 from server.disaggregated import Pair
 from server.launch import Config, Server, free_port
 
-READY_SECONDS = 120
 REQUEST_SECONDS = 30
 
 # A router has a machine of its own. Where it finds sglang, sglang_router imports all of it, for
@@ -59,22 +57,8 @@ class Router(Server):
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
 
-    def wait_until_ready(self) -> None:
-        """Block until the router serves and knows every worker.
-
-        Raises:
-            RuntimeError: it ended, or was not ready in time; the message ends with its log.
-        """
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                code = self.process.returncode
-                raise RuntimeError(f"router ended with status {code}\n{self.log_tail()}")
-            with contextlib.suppress(requests.RequestException):
-                if self._knows_its_workers() and self._serves():
-                    return
-            time.sleep(0.1)
-        raise RuntimeError(f"router not ready after {READY_SECONDS} s\n{self.log_tail()}")
+    def _is_ready(self) -> bool:
+        return self._knows_its_workers() and self._serves()
 
     def _knows_its_workers(self) -> bool:
         if "--mini-lb" in self.mode:  # it asks none of them, and has no such list

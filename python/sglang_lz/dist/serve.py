@@ -14,6 +14,7 @@ from .sources import PACKAGE
 DEMO_MODEL = PACKAGE / "demo" / "model"
 HOST, PORT = "SGLANG_LZ_HOST", "SGLANG_LZ_PORT"
 
+DEMO = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
 CPU = [
     # The same text on every CPU: in bfloat16 greedy decoding differs between them.
     *["--dtype", "float32"],
@@ -45,12 +46,9 @@ def server_arguments(
     return [
         *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, "30000")],
         *(CPU if flavour == "cpu" else []),
-        *([] if names_model(arguments) else _DEMO),
+        *([] if names_model(arguments) else DEMO),
         *arguments,
     ]
-
-
-_DEMO = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
 
 
 def serve(arguments: list[str]) -> NoReturn:
