@@ -128,7 +128,7 @@ def test_chunked_prefill(server: Server) -> None:
     ]
     check_together(server, [*cases, case(rng, 40, 30, OFF)], f"{server.config.name}: chunks")
     sizes = [int(size) for size in re.findall(r"#new-token: (\d+)", server.log()[seen:])]
-    assert sum(size == 16 for size in sizes) > 10, "the prompts were not prefilled in chunks of 16"
+    assert max(sizes) <= 16, "the prompts were not prefilled in chunks of at most 16"
 
 
 @on(*SCHEDULERS, "dp-attention", "ngram")
