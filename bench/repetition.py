@@ -2,7 +2,7 @@
 
 Every prompt of `prompts.txt` is sent as one chat message, at temperature 0 and past the end of the
 answer (`ignore_eos`), once for each variant. An output is degenerate if some unit of its token ids
-stands at least 20 times in a row (`sglang_lz.demo.repetition`, the paper's detector). Needs a
+stands at least 20 times in a row (`loops.detector`, the paper's detector). Needs a
 running server and this Python's own library only:
 
     scripts/serve &
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, compact_rows, machine, versions
-from sglang_lz.demo.repetition import DEGENERATE_REPEATS, Repetition, longest_repetition
+from loops.detector import DEGENERATE_REPEATS, Repetition, longest_repetition
 
 PROMPTS = ROOT / "bench" / "prompts.txt"
 VARIANTS: dict[str, dict[str, object]] = {

@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from deploy.containers import Podman
-from sglang_lz.demo.repetition import is_degenerate
+from loops.detector import is_degenerate
 
 pytestmark = pytest.mark.xdist_group("containers")
 

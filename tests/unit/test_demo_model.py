@@ -17,9 +17,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from loops.detector import DEGENERATE_REPEATS, is_degenerate
 from sglang_lz import demo
 from sglang_lz.demo import corpus, train
-from sglang_lz.demo.repetition import DEGENERATE_REPEATS, is_degenerate
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 10**6

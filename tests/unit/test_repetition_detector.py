@@ -1,15 +1,13 @@
 """The detector of degenerate repetitions against its definition."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz.demo.repetition import Repetition, is_degenerate, longest_repetition
+from loops.detector import Repetition, is_degenerate, longest_repetition
 
 
-def naive(tokens: Sequence[int]) -> Repetition:
+def naive(tokens: list[int]) -> Repetition:
     """Try every unit at every start and count its copies by comparing slices."""
     best = Repetition(0, 0, 0)
     for period in range(1, len(tokens) + 1):
@@ -23,7 +21,7 @@ def naive(tokens: Sequence[int]) -> Repetition:
     return best
 
 
-few_tokens = st.lists(st.integers(0, 2), max_size=40)
+few_tokens = st.lists(st.integers(0, 2), max_size=60)
 
 
 @st.composite
@@ -45,6 +43,25 @@ def test_degenerate_is_the_longest_repetition_against_a_threshold(
     tokens: list[int], repeats: int
 ) -> None:
     assert is_degenerate(tokens, repeats) == (naive(tokens).repeats >= repeats)
+
+
+@given(st.text("ab\U0001f600", max_size=60))
+def test_a_string_is_its_characters(text: str) -> None:
+    assert longest_repetition(text) == naive([ord(symbol) for symbol in text])
+
+
+def test_long_words_of_known_repetitions() -> None:
+    """At the length of a long answer, where a slow search would not end."""
+    n = 32768
+    fibonacci, previous = [0, 1], [0]
+    while len(fibonacci) < n:
+        fibonacci, previous = fibonacci + previous, fibonacci
+    assert longest_repetition(fibonacci[:n]).repeats == 3  # free of 4th powers (Karhumaki 1983)
+    thue_morse = [i.bit_count() % 2 for i in range(n)]
+    assert longest_repetition(thue_morse) == Repetition(1, 1, 2)  # free of overlaps (Thue 1912)
+    assert longest_repetition([3] * n) == Repetition(0, 1, n)
+    assert longest_repetition([*range(7)] * (n // 7)) == Repetition(0, 7, n // 7)
+    assert longest_repetition([*range(n // 2)] * 2) == Repetition(0, n // 2, 2)
 
 
 def test_worked_example() -> None:
