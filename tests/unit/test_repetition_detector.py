@@ -68,6 +68,11 @@ def test_worked_example() -> None:
     assert longest_repetition([5, 1, 2, 1, 2, 1, 2, 1]) == Repetition(start=1, period=2, repeats=3)
 
 
+def test_of_as_many_repeats_the_shorter_unit_counts_then_the_earlier() -> None:
+    assert longest_repetition([0, 1, 2, 0, 1, 2, 1, 2]) == Repetition(4, 2, 2)
+    assert longest_repetition([0, 1, 0, 1, 2, 3, 2, 3]) == Repetition(0, 2, 2)
+
+
 @pytest.mark.parametrize("unit", [[7], [1, 2], [1, 1, 2], list(range(25))])
 def test_twenty_complete_copies_are_degenerate_and_nineteen_and_a_part_are_not(
     unit: list[int],
