@@ -1,17 +1,22 @@
-"""What the benchmarks share: where one was run, and the form of its result file."""
+"""What the benchmarks share: where one was run, on what server, and the form of its result file."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 600.0
 # Benchmarks run from a checkout, whether or not its package is installed.
 sys.path.insert(0, str(ROOT / "python"))
 
@@ -34,6 +39,48 @@ def versions(*distributions: str) -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def request(url: str, body: dict[str, object] | None = None) -> Any:
+    """Return the JSON answer to a GET, or to a POST if there is a body."""
+    message = urllib.request.Request(
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(message, timeout=TIMEOUT_SECONDS) as answer:
+        return json.load(answer)
+
+
+def environment(server: dict[str, Any]) -> dict[str, Any]:
+    """Say where and with what the numbers were measured.
+
+    Args:
+        server: what SGLang's /server_info answers; empty for another server.
+    """
+    folder = Path(server.get("model_path", "unknown"))
+    weights = folder / "model.safetensors"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **machine(),
+        "sglang": server.get("version"),
+        **versions("torch"),
+        "model": f"{folder.parent.name}/{folder.name}",
+        "model_sha256": (
+            hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
+        ),
+        "server": {
+            name: server.get(name)
+            for name in (
+                "device",
+                "dtype",
+                "tp_size",
+                "attention_backend",
+                "disable_overlap_schedule",
+                "enable_deterministic_inference",
+            )
+        },
+    }
 
 
 def commit() -> str | None:

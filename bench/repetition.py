@@ -1,200 +1,283 @@
-"""Measure how often greedy output falls into a loop, with and without a server's penalties.
+"""Does it work? Degenerate repetition and accuracy, over temperatures and penalties.
 
-Every prompt of `prompts.txt` is sent as one chat message, at temperature 0 and past the end of the
-answer (`ignore_eos`), once for each variant. An output is degenerate if some unit of its token ids
-stands at least 20 times in a row (`loops.detector`, the paper's detector). Needs a
-running server and this Python's own library only:
+Asks the problems of a task of an OpenAI-compatible endpoint under every penalty, at every
+temperature, with every seed, and says how many outputs fall into a loop and how many answers are
+right: the figures 2, 3 and 4 of the paper (arXiv 2504.20131).
 
-    scripts/serve &
-    python bench/repetition.py --out bench/results/repetition.json
+    python bench/repetition.py run --serve pocket --task pocket --out DIR
+    python bench/repetition.py run --base-url http://127.0.0.1:30000 --out DIR \\
+        --task aime2024=hub:OWNER/NAME@COMMIT --task gpqa=gpqa_diamond.csv \\
+        --penalty none --penalty lz --penalty lz_penalty=0.15,lz_cost=rate \\
+        --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
+    python bench/repetition.py judge DIR --judge-url URL --judge-model NAME
+    python bench/repetition.py report DIR
 
-What it does not say: whether the text is any good, or what another model does. A unit of more than
-25 tokens cannot stand 20 times in 512, so slow loops go unseen at the paper's threshold; the lower
-thresholds in the result show some of them. The prompts were written by hand, not drawn from a
-population, so the shares carry no error bars.
+`COMMAND --help` is the manual. The same `run` again goes on where it was stopped, in whatever way;
+no finished sample is lost and none is asked for twice. DIR holds run.json (settings, machine,
+server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the report.
+
+An output is degenerate if some unit of its token ids stands at least 20 times in a row
+(`loops.detector`, the paper's detector); of an endpoint that does not tell token ids, characters.
 """
 
+from __future__ import annotations
+
 import argparse
-import hashlib
+import asyncio
+import importlib.util
 import json
+import os
 import shlex
+import signal
 import sys
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from common import ROOT, compact_rows, machine, versions
-from loops.detector import DEGENERATE_REPEATS, Repetition, longest_repetition
+from common import commit, environment, versions
+from loops import grid, sampling, scores, tasks
 
-PROMPTS = ROOT / "bench" / "prompts.txt"
-VARIANTS: dict[str, dict[str, object]] = {
-    "no penalty": {},
-    "lz_penalty 0.15, marginal": {"lz_penalty": 0.15, "lz_cost": "marginal"},
-    "lz_penalty 0.15, rate": {"lz_penalty": 0.15, "lz_cost": "rate"},
-    "lz_penalty 0.3, rate": {"lz_penalty": 0.3, "lz_cost": "rate"},
-    "repetition_penalty 1.2": {"repetition_penalty": 1.2},
-    "frequency_penalty 0.5": {"frequency_penalty": 0.5},
-}
-# The paper's threshold, then lower ones that also see loops of a longer unit.
-THRESHOLDS = (DEGENERATE_REPEATS, 10, 5)
-TIMEOUT_SECONDS = 600.0
+TEMPERATURES = [0.0, 0.3, 0.6, 0.8, 1.0, 1.2]
+PENALTIES = ["none", "lz_penalty=0.15,lz_cost=marginal", "lz_penalty=0.15,lz_cost=rate"]
 
 
-def request(url: str, body: dict[str, object] | None = None) -> Any:
-    """Return the JSON answer to a GET, or to a POST if there is a body."""
-    message = urllib.request.Request(
-        url,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run", help="sample, score and report", description=RUN_HELP, formatter_class=formatter
     )
-    with urllib.request.urlopen(message, timeout=TIMEOUT_SECONDS) as answer:
-        return json.load(answer)
-
-
-def complete(
-    base_url: str, prompt: str, max_tokens: int, penalty: dict[str, object]
-) -> tuple[list[int], str]:
-    """Return the token ids and the text of one greedy answer of exactly `max_tokens` tokens."""
-    answer = request(
-        f"{base_url}/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            **penalty,
-        },
+    run.set_defaults(call=run_command)
+    run.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run directory")
+    run.add_argument(
+        "--task",
+        action="append",
+        required=True,
+        metavar="TASK",
+        help="aime2024=WHERE, aime2025=WHERE, gpqa=WHERE, jsonl=FILE or pocket; repeatable",
     )
-    choice = answer["choices"][0]
-    tokens: list[int] = choice["response_token_ids"]
-    if len(tokens) != max_tokens:
-        raise RuntimeError(
-            f"{prompt!r}: {len(tokens)} tokens came back, {max_tokens} were asked for"
+    run.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
+    run.add_argument(
+        "--penalty",
+        action="append",
+        metavar="PENALTY",
+        help="a preset or field=value[,field=value...]; repeatable "
+        "(default: none and lz_penalty 0.15 in both costs)",
+    )
+    run.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=TEMPERATURES,
+        metavar="T",
+        help=f"default: {' '.join(f'{t:g}' for t in TEMPERATURES)}",
+    )
+    run.add_argument("--seeds", type=int, default=3, metavar="N", help="default: %(default)s")
+
+    where = run.add_argument_group("endpoint").add_mutually_exclusive_group()
+    where.add_argument(
+        "--base-url", default="http://127.0.0.1:30000", metavar="URL", help="default: %(default)s"
+    )
+    where.add_argument(
+        "--serve",
+        metavar="MODEL",
+        help="start a server of this model with scripts/serve, and end it",
+    )
+    run.add_argument(
+        "--serve-arg",
+        action="append",
+        default=[],
+        metavar="ARG",
+        help="an argument for that server, as --serve-arg=--tp=2; repeatable",
+    )
+    run.add_argument("--model", metavar="NAME", help="default: the endpoint's only model")
+    run.add_argument(
+        "--endpoint", choices=list(sampling.PATHS), default="chat", help="default: %(default)s"
+    )
+    run.add_argument(
+        "--concurrency",
+        type=int,
+        default=32,
+        metavar="N",
+        help="requests at a time (default: %(default)s)",
+    )
+    run.add_argument(
+        "--timeout",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="that one request may take (default: %(default)g)",
+    )
+    run.add_argument(
+        "--max-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="of an answer (default: %(default)s)",
+    )
+    run.add_argument("--ignore-eos", action="store_true", help="sample past the answer's end")
+    run.add_argument(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="a further field of every request; repeatable",
+    )
+
+    report = commands.add_parser("report", help="score and report again from what is kept")
+    report.add_argument("directory", type=Path, metavar="DIR")
+    report.set_defaults(call=lambda found: finish(found.directory))
+    return parser.parse_args(arguments)
+
+
+RUN_HELP = f"""\
+Sample a grid, score it and write the report (which needs matplotlib).
+
+tasks      aime2024, aime2025, gpqa (GPQA-diamond): WHERE is a .jsonl, .csv or .parquet file, or
+           hub:OWNER/NAME@COMMIT[:FILE], a dataset of the Hugging Face hub at a full commit
+           jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?}}
+           pocket: the held-out problems of the pocket reasoner, bench/pocket.jsonl
+penalties  none, or request fields, as lz_penalty=0.15,lz_cost=rate; several make a combination.
+           Presets, each for several strengths: {", ".join(list(grid.PRESETS)[1:])}
+models     for --serve: a path or name as sglang takes it, or demo, or pocket
+key        of an endpoint that wants one: OPENAI_API_KEY of the environment
+
+At temperature 0 a seed changes nothing, so every item is sampled once there. Before the first
+sample each penalty's field is sent with a value out of its range: an endpoint that answers ignores
+the field, and the run is refused. Whether it honours seeds is tried too, and recorded; SGLang does
+with --enable-deterministic-inference only, which --serve gives it.
+"""
+
+
+def run_command(arguments: argparse.Namespace) -> None:
+    """Sample what is missing, then score and report."""
+    items = [item for spec in arguments.task for item in tasks.load(spec, arguments.limit)]
+    wanted = grid.Grid(
+        grid.expand(arguments.penalty or PENALTIES),
+        grid.check_temperatures(arguments.temperature),
+        _at_least_1("--seeds", arguments.seeds),
+    )
+    _at_least_1("--concurrency", arguments.concurrency)
+    _at_least_1("--max-tokens", arguments.max_tokens)
+    if arguments.serve is None:
+        if arguments.serve_arg:
+            raise ValueError("--serve-arg goes with --serve.")
+        sample(arguments, items, wanted, arguments.base_url)
+    else:
+        log = arguments.out / "server.log"
+        print(f"starting a server of {arguments.serve}; its output: {log}", file=sys.stderr)
+        with sampling.serving(arguments.serve, arguments.serve_arg, log) as base_url:
+            sample(arguments, items, wanted, base_url)
+    finish(arguments.out)
+
+
+def sample(
+    arguments: argparse.Namespace, items: list[tasks.Item], wanted: grid.Grid, base_url: str
+) -> None:
+    """Probe the endpoint, then sample what is missing."""
+    base_url = base_url.rstrip("/").removesuffix("/v1")
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    models, server = sampling.discover(base_url, headers)
+    if arguments.model is None and len(models) != 1:
+        raise ValueError(f"--model must be one of {', '.join(models)}.")
+    endpoint = sampling.Endpoint(
+        base_url=base_url,
+        model=arguments.model or models[0],
+        kind=arguments.endpoint,
+        max_tokens=arguments.max_tokens,
+        fields=_request_fields(arguments),
+        headers=headers,
+    )
+    endpoint, seed_honoured = asyncio.run(sampling.probe(endpoint, items, wanted.variants))
+    if seed_honoured is False:
+        print(
+            "warning: this endpoint does not honour seeds, so nobody can repeat these samples "
+            "(SGLang does with --enable-deterministic-inference).",
+            file=sys.stderr,
         )
-    return tokens, choice["message"]["content"]
-
-
-def run_variant(
-    base_url: str, prompts: list[str], max_tokens: int, concurrency: int, penalty: dict[str, object]
-) -> dict[str, object]:
-    """Send every prompt under one penalty; return the counts and one row a prompt."""
-
-    def one(prompt: str) -> tuple[Repetition, str]:
-        tokens, text = complete(base_url, prompt, max_tokens, penalty)
-        return longest_repetition(tokens), hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        rows = list(pool.map(one, prompts))
-    repeats = sorted(repetition.repeats for repetition, _ in rows)
-    return {
-        "request": penalty,
-        "degenerate_share": round(share(repeats, DEGENERATE_REPEATS), 4),
-        "outputs_with_at_least": {n: sum(count >= n for count in repeats) for n in THRESHOLDS},
-        "median_longest_repetition": repeats[len(repeats) // 2],
-        "rows": [[row.repeats, row.period, row.start, text] for row, text in rows],
+    facts = environment(server)
+    settings = {
+        "endpoint_model": endpoint.model,
+        "model_sha256": facts.pop("model_sha256"),
+        "endpoint": sampling.PATHS[endpoint.kind],
+        "items": len(items),
+        "items_sha256": sampling.items_digest(items),
+        "variants": [
+            {"name": v.name, "fields": v.fields, "family": v.family, "strength": v.strength}
+            for v in wanted.variants
+        ],
+        "temperatures": wanted.temperatures,
+        "seeds": wanted.seeds,
+        "max_tokens": endpoint.max_tokens,
+        "fields": endpoint.fields,
+        "unit": "tokens" if endpoint.token_ids else "characters",
+        "seed_honoured": seed_honoured,
     }
-
-
-def share(repeats: list[int], threshold: int) -> float:
-    """Return the share of outputs, in [0, 1], whose longest repetition reaches the threshold."""
-    return sum(count >= threshold for count in repeats) / len(repeats)
-
-
-def environment(base_url: str) -> dict[str, Any]:
-    """Say where and with what the numbers were measured."""
-    server = request(f"{base_url}/server_info")
-    weights = Path(server["model_path"]) / "model.safetensors"
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        **machine(),
-        "sglang": server["version"],
-        **versions("torch"),
-        "model": f"{weights.parent.parent.name}/{weights.parent.name}",
-        "model_sha256": _sha256(weights) if weights.is_file() else None,
-        "server": {
-            name: server.get(name)
-            for name in (
-                "device",
-                "dtype",
-                "tp_size",
-                "attention_backend",
-                "disable_overlap_schedule",
+    facts |= {
+        "model": facts["model"] if server else endpoint.model,
+        "command": shlex.join(["python", *sys.argv]),
+        "tasks": arguments.task,
+        "commit": commit(),
+        "concurrency": arguments.concurrency,
+        **versions("httpx", "numpy"),
+    }
+    with sampling.record(arguments.out, items, wanted, settings, facts) as kept:
+        try:
+            sampling.sample(
+                endpoint,
+                items,
+                wanted,
+                kept,
+                concurrency=arguments.concurrency,
+                timeout=arguments.timeout,
             )
-        },
-    }
+        finally:
+            print(f"{kept.directory}: {kept.written} samples are kept.", file=sys.stderr)
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """Return the result as a table for a README."""
-    total = len(result["prompts"])
-    lines = [
-        "| variant | degenerate: 20 in a row | 10 in a row | 5 in a row | median longest |",
-        "|---|---|---|---|---|",
-    ]
-    for name, variant in result["variants"].items():
-        counts = variant["outputs_with_at_least"].values()
-        cells = [f"{count}/{total} ({count / total:.2f})" for count in counts]
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | {variant['median_longest_repetition']} times |"
-        )
-    return "\n".join(lines)
+def finish(directory: Path) -> None:
+    """Write result.json and, with matplotlib, the report."""
+    scores.write_result(directory)
+    print(f"{directory / scores.RESULT} is written.", file=sys.stderr)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no report: matplotlib is not installed.", file=sys.stderr)
+        return
+    from loops.report import write_report
+
+    write_report(directory)
+    print(f"{directory / 'report.html'} is written.", file=sys.stderr)
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--base-url", default="http://127.0.0.1:30000", help="default: %(default)s")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file to write (default: print the table only)"
-    )
-    parser.add_argument("--max-tokens", type=int, default=512, help="default: %(default)s")
-    parser.add_argument(
-        "--concurrency", type=int, default=8, help="requests at a time (default: %(default)s)"
-    )
-    arguments = parser.parse_args()
-
-    prompts = PROMPTS.read_text().splitlines()
-    result: dict[str, Any] = {
-        "measures": (
-            "share of greedy outputs with a degenerate repetition: some unit of token ids at least "
-            f"{DEGENERATE_REPEATS} times in a row"
-        ),
-        "command": shlex.join(["python", *sys.argv]),
-        **environment(arguments.base_url),
-        "settings": {
-            "temperature": 0,
-            "max_tokens": arguments.max_tokens,
-            "ignore_eos": True,
-            "concurrency": arguments.concurrency,
-            "endpoint": "/v1/chat/completions",
-        },
-        "row_columns": [
-            "repeats",
-            "period in tokens",
-            "start in tokens",
-            "sha256 of the text, cut",
-        ],
-        "prompts": prompts,
-        "variants": {},
-    }
-    for name, penalty in VARIANTS.items():
-        print(f"{name}: {len(prompts)} prompts", file=sys.stderr, flush=True)
-        result["variants"][name] = run_variant(
-            arguments.base_url, prompts, arguments.max_tokens, arguments.concurrency, penalty
-        )
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(compact_rows(json.dumps(result, indent=1)))
-    print(markdown(result))
+    arguments = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        arguments.call(arguments)
+    except (ValueError, OSError, sampling.RunError) as error:
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _request_fields(arguments: argparse.Namespace) -> dict[str, object]:
+    fields: dict[str, object] = {"ignore_eos": True} if arguments.ignore_eos else {}
+    for field in arguments.field:
+        name, _, value = field.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            raise ValueError(f"--field must be NAME=JSON, got {field!r}.") from None
+    return fields
+
+
+def _at_least_1(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value}.")
+    return value
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Every prompt of `prompts.txt` is answered greedily, past the end of the answer, once for each
 variant, by a server that speculates. A verify step yields the draft tokens that it accepts and one
 more: their mean is the accept length. A loop is a degenerate repetition
-(`loops.detector`: a unit at least 20 times in a row); where an answer has one, it is
+(`sglang_lz.demo.repetition`: a unit at least 20 times in a row); where an answer has one, it is
 asked for again up to there, so that the steps before are told from the others. Requests go one at
 a time and the cache is flushed before each, so that an n-gram drafter knows nothing but the
 request itself. Needs a running server:
@@ -26,9 +26,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from common import compact_rows
+from common import ROOT, TIMEOUT_SECONDS, compact_rows, environment, request
 from loops.detector import DEGENERATE_REPEATS, longest_repetition
-from repetition import PROMPTS, TIMEOUT_SECONDS, environment, request
+
+PROMPTS = ROOT / "bench" / "prompts.txt"
 
 VARIANTS: dict[str, dict[str, object]] = {
     "no penalty": {},
@@ -187,8 +188,8 @@ def main() -> None:
         return
 
     prompts = PROMPTS.read_text().splitlines()
-    where = environment(arguments.base_url)
     info = request(f"{arguments.base_url}/server_info")
+    where = environment(info)
     if info["speculative_algorithm"] is None:
         parser.error(f"the server at {arguments.base_url} does not speculate")
     where["server"] |= {name: info.get(name) for name in SERVER_SETTINGS}
