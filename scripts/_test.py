@@ -17,12 +17,13 @@ usage: scripts/test [quick|full|containers] [argument of pytest ...]
 Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
 installed wheel, style and types, and the tests, which run against the installed wheel.
 
-  quick       without tests/server, which start real servers, and without building images; under
-              three minutes once set up
+  quick       without tests/server, which start real servers, without building images and without a
+              browser; under three minutes once set up
   full        all (the default)
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
-The images are built and run with podman, as root; on Debian it is installed if it is missing.
+The images are built and run with podman, as root, and the benchmark's report is opened in Chromium;
+on Debian both are installed if they are missing.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores;
 -n 0 runs them one after the other, as a debugger wants them.
@@ -30,6 +31,7 @@ Arguments of pytest, such as a test file or -k, apply to the tests only. They ru
 
 
 MODES = ("quick", "full", "containers")
+SLOW = ("server", "deploy/test_*_image.py", "deploy/test_report_page.py")
 
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
@@ -83,7 +85,7 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     pytest += ["-n", str(workers), "--dist", "loadgroup", "--no-loadscope-reorder"]
     pytest += {
-        "quick": ["--ignore=tests/server", "--ignore-glob=tests/deploy/test_*_image.py"],
+        "quick": [f"--ignore-glob=tests/{tests}" for tests in SLOW],
         "full": [],
         "containers": ["tests/deploy"],
     }[mode]

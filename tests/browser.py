@@ -26,6 +26,11 @@ QUIET = [
 ]
 
 
+def find_browser() -> str | None:
+    """The path of a browser, if one is installed."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 class Page:
     """The one page of a browser.
 
@@ -98,7 +103,8 @@ class Page:
 @contextmanager
 def browser(profile: Path) -> Iterator[Page]:
     """A browser with its profile in an empty folder; ended at the end."""
-    program = next(filter(None, map(shutil.which, NAMES)))
+    program = find_browser()
+    assert program, f"none of {', '.join(NAMES)} is installed"
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
     # The protocol's descriptors are 3 and 4.
@@ -113,7 +119,7 @@ def browser(profile: Path) -> Iterator[Page]:
         yield page
         page._session = {}
         page.call("Browser.close")
-        process.wait(20)
+        process.wait(120)
     finally:
         process.kill()
         process.wait()

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -29,22 +30,22 @@ class ToolsMissing(Exception):
     """The message says which, and what to do."""
 
 
-def install_tools() -> None:
-    """Install what is missing of `TOOLS`, where we may.
+def install_tools(tools: Sequence[str] = TOOLS, tests: str = "test_*_image.py") -> None:
+    """Install what is missing of the tools that some files of tests need, where we may.
 
     Raises:
         ToolsMissing: we may not.
         subprocess.CalledProcessError: apt-get could not; the reason is on standard error.
     """
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in tools if shutil.which(tool) is None]
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         names = " ".join(missing)
         raise ToolsMissing(
-            f"the images' tests run as root and need {', '.join(missing)} (on Debian and Ubuntu: "
-            f"apt-get install {names}); without these tests: "
-            "scripts/test full --ignore-glob='tests/deploy/test_*_image.py'."
+            f"tests/deploy/{tests} need {', '.join(missing)}, which takes root (on Debian and "
+            f"Ubuntu: apt-get install {names}); without these tests: "
+            f"scripts/test full --ignore-glob='tests/deploy/{tests}'."
         )
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     env.pop("TMPDIR", None)  # of ours, which apt's own user cannot reach
