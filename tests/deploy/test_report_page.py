@@ -60,6 +60,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def quiet_and_alone(page: Page, report: Path) -> Iterator[None]:
     """Nothing is logged, and nothing is asked for but the page itself."""
     page.requests.clear()
+    page.complaints.clear()
     yield
     page.evaluate("1")  # what was on its way has arrived
     assert page.complaints == []
