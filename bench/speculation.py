@@ -1,6 +1,6 @@
 """Measure what the LZ penalty costs speculative decoding: accepted drafts, in loops and outside.
 
-Every prompt of `prompts.txt` is answered greedily, past the end of the answer, once for each
+Every prompt of `prompts.jsonl` is answered greedily, past the end of the answer, once for each
 variant, by a server that speculates. A verify step yields the draft tokens that it accepts and one
 more: their mean is the accept length. A loop is a degenerate repetition
 (`sglang_lz.demo.repetition`: a unit at least 20 times in a row); where an answer has one, it is
@@ -29,7 +29,7 @@ from typing import Any
 from common import ROOT, TIMEOUT_SECONDS, compact_rows, environment, request
 from loops.detector import DEGENERATE_REPEATS, longest_repetition
 
-PROMPTS = ROOT / "bench" / "prompts.txt"
+PROMPTS = ROOT / "bench" / "prompts.jsonl"
 
 VARIANTS: dict[str, dict[str, object]] = {
     "no penalty": {},
@@ -187,7 +187,7 @@ def main() -> None:
         plot(json.loads(arguments.result.read_text()), arguments.plot)
         return
 
-    prompts = PROMPTS.read_text().splitlines()
+    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     info = request(f"{arguments.base_url}/server_info")
     where = environment(info)
     if info["speculative_algorithm"] is None:

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,6 +31,9 @@ BATCH = 4
 STEPS = 400
 PEAK_LEARNING_RATE = 2e-3
 
+# int64 tokens and the tokens wanted after each of them, both (rows, length); -100 is not wanted.
+Batch = tuple[torch.Tensor, torch.Tensor]
+
 # What `corpus.chat` writes, as a template. No default system message: the corpus has none.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -40,8 +43,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(chapters: list[corpus.Topic]) -> Qwen2Tokenizer:
-    """Learn a byte-level BPE of `VOCAB_SIZE` ids, specials first: any byte string has an encoding.
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
+    """Learn a byte-level BPE of `vocab_size` ids, specials first: any byte string has an encoding.
 
     The normalizer and the pre-tokenizer are Qwen2's, because a loader goes by the model's type and
     puts those in.
@@ -49,9 +52,9 @@ def train_tokenizer(chapters: list[corpus.Topic]) -> Qwen2Tokenizer:
     backend = Qwen2Tokenizer().backend_tokenizer
     backend.model = models.BPE()
     backend.train_from_iterator(
-        ("\n\n".join(chapter.paragraphs) for chapter in chapters),
+        texts,
         trainers.BpeTrainer(  # type: ignore[no-untyped-call]
-            vocab_size=VOCAB_SIZE,
+            vocab_size=vocab_size,
             special_tokens=[corpus.END_OF_TEXT, corpus.IM_START, corpus.IM_END],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -90,10 +93,8 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
-def batches(
-    tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int
-) -> Iterator[torch.Tensor]:
-    """Yield int64 (BATCH, CONTEXT + 1) without end: each row an example and the next ones."""
+def batches(tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int) -> Iterator[Batch]:
+    """Yield rows of CONTEXT tokens without end: each row an example and the next ones."""
     texts = corpus.examples(chapters, seed)
     width = CONTEXT + 1
     while True:
@@ -103,11 +104,12 @@ def batches(
             while len(row) < width:
                 row += tokenizer.encode(next(texts), truncation=True, max_length=width)
             rows.append(row[:width])
-        yield torch.tensor(rows)
+        tokens = torch.tensor(rows)
+        yield tokens[:, :-1], tokens[:, 1:]
 
 
 def train(
-    model: Qwen2ForCausalLM, data: Iterator[torch.Tensor], steps: int, report_every: int = 25
+    model: Qwen2ForCausalLM, data: Iterator[Batch], steps: int, report_every: int = 25
 ) -> float:
     """Train in place for `steps` batches; return the mean loss of the last tenth in nats/token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95))
@@ -120,9 +122,9 @@ def train(
     losses: list[float] = []
     start = time.monotonic()
     for step in range(1, steps + 1):
-        rows = next(data)
-        logits = model(input_ids=rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        tokens, wanted = next(data)
+        logits = model(input_ids=tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -168,7 +170,9 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     chapters = corpus.load()
-    tokenizer = train_tokenizer(chapters)
+    tokenizer = train_tokenizer(
+        ("\n\n".join(chapter.paragraphs) for chapter in chapters), VOCAB_SIZE
+    )
     model = new_model(tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(chapters)} topics, {len(tokenizer)} ids, {parameters / 1e6:.2f} M parameters")
