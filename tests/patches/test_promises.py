@@ -216,6 +216,20 @@ class TestCPU:
         assert backend("cpu", None) == {"attention_backend": "torch_native"}
         assert backend("cuda", "EAGLE") == {}
 
+    def test_deterministic_inference_takes_the_backends_of_a_cpu(self) -> None:
+        """cpu/deterministic"""
+        from sglang.srt.arg_groups.overrides import _deterministic_attention_backend
+
+        def check(device: str) -> dict[str, str]:
+            view = SimpleNamespace(
+                device=device, enable_deterministic_inference=True, attention_backend="intel_amx"
+            )
+            return _deterministic_attention_backend(view)
+
+        assert check("cpu") == {}
+        with pytest.raises(ValueError, match="intel_amx"):
+            check("cuda")
+
     def test_pages_need_no_triton(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """cpu/speculative-attention"""
         from sglang.srt.mem_cache import allocation

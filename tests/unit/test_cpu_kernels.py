@@ -1,5 +1,6 @@
 """The CPU stand-in for `sgl_kernel` against plain loops that say what each kernel means."""
 
+import struct
 from types import ModuleType
 
 import torch
@@ -131,6 +132,36 @@ def test_rotate_input_ids(kernels: ModuleType, lengths: list[int], select: bool)
     )
 
     assert ids.tolist() == expected
+
+
+def test_murmur_hash32(kernels: ModuleType) -> None:
+    assert murmur_hash32(b"") == 0
+    assert murmur_hash32(b"test", 0x9747B28C) == 0x704B81DC  # a vector known of the original
+    seeds, positions = [0, 7, 2**63 - 1, 2**64 - 1, 2**40 + 3], [0, 5, 100_000, 2**31 - 1, 1]
+    hashed = kernels.murmur_hash32_cpu(
+        torch.tensor(seeds, dtype=torch.uint64), torch.tensor(positions), torch.arange(40)
+    )
+    assert hashed.dtype == torch.uint32
+    assert hashed.tolist() == [
+        [murmur_hash32(struct.pack("<QII", seed, position, column)) for column in range(40)]
+        for seed, position in zip(seeds, positions, strict=True)
+    ]
+
+
+def murmur_hash32(data: bytes, seed: int = 0) -> int:
+    """MurmurHash3_x86_32 of whole blocks of 4 bytes, in integers without bounds."""
+
+    def rotated(value: int, bits: int) -> int:
+        return (value << bits | value >> 32 - bits) % 2**32
+
+    hashed = seed
+    for (block,) in struct.iter_unpack("<I", data):
+        hashed ^= rotated(block * 0xCC9E2D51 % 2**32, 15) * 0x1B873593 % 2**32
+        hashed = (rotated(hashed, 13) * 5 + 0xE6546B64) % 2**32
+    hashed ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed = (hashed ^ hashed >> shift) * factor % 2**32
+    return hashed ^ hashed >> 16
 
 
 def test_operators_are_registered_but_not_the_sign_of_amx(kernels: ModuleType) -> None:

@@ -19,6 +19,7 @@ from .cache import (
 )
 from .sampling import (
     chain_speculative_sampling_triton,
+    murmur_hash32_cpu,
     top_k_renorm_prob,
     top_p_renorm_prob,
     tree_speculative_sampling_target_only,
@@ -44,6 +45,7 @@ __all__ = [
     "extend_attention_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
+    "murmur_hash32_cpu",
     "rotate_input_ids_cpu",
     "top_k_renorm_prob",
     "top_p_renorm_prob",

@@ -1,10 +1,51 @@
-"""Random choice in speculative decoding.
+"""Random choice: the numbers of a seed, and how speculative decoding chooses.
 
 Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as in `speculative`.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import torch
+
+from .operators import operator
+
+_32_BITS = 0xFFFFFFFF
+
+
+@operator()
+def murmur_hash32_cpu(
+    seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
+) -> torch.Tensor:
+    """The 32-bit MurmurHash3, its own seed 0, of (seed, position, column): 8, 4 and 4 bytes.
+
+    Source: Appleby, https://github.com/aappleby/smhasher, MurmurHash3_x86_32, public domain.
+
+    Args:
+        seed: (B,) uint64.
+        positions: (B,) int.
+        col_indices: (V,) int.
+
+    Returns:
+        (B, V) uint32.
+    """
+    seed = seed.view(torch.int64)  # most operators know no uint64
+    hashed = torch.zeros_like(seed)
+    for block in (seed, seed >> 32, positions.long()):
+        hashed = _mixed(hashed, block & _32_BITS)
+    hashed = _mixed(hashed[:, None], col_indices.long()[None] & _32_BITS) ^ 16
+    # The products of 32 bits overflow 64 and wrap around, which leaves the low 32 as they are.
+    hashed = ((hashed ^ hashed >> 16) * 0x85EBCA6B) & _32_BITS
+    hashed = ((hashed ^ hashed >> 13) * 0xC2B2AE35) & _32_BITS
+    return (hashed ^ hashed >> 16).to(torch.uint32)
+
+
+def _mixed(hashed: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """A state and a block of MurmurHash3, both int64 in [0, 2**32), mixed."""
+    block = _rotated(block * 0xCC9E2D51 & _32_BITS, 15) * 0x1B873593 & _32_BITS
+    return (_rotated(hashed ^ block, 13) * 5 + 0xE6546B64) & _32_BITS
+
+
+def _rotated(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return (value << bits | value >> 32 - bits) & _32_BITS
 
 
 def _keep(probs: torch.Tensor, order: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
