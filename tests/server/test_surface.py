@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from server.client import OFF, Json, Lz, generate, post, post_ok
+from server.client import OFF, STREAM_TRIES, Json, Lz, generate, post, post_ok
 from server.configurations import on
 from server.contract import check
 from server.endpoints import Endpoint, every_endpoint, prompt_ids
@@ -82,12 +82,20 @@ def test_each_field_takes_effect(
     assert answer.status_code == 200, answer.text
     if not stream:
         assert endpoint.text(answer.json()) == text
-    elif endpoint.name.startswith("ollama"):  # upstream drops the last event's text there
-        streamed = endpoint.streamed(answer)
+        return
+    streamed = endpoint.streamed(answer)
+    if endpoint.name.startswith("ollama"):
+        # Upstream drops the last event's text there, and a server that is short of time sends as
+        # one event what has piled up.
+        for _ in range(STREAM_TRIES):
+            if len(streamed) > len(text) // 2:
+                break
+            answer = endpoint.send(server, content, NEW_TOKENS, PAIRS[field][0], stream=True)
+            streamed = endpoint.streamed(answer)
         assert text.startswith(streamed)
         assert len(streamed) > len(text) // 2
     else:
-        assert endpoint.streamed(answer) == text
+        assert streamed == text
 
 
 @on("overlap")
