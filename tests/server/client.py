@@ -79,6 +79,14 @@ def post_ok(server: Server, path: str, body: Json) -> Any:
     return answer.json()
 
 
+def flush_cache(server: Server) -> None:
+    """Forget all prefixes, once the server has no batch in flight any more.
+
+    It may still compute a step ahead when it has answered its last request, and would refuse.
+    """
+    assert post(server, f"/flush_cache?timeout={TIMEOUT_SECONDS}", {}).ok
+
+
 def request_body(
     prompt: Sequence[int],
     new_tokens: int,

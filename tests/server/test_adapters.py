@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from server.client import Lz, Sample, generate, post, post_ok, request_body, to_sample, top_rows
+from server.client import (
+    Lz,
+    Sample,
+    flush_cache,
+    generate,
+    post_ok,
+    request_body,
+    to_sample,
+    top_rows,
+)
 from server.configurations import on
 from server.contract import SUMMARY, TOLERANCE, Case, deviations
 from server.launch import Server, model_path
@@ -77,7 +86,7 @@ def test_hidden_states(server: Server) -> None:
     sample = to_sample(prompt, answer)
     assert sample.outputs == generate(server, prompt, 8, lz).outputs
     assert sample.outputs != generate(server, prompt, 8).outputs
-    assert post(server, "/flush_cache", {}).ok  # only what is computed anew has states
+    flush_cache(server)  # only what is computed anew has states
     body = request_body([*prompt, *sample.outputs[:-1]], 1) | {"return_hidden_states": True}
     expected = post_ok(server, "/generate", body)["meta_info"]["hidden_states"][0]
     prefilled, *decoded = answer["meta_info"]["hidden_states"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from server.client import Sample, generate, post
+from server.client import Sample, flush_cache, generate, post
 from server.configurations import CONFIGURATIONS, on
 from server.launch import Server, serving
 from server.prompts import repetitive
@@ -17,7 +17,7 @@ PROMPTS = 20
 
 def answers(server: Server, **sampling: object) -> list[Sample]:
     """One greedy sample for each of the prompts, one request after the other, nothing cached."""
-    assert post(server, "/flush_cache", {}).ok
+    flush_cache(server)
     rng = random.Random("stock")
     return [generate(server, repetitive(rng, 8 + 2 * i), 32, **sampling) for i in range(PROMPTS)]
 
