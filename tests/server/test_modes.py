@@ -200,12 +200,15 @@ def test_pause_and_continue(server: Server, how: str) -> None:
     pauses = []
     with ThreadPoolExecutor(len(cases)) as pool:
         futures = [pool.submit(c.run, server) for c in cases]
-        for _ in range(3):
-            time.sleep(0.2)
+        # Longer and longer apart: on any machine one pause finds them running, and all end.
+        running_seconds = 0.2
+        while not all(future.done() for future in futures):
+            time.sleep(running_seconds)
             assert post(server, "/pause_generation", {"mode": how}).ok
             pauses.append(time.time())
             time.sleep(0.1)
             assert post(server, "/continue_generation", {}).ok
+            running_seconds *= 1.3
         samples = [future.result() for future in futures]
     for c, sample in zip(cases, samples, strict=True):
         c.check(server, sample, f"{server.config.name}: pause, {how}")
