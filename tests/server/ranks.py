@@ -7,7 +7,7 @@ import time
 
 from server.launch import Server
 
-SETTLING_SECONDS = 10
+SETTLING_SECONDS = 60
 
 # The hook, the batch rows with a penalty, and a digest of the logits after it.
 Step = tuple[str, list[int], str]
@@ -16,8 +16,8 @@ Step = tuple[str, list[int], str]
 def steps(server: Server, rank: int) -> list[Step]:
     """The penalised steps of a rank so far, oldest first."""
     path = server.digests / f"{rank}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [tuple(json.loads(line)) for line in lines]
+    text = path.read_text() if path.exists() else ""
+    return [tuple(json.loads(line)) for line in text.split("\n")[:-1]]  # the last may be half there
 
 
 def assert_ranks_agree(server: Server, ranks: int) -> list[Step]:

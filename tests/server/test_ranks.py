@@ -16,9 +16,12 @@ def test_tensor_parallel_ranks_adjust_alike(server: Server) -> None:
     """Each samples for itself: logits that differ in a bit could part their requests."""
     rng = random.Random("ranks")
     before = len(steps(server, 0))
-    check_together(server, mixed(rng, 8, 40, 24), f"{server.config.name}: ranks")
-    taken = assert_ranks_agree(server, ranks=2)[before:]
+    for new_tokens in (24, 48, 96):  # more, should the first end before the last come
+        check_together(server, mixed(rng, 8, 40, new_tokens), f"{server.config.name}: ranks")
+        taken = assert_ranks_agree(server, ranks=2)[before:]
+        if len(taken) >= 12 and max(len(rows) for _, rows, _ in taken) >= 4:
+            break
+    else:
+        raise AssertionError("too few penalised requests met in a batch")
     hooks = {hook for hook, _, _ in taken}
     assert hooks == ({"apply", "verify"} if server.config.draft else {"apply"})
-    assert len(taken) >= 12
-    assert max(len(rows) for _, rows, _ in taken) >= 4
