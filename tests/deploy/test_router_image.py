@@ -13,7 +13,9 @@ from server.launch import free_port
 
 pytestmark = pytest.mark.xdist_group("containers")
 
-STARTUP_SECONDS = 60
+STARTUP_SECONDS = 240
+REQUEST_SECONDS = 30
+GRACE_SECONDS = 60
 
 
 def test_it_starts_and_waits_for_servers(
@@ -31,14 +33,15 @@ def test_it_starts_and_waits_for_servers(
         status = 0
         while status != 200 and time.monotonic() < deadline:
             time.sleep(0.5)
-            with contextlib.suppress(requests.ConnectionError):
-                status = requests.get(f"http://127.0.0.1:{port}/liveness", timeout=5).status_code
+            with contextlib.suppress(requests.RequestException):
+                alive = requests.get(f"http://127.0.0.1:{port}/liveness", timeout=REQUEST_SECONDS)
+                status = alive.status_code
         log = podman.run("logs", container)
         assert status == 200, log.stdout + log.stderr
         # The kubelet sends no requests to a router without a server.
-        ready = requests.get(f"http://127.0.0.1:{port}/readiness", timeout=5)
+        ready = requests.get(f"http://127.0.0.1:{port}/readiness", timeout=REQUEST_SECONDS)
         assert ready.status_code == 503
-        podman("stop", "--time", "20", container)
+        podman("stop", "--time", str(GRACE_SECONDS), container)
         assert podman.inspect("container", container)["State"]["ExitCode"] == 0
     finally:
         podman("rm", "--force", "--time", "0", container)
