@@ -22,9 +22,11 @@ QWEN3 = (
     '{"architectures": ["Qwen3ForCausalLM"], "attention_bias": true, "head_dim": 32}',
 )
 
-# Upstream would find an address of the machine's own, and would wait for a CUDA event.
+# Upstream would find an address of the machine's own, would wait for a CUDA event, and would take
+# a prefill server that is slow to answer for dead.
 DISAGGREGATION = (
     ("SGLANG_HOST_IP", "127.0.0.1"),
+    ("SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE", "1000"),
     ("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0"),
 )
 

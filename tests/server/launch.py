@@ -20,7 +20,7 @@ from pathlib import Path
 
 import requests
 
-STARTUP_SECONDS = 300
+STARTUP_SECONDS = 600
 SHUTDOWN_SECONDS = 3
 TAIL_LINES = 40
 

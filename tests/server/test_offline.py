@@ -31,7 +31,7 @@ WRONG = (
     ("lz_include_prompt", "yes"),
     ("lz_cost", "cheap"),
 )
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 600
 
 
 def run_engine(job: dict[str, Any], folder: Path) -> Any:

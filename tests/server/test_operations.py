@@ -6,7 +6,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployment import MANIFESTS, containers, dashboard_queries, load, probe_paths
-from server.client import post_ok
+from server.client import TIMEOUT_SECONDS, post_ok
 from server.configurations import on
 from server.launch import Server
 
@@ -18,10 +18,10 @@ EVENTS = {"sglang:num_aborted_requests_total", "sglang:num_retracted_requests_to
 def test_the_dashboard_asks_for_what_the_server_exports(server: Server) -> None:
     body = {"text": "a b c a b c", "sampling_params": {"max_new_tokens": 8}}
     post_ok(server, "/generate", body)
-    requests.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=60)
+    requests.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=TIMEOUT_SECONDS)
     # As docker/monitoring/prometheus.yml has it: the names depend on it.
     accept = {"Accept": "text/plain;version=0.0.4"}
-    text = requests.get(f"{server.url}/metrics", headers=accept, timeout=30).text
+    text = requests.get(f"{server.url}/metrics", headers=accept, timeout=TIMEOUT_SECONDS).text
     exported: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -44,4 +44,4 @@ def test_the_probes_find_a_ready_server(server: Server) -> None:
     }
     assert "/health_generate" in paths
     for path in paths:
-        assert requests.get(f"{server.url}{path}", timeout=30).status_code == 200, path
+        assert requests.get(f"{server.url}{path}", timeout=TIMEOUT_SECONDS).status_code == 200, path

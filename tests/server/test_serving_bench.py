@@ -47,7 +47,8 @@ def test_a_static_batch_is_measured_and_taken_up_again(tmp_path: Path) -> None:
 @on("overlap")
 def test_a_server_is_measured_at_a_request_rate(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "live.json"
-    arguments = ("--rates", "inf", "--num-prompts", "4", "--input-len", "16", "--output-len", "8")
+    # Long enough that no stream comes in a single event, which would have no inter-token latency.
+    arguments = ("--rates", "inf", "--num-prompts", "4", "--input-len", "16", "--output-len", "48")
     where = ("--base-url", server.url, "--blocks", "1", "--out", str(out))
     assert "Smoke test" in run_bench("live", *where, *arguments)
     found = assert_measured(out, "server, inf requests/s", 1)["table"]["server, inf requests/s"]

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import requests
 
-from server.client import OFF, STREAM_TRIES, Json, Lz, generate, post, post_ok
+from server.client import (
+    OFF,
+    STREAM_TRIES,
+    TIMEOUT_SECONDS,
+    Json,
+    Lz,
+    generate,
+    post,
+    post_ok,
+)
 from server.configurations import on
 from server.contract import check
 from server.endpoints import Endpoint, every_endpoint, prompt_ids
@@ -182,7 +191,9 @@ def test_numbers_that_are_not_finite(
     """JSON has none: the server's parser or the field's check refuses them; 0.1 shows the rest."""
     body = json.dumps(endpoint.body("a", 2, {"lz_penalty": "?"})).replace('"?"', literal)
     headers = {"Content-Type": "application/json"}
-    answer = requests.post(f"{server.url}{endpoint.path}", data=body, headers=headers, timeout=30)
+    answer = requests.post(
+        f"{server.url}{endpoint.path}", data=body, headers=headers, timeout=TIMEOUT_SECONDS
+    )
     assert answer.status_code == status, answer.text
 
 
@@ -213,7 +224,7 @@ def test_a_misplaced_field_is_refused(
 @every_endpoint
 def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> None:
     """As properties, or by name in the description of the object that has no properties listed."""
-    document = requests.get(f"{server.url}/openapi.json", timeout=30).json()
+    document = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()
     content = document["paths"][endpoint.path]["post"]["requestBody"]["content"]
     reference = content["application/json"]["schema"]["$ref"]
     listed = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["properties"]
@@ -229,7 +240,7 @@ def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> Non
 
 @on("overlap", "defaults")
 def test_the_maximum_window_is_reported(server: Server) -> None:
-    info = requests.get(f"{server.url}/server_info", timeout=30).json()
+    info = requests.get(f"{server.url}/server_info", timeout=TIMEOUT_SECONDS).json()
     assert info["lz_max_window_size"] == (24 if server.config.name == "defaults" else 1024)
 
 
