@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,22 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+
+def fork_children(engine: ModuleType) -> None:
+    """Where LZ_TEST_FORK says so: a server's processes begin with what the first has imported.
+
+    Upstream spawns them, and each imports the same for ten seconds.
+    """
+    if not os.environ.get("LZ_TEST_FORK"):
+        return
+    configure = engine._set_envs_and_config
+
+    def configure_to_fork(*args: Any) -> None:
+        configure(*args)
+        multiprocessing.set_start_method("fork", force=True)
+
+    engine._set_envs_and_config = configure_to_fork
 
 
 def record_digests(penalizer: ModuleType) -> None:
@@ -83,6 +100,7 @@ def forget_pinning(_: ModuleType) -> None:
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "sglang_lz.penalizer": record_digests,
+    "sglang.srt.entrypoints.engine": fork_children,
     "sglang.srt.layers.attention.torch_native_backend": pad_attention,
     "sglang.srt.lora.layers": forget_pinning,
     "sglang.srt.disaggregation.mooncake.conn": keep_indices_on_host,
