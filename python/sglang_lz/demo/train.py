@@ -63,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
     learned = json.loads(backend.to_str())["model"]
     return Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(merge) for merge in learned["merges"]],  # type: ignore[misc]
+        merges=[tuple(merge) for merge in learned["merges"]],
         eos_token=corpus.IM_END,
         additional_special_tokens=[corpus.IM_START, corpus.IM_END],
         chat_template=CHAT_TEMPLATE,
@@ -90,7 +90,7 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         eos_token_id=tokenizer.convert_tokens_to_ids(corpus.IM_END),
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    return Qwen2ForCausalLM(config)
 
 
 def batches(tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int) -> Iterator[Batch]:
