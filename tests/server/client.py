@@ -16,7 +16,7 @@ from server.launch import Server, vocab_size
 
 Json = dict[str, Any]
 Rows = npt.NDArray[np.float64]
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 600
 STREAM_TRIES = 5
 
 

@@ -14,7 +14,7 @@ import requests
 
 from server.launch import Config, Server, free_port
 
-SECONDS = 300
+SECONDS = 600
 
 
 class Pair(Server):

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from server.launch import Server, model_path
 
 Json = dict[str, Any]
-TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True)
