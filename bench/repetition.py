@@ -125,6 +125,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="a further field of every request; repeatable",
     )
 
+    judge = commands.add_parser(
+        "judge",
+        help="ask a language model which outputs are degenerate, then score and report",
+        description="Ask a language model of every sample whether it is degenerate, for a second "
+        "opinion beside the detector's; both are kept. Again, it goes on where it was stopped. "
+        "OPENAI_API_KEY of the environment is the key.",
+    )
+    judge.set_defaults(call=judge_command)
+    judge.add_argument("directory", type=Path, metavar="DIR")
+    judge.add_argument(
+        "--judge-url", required=True, metavar="URL", help="as http://127.0.0.1:30000/v1"
+    )
+    judge.add_argument("--judge-model", required=True, metavar="NAME")
+    judge.add_argument(
+        "--concurrency",
+        type=int,
+        default=8,
+        metavar="N",
+        help="requests at a time (default: %(default)s)",
+    )
+
     report = commands.add_parser("report", help="score and report again from what is kept")
     report.add_argument("directory", type=Path, metavar="DIR")
     report.set_defaults(call=lambda found: finish(found.directory))
@@ -234,7 +255,26 @@ def sample(
                 timeout=arguments.timeout,
             )
         finally:
-            print(f"{kept.directory}: {kept.written} samples are kept.", file=sys.stderr)
+            print(f"{kept.directory}: {len(kept.done)} samples are kept.", file=sys.stderr)
+
+
+def judge_command(arguments: argparse.Namespace) -> None:
+    """Ask for the missing verdicts, then score and report."""
+    import openai  # takes seconds, and the other commands do without it
+
+    from loops import judging
+
+    _at_least_1("--concurrency", arguments.concurrency)
+    try:
+        judging.judge_all(
+            arguments.directory,
+            arguments.judge_url,
+            arguments.judge_model,
+            arguments.concurrency,
+        )
+    except openai.OpenAIError as error:
+        raise sampling.RunError(f"{arguments.judge_url}: {error}") from None
+    finish(arguments.directory)
 
 
 def finish(directory: Path) -> None:
@@ -250,10 +290,9 @@ def finish(directory: Path) -> None:
     print(f"{directory / 'report.html'} is written.", file=sys.stderr)
 
 
-def main() -> None:
-    """Run the command line."""
-    arguments = parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def main(given: list[str]) -> None:
+    """Run the command line with these arguments."""
+    arguments = parse(given)
     try:
         arguments.call(arguments)
     except (ValueError, OSError, sampling.RunError) as error:
@@ -281,4 +320,5 @@ def _at_least_1(name: str, value: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    main(sys.argv[1:])

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 from tqdm import tqdm
@@ -67,28 +67,54 @@ class RunError(Exception):
 # The run directory
 
 
+class Lines:
+    """A file of JSON lines that one process appends to, each line whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, made if it is missing, and cut off a last line that a kill left behind.
+
+        Raises:
+            RunError: another process has it open, or a line is no JSON object.
+        """
+        self._file = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise RunError(f"another process is writing {path}.") from None
+        self._file.seek(0)
+        written = self._file.read()
+        self._file.truncate(written.rfind(b"\n") + 1)
+        self.before = parse_lines(written, path)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Append a line; from here on it outlives a kill of this process."""
+        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; others may then write it."""
+        self._file.close()
+
+
 @dataclass
 class Record:
     """The open run directory; nobody else writes to it meanwhile.
 
     Attributes:
         directory: where it is.
-        run: what run.json says.
-        done: what was sampled before.
-        written: how many samples are in there.
+        done: what is sampled.
+        samples: samples.jsonl.
     """
 
     directory: Path
-    run: dict[str, Any]
     done: set[Key]
-    _samples: IO[bytes]
-    written: int
+    samples: Lines
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Append one sample; from here on it outlives a kill of this process."""
-        self._samples.write(json.dumps(sample, ensure_ascii=False).encode() + b"\n")
-        self._samples.flush()
-        self.written += 1
+    def add(self, key: Key, sample: Mapping[str, Any]) -> None:
+        """Append one sample."""
+        self.samples.add({**key._asdict(), **sample})
+        self.done.add(key)
 
 
 @contextlib.contextmanager
@@ -112,37 +138,32 @@ def record(
         RunError: another process writes there, or what is there was made with other settings.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / SAMPLES).open("a+b") as samples:
-        try:
-            fcntl.flock(samples, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"another process is sampling into {directory}.") from None
-        settings = json.loads(json.dumps(settings))  # lists for tuples, as run.json has them
+    with contextlib.closing(Lines(directory / SAMPLES)) as samples:
         if (directory / RUN).exists():
-            run = json.loads((directory / RUN).read_text())
-            for name, value in settings.items():
-                if run.get(name) != value:
-                    raise RunError(
-                        f"{directory} was begun with other settings: {name} was "
-                        f"{_shown(run.get(name))} and is {_shown(value)}. Give another --out, or "
-                        "remove that directory to begin anew."
-                    )
+            _compare(directory, json.loads(json.dumps(settings)))  # lists for tuples
         else:
-            run = {**facts, **settings}
             lines = [json.dumps(dataclasses.asdict(item), ensure_ascii=False) for item in items]
             write(directory / ITEMS, "".join(line + "\n" for line in lines))
-            write(directory / RUN, json.dumps(run, indent=1) + "\n")
-        samples.seek(0)
-        written = samples.read()
-        samples.truncate(written.rfind(b"\n") + 1)  # a kill may have cut the last line short
+            write(directory / RUN, json.dumps({**facts, **settings}, indent=1) + "\n")
         wanted, done = set(grid.keys(items)), set[Key]()
-        for number, sample in enumerate(parse_lines(written, directory / SAMPLES), 1):
+        for number, sample in enumerate(samples.before, 1):
             key = key_of(sample)
             if key not in wanted or key in done:
                 problem = "is there twice" if key in done else "is no part of this run"
                 raise RunError(f"{directory / SAMPLES}, line {number}: {tuple(key)} {problem}.")
             done.add(key)
-        yield Record(directory, run, done, samples, len(done))
+        yield Record(directory, done, samples)
+
+
+def _compare(directory: Path, settings: dict[str, Any]) -> None:
+    before = json.loads((directory / RUN).read_text())
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise RunError(
+                f"{directory} was begun with other settings: {name} was "
+                f"{_shown(before.get(name))} and is {_shown(value)}. Give another --out, or "
+                "remove that directory to begin anew."
+            )
 
 
 def parse_lines(written: bytes, path: Path) -> list[dict[str, Any]]:
@@ -422,7 +443,7 @@ async def _sample(
     prompts = {item.id: item.prompt for item in items}
     penalties = {variant.name: variant.fields for variant in grid.variants}
     keys = list(grid.keys(items))
-    missing = iter([key for key in keys if key not in kept.done])
+    missing = iter([key for key in keys if key not in kept.done])  # of all workers together
     finished: Counter[str] = Counter()
 
     async def work() -> None:
@@ -433,7 +454,7 @@ async def _sample(
             began = time.monotonic()
             answer = await endpoint.answer(client, body)
             seconds = round(time.monotonic() - began, 3)
-            kept.add({**key._asdict(), **answer, "seconds": seconds})
+            kept.add(key, {**answer, "seconds": seconds})
             finished[str(answer["finish_reason"])] += 1
             bar.set_postfix(finished, refresh=False)
             bar.update()

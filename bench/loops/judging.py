@@ -1,0 +1,56 @@
+"""Ask the judge of every sample of a run, resumably."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loops.judge import connect, judge
+from loops.sampling import SAMPLES, Lines, RunError, key_of, parse_lines
+from loops.scores import JUDGE
+
+
+def judge_all(directory: Path, base_url: str, model: str, concurrency: int) -> None:
+    """Append the missing verdicts to judge.jsonl.
+
+    Args:
+        directory: a run directory.
+        base_url: the judge's endpoint, the part before /chat/completions.
+        model: its name there; the verdicts of one file are one model's.
+        concurrency: requests at a time.
+
+    Raises:
+        OSError: there are no samples.
+        RunError: another process is at it, or another model gave the verdicts that are there.
+        openai.OpenAIError: the endpoint refuses a request, or does not answer.
+    """
+    path = directory / SAMPLES
+    samples = parse_lines(path.read_bytes(), path)
+    client = connect(base_url)
+
+    def ask(sample: dict[str, Any]) -> dict[str, Any]:
+        verdict, answer = judge(client, model, sample["text"])
+        return {**key_of(sample)._asdict(), "model": model, "verdict": verdict, "answer": answer}
+
+    with contextlib.closing(Lines(directory / JUDGE)) as verdicts:
+        for line in verdicts.before:
+            if line["model"] != model:
+                raise RunError(
+                    f"{directory / JUDGE} has verdicts of {line['model']}; remove it to ask "
+                    f"{model} instead."
+                )
+        done = {key_of(line) for line in verdicts.before}
+        missing = [sample for sample in samples if key_of(sample) not in done]
+        pool = ThreadPoolExecutor(concurrency)
+        try:
+            asked = [pool.submit(ask, sample) for sample in missing]
+            with tqdm(total=len(samples), initial=len(done), unit="verdict") as bar:
+                for answered in as_completed(asked):
+                    verdicts.add(answered.result())
+                    bar.update()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,547 @@
+"""bench/repetition.py: its grid, its run directory, its probes and its scores; a stub answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import repetition
+from loops import grid, sampling, scores, tasks
+from sglang_lz.params import LZParams
+
+LOOP = "again"
+DEFAULT_COST = LZParams().cost
+
+
+class Stub(ThreadingHTTPServer):
+    """An OpenAI-compatible endpoint whose answers depend on prompt, seed and penalty alone."""
+
+    daemon_threads = True
+    # As many as may wait to connect; the default of 5 refuses a burst.
+    request_queue_size = 128
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.known = {"lz_penalty", "lz_cost", "repetition_penalty", "return_token_ids"}
+        self.honours_seeds = True
+        self.fails: Counter[int] = Counter()
+        self.asked: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.refuses_after: int | None = None
+
+    @property
+    def samples(self) -> Counter[str]:
+        """How often each sample was asked for; what only probes is shorter."""
+        return Counter(json.dumps(body) for body in self.asked if body["max_tokens"] == 30)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Stub
+
+    def do_GET(self) -> None:
+        known = self.path == "/v1/models"
+        self.answer(200 if known else 404, {"data": [{"id": "stub"}]} if known else {})
+
+    def do_POST(self) -> None:
+        stub = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "max_completion_tokens" in body:  # the judge's
+            stub.asked.append(body)
+            loops = "Verdict: " + ("yes" if LOOP in body["messages"][1]["content"] else "no")
+            return self.answer(200, {"choices": [{"message": {"content": loops}}]})
+        for status in [status for status, left in stub.fails.items() if left]:
+            stub.fails[status] -= 1
+            return self.answer(status, {"error": {"message": "not today"}})
+        wrong = {"lz_penalty": -1, "repetition_penalty": -1, "lz_cost": "no such cost"}
+        for name, value in wrong.items():
+            if name in stub.known and body.get(name) == value:
+                return self.answer(400, {"error": {"message": f"{name} out of range"}})
+        stub.asked.append(body)
+        if stub.refuses_after is not None and len(stub.asked) > stub.refuses_after:
+            return self.answer(422, {"error": {"message": "not that"}})
+        time.sleep(stub.seconds)
+        used = {name: body[name] for name in sorted(stub.known & body.keys()) if "_p" in name}
+        seed = body["seed"] if stub.honours_seeds else len(stub.asked)
+        prompt = body.get("prompt") or body["messages"][0]["content"]
+        digest = hashlib.sha256(f"{prompt} {seed} {body['temperature'] > 0} {used}".encode())
+        words = [LOOP] * 25 if prompt.endswith("loop") and not used else []
+        ids = list(digest.digest()[:5]) + [7] * len(words)
+        text = " ".join([digest.hexdigest(), *words, "Answer: 42"])
+        chat = "messages" in body
+        said = {"message": {"content": text}} if chat else {"text": text}
+        told = {"response_token_ids" if chat else "token_ids": ids}
+        if "return_token_ids" in stub.known and body.get("return_token_ids"):
+            said |= told
+        choice = {**said, "finish_reason": "length" if words else "stop"}
+        return self.answer(200, {"choices": [choice], "usage": {"completion_tokens": len(ids)}})
+
+    def answer(self, status: int, content: dict[str, Any]) -> None:
+        raw = json.dumps(content).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was killed
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """Six problems, two of which the stub answers with a loop."""
+    file = tmp_path / "problems.jsonl"
+    rows = [
+        {"id": i, "prompt": f"problem {i}{' loop' * (i < 2)}", "answer": "42", "group": "ab"[i % 2]}
+        for i in range(6)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def arguments(stub: Stub, problems: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("run", "--base-url", stub.url, "--out", str(out), "--task", f"jsonl={problems}"),
+        *("--max-tokens", "30", "--seeds", "2", "--temperature", "0", "0.7"),
+        *("--penalty", "none", "--penalty", "lz_penalty=0.15", *more),
+    ]
+
+
+def run(stub: Stub, problems: Path, out: Path, *more: str) -> None:
+    repetition.main(arguments(stub, problems, out, *more))
+
+
+def refusal(stub: Stub, problems: Path, out: Path, *more: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        run(stub, problems, out, *more)
+    assert isinstance(caught.value.code, str)
+    return caught.value.code
+
+
+@contextlib.contextmanager
+def process(
+    stub: Stub, problems: Path, out: Path, samples: int, *more: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The real command, once it has written so many samples."""
+    command = [sys.executable, repetition.__file__, *arguments(stub, problems, out, *more)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            while not (out / "samples.jsonl").exists() or len(kept(out)) < samples:
+                assert started.poll() is None, started.communicate()
+                time.sleep(0.02)
+            yield started
+        finally:
+            started.kill()
+
+
+SAMPLES = 6 * 2 * 3  # problems, variants; one seed at temperature 0 and two at 0.7
+
+
+def kept(out: Path) -> dict[Any, dict[str, Any]]:
+    """The samples of a run directory by key, without what the clock says."""
+    whole = (out / "samples.jsonl").read_text().split("\n")[:-1]
+    lines = [json.loads(line) for line in whole]
+    found = {sampling.key_of(line): line for line in lines}
+    assert len(found) == len(lines), "a sample is there twice"
+    for line in lines:
+        del line["seconds"]
+    return found
+
+
+class TestGrid:
+    @pytest.mark.parametrize(
+        ("penalty", "names"),
+        [
+            ("none", ["none"]),
+            ("lz_penalty=0.15,lz_cost=marginal", ["lz 0.15"]),
+            ("lz_penalty=0.150,lz_cost=rate", ["lz rate 0.15"]),
+            ("repetition_penalty=1.2", ["repetition 1.2"]),
+            (
+                "lz_penalty=0.2,lz_cost=marginal,lz_window_size=64,lz_include_prompt=true",
+                ["lz 0.2, window 64, prompt"],
+            ),
+            ("frequency_penalty=0.2,repetition_penalty=1.1", ["frequency 0.2 + repetition 1.1"]),
+            ("lz_penalty=0.1,lz_cost=rate,top_k=5", ["lz rate 0.1 + top_k 5"]),
+            ("repetition", [f"repetition 1.{i}" for i in range(1, 6)]),
+            ("lz-rate", [f"lz rate {alpha}" for alpha in (0.05, 0.1, 0.15, 0.2, 0.3)]),
+        ],
+    )
+    def test_names(self, penalty: str, names: list[str]) -> None:
+        assert [variant.name for variant in grid.expand([penalty])] == names
+
+    def test_a_family_is_the_name_without_the_strength(self) -> None:
+        given = ["lz_penalty=0.2,lz_cost=rate,lz_buffer_size=8", "presence_penalty=1", "none"]
+        found = [(variant.family, variant.strength) for variant in grid.expand(given)]
+        assert found == [("lz rate, buffer 8", 0.2), ("presence", 1.0), ("", None)]
+        (both,) = grid.expand(["presence_penalty=1,frequency_penalty=1"])
+        assert (both.family, both.strength) == ("", None)
+
+    def test_the_cost_is_sent_so_that_a_name_means_the_same_everywhere(self) -> None:
+        (variant,) = grid.expand(["lz_penalty=0.15"])
+        assert variant.fields == {"lz_penalty": 0.15, "lz_cost": DEFAULT_COST}
+
+    def test_each_variant_once(self) -> None:
+        names = [variant.name for variant in grid.expand(["lz", "lz_penalty=0.1", "none", "none"])]
+        assert len(names) == len(set(names)) == 6
+
+    @pytest.mark.parametrize(
+        ("penalty", "parts"),
+        [
+            ("lz_penalty=-1", ["lz_penalty", "-1", "[0, 10]"]),
+            ("lz_penalty=0.1,lz_cost=cheap", ["lz_cost", "'cheap'", '"marginal"']),
+            ("lz_window_size=64", ["lz_penalty", "above 0", "lz_window_size"]),
+            ("repetition_penalty=3", ["repetition_penalty", "3", "[0, 2]"]),
+            ("presence_penalty=much", ["presence_penalty", "'much'", "[-2, 2]"]),
+            ("frequency_penalty=NaN", ["frequency_penalty", "nan", "[-2, 2]"]),
+            ("lz-best", ["--penalty", "'lz-best'", "lz-rate"]),
+            ("lz_penalty=0.1,lz_penalty=0.2", ["lz_penalty", "twice"]),
+        ],
+    )
+    def test_bad_penalties(self, penalty: str, parts: list[str]) -> None:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011, the parts are checked below
+            grid.expand([penalty])
+        assert all(part in str(caught.value) for part in parts), caught.value
+
+    @pytest.mark.parametrize("bad", [-0.1, 2.1, float("nan")])
+    def test_bad_temperatures(self, bad: float) -> None:
+        with pytest.raises(ValueError, match=r"--temperature.*\[0, 2\].*"):
+            grid.check_temperatures([0.5, bad])
+
+    def test_keys(self) -> None:
+        items = [tasks.Item(f"t/{i}", "", None, None) for i in range(20)]
+        variants = grid.expand(["none", "lz"])
+        keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
+        assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
+        assert {key.seed for key in keys if key.temperature == 0} == {0}
+        first = keys[: 2 * len(variants)]
+        assert len({key.item for key in first}) == 1, "one item is finished before the next"
+        assert [key.item for key in keys[:: 2 * len(variants)]][:20] != [i.id for i in items]
+        assert keys == list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
+
+    def test_seeds_differ_by_item_and_not_by_variant(self) -> None:
+        seeds = {
+            (item, variant, seed): sampling.request_seed(grid.Key(item, variant, 0.5, seed))
+            for item in ("t/1", "t/2")
+            for variant in ("none", "lz 0.15")
+            for seed in (0, 1)
+        }
+        assert len(set(seeds.values())) == 4
+        assert seeds["t/1", "none", 0] == seeds["t/1", "lz 0.15", 0]
+        assert all(0 <= seed < 2**31 for seed in seeds.values())
+
+
+class TestRun:
+    def test_a_killed_run_goes_on_without_losing_or_repeating(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        run(stub, problems, tmp_path / "whole")
+        expected = kept(tmp_path / "whole")
+        assert len(expected) == SAMPLES
+        assert stub.samples.total() == SAMPLES
+
+        out = tmp_path / "killed"
+        stub.asked.clear()
+        stub.seconds = 0.1
+        with process(stub, problems, out, 10, "--concurrency", "4") as started:
+            started.send_signal(signal.SIGKILL)
+            started.wait()
+        before = kept(out)
+        assert 10 <= len(before) < SAMPLES
+        assert stub.samples.total() <= len(before) + 4, "only what was in flight is lost"
+
+        stub.asked.clear()
+        stub.seconds = 0
+        run(stub, problems, out)
+        assert stub.samples.total() == SAMPLES - len(before)
+        assert kept(out) == expected
+        first, second = (
+            json.loads((folder / "result.json").read_text())["cells"]
+            for folder in (out, tmp_path / "whole")
+        )
+        assert first == second, "the order of arrival changes nothing"
+
+        stub.asked.clear()
+        result = (out / "result.json").read_bytes()
+        run(stub, problems, out)
+        assert stub.samples.total() == 0
+        repetition.main(["report", str(out)])
+        assert (out / "result.json").read_bytes() == result
+
+    def test_a_line_cut_short_is_sampled_again(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        run(stub, problems, tmp_path)
+        expected = kept(tmp_path)
+        samples = tmp_path / "samples.jsonl"
+        samples.write_bytes(samples.read_bytes()[:-20])
+        stub.asked.clear()
+        run(stub, problems, tmp_path)
+        assert stub.samples.total() == 1
+        assert kept(tmp_path) == expected
+
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_keeps_what_is_there(
+        self, stub: Stub, problems: Path, tmp_path: Path, signum: int
+    ) -> None:
+        stub.seconds = 0.1
+        with process(stub, problems, tmp_path, 3, "--concurrency", "2") as started:
+            started.send_signal(signum)
+            _, printed = started.communicate(timeout=60)
+        assert started.returncode == 130
+        assert "the same command goes on" in printed
+        assert f"{len(kept(tmp_path))} samples are kept" in printed
+        assert "Traceback" not in printed
+
+    @pytest.mark.parametrize(
+        ("changed", "name"),
+        [
+            (("--max-tokens", "31"), "max_tokens was 30 and is 31"),
+            (("--penalty", "repetition_penalty=1.2"), "variants was"),
+            (("--seeds", "3"), "seeds was 2 and is 3"),
+            (("--endpoint", "completions"), "endpoint was"),
+            (("--field", "top_k=5"), "fields was {} and is"),
+            (("--limit", "3"), "items was 6 and is 3"),
+        ],
+    )
+    def test_other_settings_are_refused(
+        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], name: str
+    ) -> None:
+        run(stub, problems, tmp_path)
+        before = (tmp_path / "samples.jsonl").read_bytes()
+        assert name in refusal(stub, problems, tmp_path, *changed)
+        assert (tmp_path / "samples.jsonl").read_bytes() == before
+
+    def test_two_at_a_time_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
+        everything = grid.Grid(grid.expand(["none"]), [0.0], 1)
+        with sampling.record(tmp_path, [], everything, {}, {}):
+            assert "another process" in refusal(stub, problems, tmp_path)
+
+    def test_failures_that_pass_are_tried_again(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        stub.fails = Counter({503: 1, 429: 1})
+        run(stub, problems, tmp_path)
+        assert len(kept(tmp_path)) == SAMPLES
+
+    def test_a_refusal_ends_the_run_in_the_endpoints_words(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        stub.refuses_after = 20
+        assert "HTTP 422: not that" in refusal(stub, problems, tmp_path, "--concurrency", "1")
+        assert 0 < len(kept(tmp_path)) < SAMPLES
+
+    @pytest.mark.parametrize(
+        ("changed", "parts"),
+        [
+            (("--seeds", "0"), ["--seeds", "0", "at least 1"]),
+            (("--max-tokens", "-3"), ["--max-tokens", "-3"]),
+            (("--penalty", "lz_penalty=11"), ["lz_penalty", "11", "[0, 10]"]),
+            (("--field", "top_k"), ["--field", "top_k", "NAME=JSON"]),
+            (("--serve-arg=--tp=2",), ["--serve-arg", "--serve"]),
+            (("--model", "m", "--base-url", "http://127.0.0.1:9"), ["http://127.0.0.1:9/v1"]),
+        ],
+    )
+    def test_bad_arguments(
+        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], parts: list[str]
+    ) -> None:
+        printed = refusal(stub, problems, tmp_path / "out", *changed)
+        assert all(part in printed for part in parts), printed
+        assert not stub.asked
+
+
+class TestProbes:
+    @pytest.mark.parametrize("name", ["lz_penalty", "lz_cost"])
+    def test_an_endpoint_that_ignores_a_penalty_is_refused(
+        self, stub: Stub, problems: Path, tmp_path: Path, name: str
+    ) -> None:
+        stub.known.discard(name)
+        assert f"ignores {name}" in refusal(stub, problems, tmp_path)
+        assert not (tmp_path / "samples.jsonl").exists()
+
+    @pytest.mark.parametrize("honoured", [True, False])
+    def test_seeds(
+        self,
+        stub: Stub,
+        problems: Path,
+        tmp_path: Path,
+        honoured: bool,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        stub.honours_seeds = honoured
+        run(stub, problems, tmp_path)
+        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is honoured
+        assert ("does not honour seeds" in capsys.readouterr().err) is not honoured
+
+    def test_without_token_ids_characters_are_looked_at(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        stub.known.discard("return_token_ids")
+        run(stub, problems, tmp_path, "--endpoint", "completions")
+        assert json.loads((tmp_path / "run.json").read_text())["unit"] == "characters"
+        assert not any("return_token_ids" in body for body in stub.asked[-SAMPLES:])
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert result["cells"][0]["degenerate"]["mean"] == 0.3333
+
+
+class TestJudge:
+    def test_verdicts_are_asked_for_once_and_kept_beside_the_detectors(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        """The stub's judge says yes to every output without a penalty that loops."""
+        run(stub, problems, tmp_path)
+        ask = ["judge", str(tmp_path), "--judge-url", f"{stub.url}/v1", "--judge-model"]
+        stub.asked.clear()
+        repetition.main([*ask, "stub"])
+        assert len(stub.asked) == SAMPLES
+        judged = (tmp_path / "judge.jsonl").read_bytes()
+        (tmp_path / "judge.jsonl").write_bytes(judged[:-5])
+        repetition.main([*ask, "stub"])
+        assert len(stub.asked) == SAMPLES + 1
+        none = json.loads((tmp_path / "result.json").read_text())["cells"][0]
+        assert none["agreement"] == {"both": 2, "detector_only": 0, "judge_only": 0, "neither": 4}
+        assert none["judge"]["mean"] == 0.3333
+        with pytest.raises(SystemExit, match="verdicts of stub"):
+            repetition.main([*ask, "another"])
+
+
+class TestScores:
+    def test_hand_computed(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
+        """The stub: two of six problems loop without a penalty; every answer is right."""
+        run(stub, problems, tmp_path)
+        result = json.loads((tmp_path / "result.json").read_text())
+        names = [(cell["variant"], cell["temperature"]) for cell in result["cells"]]
+        lz = grid.expand(["lz_penalty=0.15"])[0].name
+        assert names == [("none", 0.0), ("none", 0.7), (lz, 0.0), (lz, 0.7)]
+        none, _, _, penalised = result["cells"]
+        assert (none["samples"], penalised["samples"], none["items"]) == (6, 12, 6)
+        assert none["accuracy"] == {"mean": 1.0, "std": None, "ci": [1.0, 1.0]}
+        assert none["degenerate"]["mean"] == 0.3333
+        assert none["finish"] == {"length": 2, "stop": 4}
+        assert none["tokens"]["mean"] == round((2 * 30 + 4 * 5) / 6, 4)
+        assert none["against_none"] is None
+        assert penalised["degenerate"] == {"mean": 0.0, "std": 0.0, "ci": [0.0, 0.0]}
+        assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
+        assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
+        assert none["levels"] == {}
+        assert none["judge"] is None
+        assert {example["item"] for example in result["worst"]} == {
+            "jsonl/0",
+            "jsonl/1",
+        }
+        example = result["worst"][0]
+        assert (example["repeats"], example["period"], example["start"]) == (25, 1, 5)
+        assert example["counterpart"]["variant"] == lz
+        assert example["unit_text"].strip() in example["text"]
+
+    def test_summary(self) -> None:
+        values = {"a": {0: 1.0, 1: 0.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 0.0, 1: 0.0}}
+        found = scores.summary(values)
+        assert found["mean"] == 0.5
+        # Seeds: 2/3 and 1/3.
+        assert found["std"] == round(float(np.std([2 / 3, 1 / 3], ddof=1)), 4)
+        assert found["ci"][0] <= 0.5 <= found["ci"][1]
+        assert scores.summary({"a": {0: 0.25}}) == {"mean": 0.25, "std": None, "ci": [0.25, 0.25]}
+        assert scores.summary({}) is None
+
+    def test_difference_is_paired(self) -> None:
+        base = {f"i{i}": {0: float(i % 2)} for i in range(40)}
+        better = {item: {0: seeds[0] + 0.25} for item, seeds in base.items()} | {"other": {0: 9.0}}
+        assert scores.difference(better, base) == {"mean": 0.25, "ci": [0.25, 0.25]}
+        assert scores.difference({"other": {0: 1.0}}, base) is None
+
+    def test_bootstrap_covers_a_known_mean(self) -> None:
+        rng = np.random.default_rng(5)
+        covered = 0
+        for _ in range(200):
+            low, high = scores.bootstrap(rng.binomial(1, 0.3, 100).astype(float))
+            covered += low <= 0.3 <= high
+        assert 180 <= covered <= 199
+
+    def test_bootstrap_is_as_wide_as_theory(self) -> None:
+        means = np.random.default_rng(1).normal(size=400)
+        low, high = scores.bootstrap(means)
+        assert high - low == pytest.approx(2 * 1.96 * means.std() / 20, rel=0.1)
+
+    def test_rep_4_gram(self) -> None:
+        assert scores.rep_n_gram([1, 2, 3, 4, 5], 4) == 0
+        assert scores.rep_n_gram([1, 1, 1, 1, 1, 1], 4) == pytest.approx(2 / 3)
+        assert scores.rep_n_gram([1, 2, 3], 4) is None
+
+    def test_compression_ratio(self) -> None:
+        assert scores.compression_ratio("") is None
+        assert scores.compression_ratio("a" * 10_000) < 0.01
+        noise = "".join(np.random.default_rng(0).choice(list("0123456789abcdef"), 4000))
+        assert 0.5 < scores.compression_ratio(noise) < 0.7
+
+    def test_empty_outputs_have_no_ratio(self) -> None:
+        item = tasks.Item("t/1", "p", "1", "text")
+        sample = sample_line("t/1", text="", token_ids=[])
+        found = scores.score(item, sample, None)
+        assert found.values == {"accuracy": 0.0, "degenerate": 0.0, "tokens": 0.0}
+
+    def test_agreement(self) -> None:
+        item = tasks.Item("t/1", "p", None, None)
+        loop, plain = [7] * 20, [*range(20)]
+        pairs = [(loop, True), (loop, True), (loop, False), (plain, True), (plain, None)]
+        samples = [
+            scores.score(item, sample_line("t/1", seed=i, token_ids=ids), verdict)
+            for i, (ids, verdict) in enumerate(pairs)
+        ]
+        assert scores.agreement(samples) == {
+            "both": 2,
+            "detector_only": 1,
+            "judge_only": 1,
+            "neither": 0,
+        }
+        assert scores.summary(scores.collect(samples, "judge"))["mean"] == 0.75
+        assert scores.agreement(samples[-1:]) is None
+
+    def test_the_worst_are_spread_over_groups(self) -> None:
+        items = {f"t/{i}": tasks.Item(f"t/{i}", "p", None, None, "ab"[i < 3]) for i in range(30)}
+        variants = grid.expand(["none", "repetition_penalty=1.2", "lz"])
+        run = {"variants": [dataclasses.asdict(variant) for variant in variants]}
+        samples = [
+            scores.score(item, sample_line(item.id, variant=v.name, token_ids=[7] * (20 + i)), None)
+            for i, item in enumerate(items.values())
+            for v in variants
+        ]
+        found = scores.worst(run, items, samples)
+        assert len(found) == len({example["item"] for example in found}) == scores.WORST
+        groups = Counter((e["variant"], items[e["item"]].group) for e in found)
+        assert {variant for variant, _ in groups} == {"none", "repetition 1.2"}
+        assert {group for _, group in groups} == {"a", "b"}
+        assert found[0]["repeats"] == 49
+        assert all(e["counterpart"]["variant"].endswith(" 0.15") for e in found)
+
+
+def sample_line(item: str, **changed: Any) -> dict[str, Any]:
+    ids = changed.get("token_ids", [])
+    return {
+        **{"item": item, "variant": "none", "temperature": 0.5, "seed": 0, "text": "x"},
+        **{"token_ids": ids, "completion_tokens": len(ids), "finish_reason": "stop"},
+        **changed,
+    }
