@@ -132,7 +132,7 @@ def _plain(text: str) -> str:
 
 
 def _comparable(answer: str) -> str:
-    return " ".join(answer.split()).removesuffix(".").casefold()
+    return " ".join(_plain(answer).split()).removesuffix(".").casefold()
 
 
 _READERS: dict[Kind, Callable[[str], str | None]] = {
