@@ -68,15 +68,18 @@ class Grid:
     def keys(self, items: Sequence[Item]) -> Iterator[Key]:
         """All samples, in an order such that any beginning of it is a fair part of the grid.
 
-        One seed after the other, and in each the items in a fixed random order, each with
-        everything that is asked of it. At temperature 0 a seed changes nothing: only seed 0.
+        First all of temperature 0, where a seed changes nothing and there is only seed 0. Then one
+        seed after the other, and in each the items in a fixed random order, each with everything
+        that is asked of it.
         """
         shuffled = [item.id for item in items]
         random.Random(0).shuffle(shuffled)
-        for seed in range(self.seeds):
-            for item in shuffled:
-                for temperature in self.temperatures:
-                    if temperature > 0 or seed == 0:
+        greedy = [temperature for temperature in self.temperatures if temperature == 0]
+        sampled = [temperature for temperature in self.temperatures if temperature > 0]
+        for temperatures, seeds in ((greedy, 1), (sampled, self.seeds)):
+            for seed in range(seeds):
+                for item in shuffled:
+                    for temperature in temperatures:
                         for variant in self.variants:
                             yield Key(item, variant.name, temperature, seed)
 

@@ -443,11 +443,11 @@ async def _sample(
     prompts = {item.id: item.prompt for item in items}
     penalties = {variant.name: variant.fields for variant in grid.variants}
     keys = list(grid.keys(items))
-    missing = iter([key for key in keys if key not in kept.done])  # of all workers together
+    missing = [key for key in keys if key not in kept.done]
     finished: Counter[str] = Counter()
 
-    async def work() -> None:
-        for key in missing:
+    async def work(keys: Iterator[Key]) -> None:
+        for key in keys:
             body = endpoint.body(
                 prompts[key.item], key.temperature, request_seed(key), penalties[key.variant]
             )
@@ -462,12 +462,16 @@ async def _sample(
     limits = httpx.Limits(max_connections=concurrency)
     with tqdm(total=len(keys), initial=len(kept.done), unit="sample", dynamic_ncols=True) as bar:
         async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(concurrency):
-                        group.create_task(work())
-            except* RunError as failures:
-                raise failures.exceptions[0] from None
+            # Not beside each other: where one request is greedy, SGLang (seen in 0.5.23) draws the
+            # others' tokens by their rank instead of their id, which gives a seed other tokens.
+            for greedy in (True, False):
+                phase = iter([key for key in missing if (key.temperature == 0) is greedy])
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(concurrency):
+                            group.create_task(work(phase))
+                except* RunError as failures:
+                    raise failures.exceptions[0] from None
 
 
 # A server of one's own

@@ -105,7 +105,8 @@ CONFIGURATIONS = {
             (*HOPE, *FORKED),
         ),
         Config("tp2", ("--tp", "2"), (*CORES, *HELPED)),
-        Config("dp2", ("--dp", "2"), (*CORES, *FORKED)),
+        # Here also seeds count, whichever server a request comes to and whatever else is there.
+        Config("dp2", ("--dp", "2", "--enable-deterministic-inference"), (*CORES, *FORKED)),
         Config("pp2", ("--pp-size", "2"), (*CORES, *FORKED)),
         Config(
             "dp-attention",

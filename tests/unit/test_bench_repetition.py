@@ -236,10 +236,15 @@ class TestGrid:
         variants = grid.expand(["none", "lz"])
         keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
         assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
-        assert {key.seed for key in keys if key.temperature == 0} == {0}
-        first = keys[: 2 * len(variants)]
-        assert len({key.item for key in first}) == 1, "one item is finished before the next"
-        assert [key.item for key in keys[:: 2 * len(variants)]][:20] != [i.id for i in items]
+        greedy, sampled = keys[: 20 * len(variants)], keys[20 * len(variants) :]
+        assert {key.temperature for key in greedy} == {0.0}
+        assert {key.seed for key in greedy} == {0}
+        assert [key.seed for key in sampled] == sorted(key.seed for key in sampled)
+        for part in (greedy, sampled):
+            first = [key.item for key in part[:: len(variants)]][:20]
+            assert len({key.item for key in part[: len(variants)]}) == 1, "item by item"
+            assert sorted(first) == sorted(item.id for item in items)
+            assert first != [item.id for item in items], "an order of the file may mean something"
         assert keys == list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
 
     def test_seeds_differ_by_item_and_not_by_variant(self) -> None:
