@@ -48,7 +48,7 @@ class Variant:
 
 VARIANTS = [
     Variant(0.0, "marginal", True),
-    *(Variant(a, c, o) for c in ("marginal", "rate") for a in (0.15, 0.3) for o in (True, False)),
+    *(Variant(0.15, cost, overlap) for cost in ("marginal", "rate") for overlap in (True, False)),
 ]
 
 
@@ -180,7 +180,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--limit", type=int, help="only the first items of each model")
-    parser.add_argument("--batch-size", type=int, default=30, help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=60, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     arguments = parser.parse_args()
 
@@ -201,7 +201,7 @@ def main() -> None:
         for spec in ("pocket", f"jsonl={ROOT / 'bench' / 'prompts.jsonl'}")
     )
     result["models"] = {
-        "reasoner": measure("reasoner", puzzles, 1024, end=True, batch_size=size),
+        "reasoner": measure("reasoner", puzzles, 640, end=True, batch_size=size),
         "model": measure("model", talk, 512, end=False, batch_size=size),
     }
     arguments.out.write_text(compact_rows(json.dumps(result, indent=1)))
