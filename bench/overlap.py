@@ -52,7 +52,7 @@ VARIANTS = [
 ]
 
 
-class Penalty(LogitsProcessor):
+class Penalty(LogitsProcessor):  # type: ignore[misc]
     """The LZ penalty on the tokens after the prompt, as the server's default computes it."""
 
     def __init__(self, variant: Variant, prompt_width: int) -> None:

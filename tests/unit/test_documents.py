@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import overlap
 from sglang_lz.dist.patchset import LZ_GROUPS, PatchSet
 from sglang_lz.params import FIELDS
 
@@ -37,18 +39,62 @@ def test_readme_explains_every_field() -> None:
     assert tuple(rows[: len(FIELDS)]) == FIELDS
 
 
-def test_readme_figures_are_those_of_the_result_file() -> None:
-    variants = json.loads((ROOT / "bench/results/repetition.json").read_text())["variants"]
-    table = []
-    for name in (
-        "no penalty",
-        "lz_penalty 0.15, marginal",
-        "lz_penalty 0.15, rate",
-        "repetition_penalty 1.2",
-    ):
-        loops = variants[name]["outputs_with_at_least"]["20"]
-        table.append(f"{loops}/60 ({variants[name]['degenerate_share']:.2f})")
-    assert f"| {' | '.join(table)} |" in (ROOT / "README.md").read_text()
+def cells(name: str) -> dict[tuple[str, float], dict[str, Any]]:
+    """A committed repetition run's cells, by variant and temperature."""
+    result = json.loads((ROOT / "bench/results" / name / "result.json").read_text())
+    return {(cell["variant"], cell["temperature"]): cell for cell in result["cells"]}
+
+
+def share(score: dict[str, Any]) -> str:
+    low, high = score["ci"]
+    return f"{score['mean']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def change(score: dict[str, Any]) -> str:
+    low, high = score["ci"]
+    return f"{score['mean']:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def test_readme_figures_are_those_of_the_repetition_run() -> None:
+    page = (ROOT / "README.md").read_text()
+    for (variant, temperature), cell in cells("pocket").items():
+        if temperature not in (0.0, 0.6):
+            continue
+        against = "-" if variant == "none" else change(cell["against_none"]["accuracy"])
+        row = f"| {temperature:g} | {variant} | {share(cell['accuracy'])} | {against} |"
+        assert f"{row} {share(cell['degenerate'])} |" in page
+    for name in ("overview.png", "sweeps.png"):
+        folder = "pocket" if name == "overview.png" else "pocket-sweep"
+        assert f"bench/results/{folder}/{name}" in page
+        assert (ROOT / "bench/results" / folder / name).is_file()
+    demo = cells("demo")
+    variants = ("none", "lz 0.15", "lz rate 0.15", "repetition 1.2", "frequency 0.5")
+    loops = [f"{demo[variant, 0.0]['degenerate']['mean']:.2f}" for variant in variants]
+    assert f"| {' | '.join(loops)} |" in page
+
+
+def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None:
+    page = (ROOT / "bench/README.md").read_text()
+    for (variant, temperature), cell in cells("pocket").items():
+        groups = cell["groups"]
+        kinds = [
+            f"{groups[kind]['accuracy']['mean']:.2f}" for kind in ("steps", "sort", "walk", "json")
+        ]
+        row = [f"{temperature:g}", variant, f"{cell['accuracy']['mean']:.3f}", *kinds]
+        loops = [f"{cell['degenerate']['mean']:.3f}", f"{cell['tokens']['mean']:.0f}"]
+        assert f"| {' | '.join([*row, *loops])} |" in page
+    for run in ("pocket-sweep", "pocket-sizes", "demo"):
+        by_variant: dict[str, list[str]] = {}
+        for (variant, _), cell in cells(run).items():
+            scores = [cell[score] for score in ("accuracy", "degenerate") if cell[score]]
+            by_variant.setdefault(variant, []).extend(f"{s['mean']:.3f}" for s in scores)
+        for variant, numbers in by_variant.items():
+            assert f"| {variant} | {' | '.join(numbers)} |" in page, (run, variant)
+
+
+def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:
+    result = json.loads((ROOT / "bench/results/overlap.json").read_text())
+    assert overlap.markdown(result) in (ROOT / "bench/README.md").read_text()
 
 
 def test_figures_of_speculation_are_those_of_the_result_file() -> None:

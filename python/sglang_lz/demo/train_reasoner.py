@@ -44,7 +44,7 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    return Qwen2ForCausalLM(config)
 
 
 def batches(tokenizer: Qwen2Tokenizer, seed: int) -> Iterator[Batch]:
