@@ -28,8 +28,9 @@ def solve(puzzle: Puzzle) -> str:
         return " ".join(sorted(rest.split()))
     if puzzle.kind == "walk":
         arrows = dict(arrow.split(">") for arrow in rest.split(", "))
-        place = task[-1]
-        while place in arrows:
+        place, seen = task[-1], set[str]()
+        while place in arrows and place not in seen:
+            seen.add(place)
             place = arrows[place]
         return place
     people = [record.split() for record in rest.split(", ")]
@@ -50,8 +51,7 @@ def size(puzzle: Puzzle, thoughts: list[str]) -> int:
 @pytest.mark.parametrize("kind", puzzles.KINDS)
 def test_solutions_are_right_and_levels_are_sizes(kind: str) -> None:
     rng = random.Random(kind)
-    lowest, highest = puzzles.LEARNED[kind][0], puzzles.HELD_OUT[kind][1]
-    for level in range(lowest, highest + 1):
+    for level in {1, 2, 3, *puzzles.HELD_OUT_LEVELS[kind]}:
         for _ in range(20):
             puzzle = puzzles.KINDS[kind](rng, level)
             assert puzzle.answer == solve(puzzle)
@@ -63,12 +63,12 @@ def test_solutions_are_right_and_levels_are_sizes(kind: str) -> None:
 def test_thoughts_are_right() -> None:
     """One of each kind, to be checked by eye."""
     examples = {p.kind: p for p in puzzles.held_out()[:4]}
-    assert examples["steps"].solution == "106 53 160 80 40 20 10\nAnswer: 10"
+    assert examples["steps"].solution == "682 341 1024 512 256 128 64 32 16\nAnswer: 16"
     assert examples["sort"].solution == (
-        "T J I O -> I\nT J O -> J\nT O -> O\nT -> T\nAnswer: I J O T"
+        "Z R B H -> B\nZ R H -> H\nZ R -> R\nZ -> Z\nAnswer: B H R Z"
     )
-    assert examples["walk"].question == "Walk from J: J>L, O>R, L>O, R>S"
-    assert examples["walk"].solution == "Way: J>L, L>O, O>R, R>S\nAnswer: S"
+    assert examples["walk"].question == "Walk from F: R>T, G>P, F>R, S>F, P>W, T>S"
+    assert examples["walk"].solution == "Way: F>R, R>T, T>S, S>F\nAnswer: F"
 
 
 def test_held_out_problems_are_the_committed_ones_and_never_trained_on(
@@ -77,12 +77,14 @@ def test_held_out_problems_are_the_committed_ones_and_never_trained_on(
     puzzles.main()
     assert capsys.readouterr().out == (ROOT / "bench" / "pocket.jsonl").read_text()
     held_out = puzzles.held_out()
+    assert {p.kind for p in held_out[:4]} == set(puzzles.KINDS)
     assert len({puzzle.question for puzzle in held_out}) == len(held_out) >= 200
     questions = {puzzle.question for puzzle in held_out}
     seen = {puzzle.question for puzzle in itertools.islice(puzzles.training(0), 20_000)}
     assert not seen & questions
-    beyond = sum(puzzle.level > puzzles.LEARNED[puzzle.kind][1] for puzzle in held_out)
-    assert 0.4 < beyond / len(held_out) < 0.7
+    for kind, levels in puzzles.HELD_OUT_LEVELS.items():
+        found = [puzzle.level for puzzle in held_out if puzzle.kind == kind]
+        assert sorted(found) == sorted(levels * 6)
 
 
 def test_only_the_solution_is_learned() -> None:
@@ -120,9 +122,9 @@ def test_the_shipped_model_is_small_and_solves_what_its_page_says() -> None:
     assert sum(file.stat().st_size for file in REASONER_PATH.iterdir()) < 8_000_000
     tokenizer = AutoTokenizer.from_pretrained(REASONER_PATH)
     model = AutoModelForCausalLM.from_pretrained(REASONER_PATH, dtype=torch.float32)
-    easy = [p for p in puzzles.held_out() if p.level <= puzzles.LEARNED[p.kind][0] + 2]
+    easy = [p for p in puzzles.held_out() if p.kind in ("steps", "sort") and p.level <= 12][::4]
     right = 0
-    for puzzle in easy[::4]:
+    for puzzle in easy:
         chat = tokenizer.apply_chat_template(
             [{"role": "user", "content": puzzle.question}],
             add_generation_prompt=True,
@@ -132,4 +134,5 @@ def test_the_shipped_model_is_small_and_solves_what_its_page_says() -> None:
             answer = model.generate(**chat, do_sample=False, max_new_tokens=120)
         text = tokenizer.decode(answer[0, chat["input_ids"].shape[1] :], skip_special_tokens=True)
         right += text.strip() == puzzle.solution
-    assert right / len(easy[::4]) > 0.5
+    assert len(easy) >= 10
+    assert right / len(easy) > 0.8
