@@ -69,7 +69,7 @@ OTHERS = (
 )
 MARKERS = "os^DvPX*"
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "sglang-lz",  # ids that are the same each time
     "font.size": 10,
     "axes.spines.top": False,
@@ -357,7 +357,12 @@ def _draw_lines(axes: Axes, task: Task, measure: str, lines: Mapping[str, Line])
         low, high = np.array([cell[measure]["ci"] for cell in cells], dtype=float).reshape(-1, 2).T
         colour = line.colours[0]
         # A marker on the axis stays whole.
-        look = {"color": colour, "marker": line.marker, "label": line.variant, "clip_on": False}
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": line.marker,
+            "label": line.variant,
+            "clip_on": False,
+        }
         if single:
             off = np.maximum([mean - low, high - mean], 0)
             axes.errorbar(x, mean, off, capsize=4, linestyle="", **look)
@@ -371,8 +376,8 @@ def _draw_lines(axes: Axes, task: Task, measure: str, lines: Mapping[str, Line])
     else:
         axes.set_xticks(task.temperatures, [f"{t:g}" for t in task.temperatures])
         axes.set_xlabel("temperature")
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, 0) if measure == "accuracy" else 0, min(max(high, 0.02), 1.02))
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, 0) if measure == "accuracy" else 0, min(max(top, 0.02), 1.02))
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     axes.tick_params(length=0, pad=7)
     axes.grid(visible=False, axis="x")
