@@ -147,8 +147,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
 
     report = commands.add_parser("report", help="score and report again from what is kept")
-    report.add_argument("directory", type=Path, metavar="DIR")
-    report.set_defaults(call=lambda found: finish(found.directory))
+    report.add_argument("directory", type=Path, metavar="DIR", help="of a run, or of a result.json")
+    report.set_defaults(call=report_command)
     return parser.parse_args(arguments)
 
 
@@ -277,10 +277,24 @@ def judge_command(arguments: argparse.Namespace) -> None:
     finish(arguments.directory)
 
 
+def report_command(arguments: argparse.Namespace) -> None:
+    """Score and report again; of a result kept without its samples, only draw the report."""
+    directory = arguments.directory
+    if (directory / scores.RESULT).exists() and not (directory / sampling.RUN).exists():
+        draw(directory)
+    else:
+        finish(directory)
+
+
 def finish(directory: Path) -> None:
     """Write result.json and, with matplotlib, the report."""
     scores.write_result(directory)
     print(f"{directory / scores.RESULT} is written.", file=sys.stderr)
+    draw(directory)
+
+
+def draw(directory: Path) -> None:
+    """Draw the report of a result.json, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no report: matplotlib is not installed.", file=sys.stderr)
         return

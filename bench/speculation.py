@@ -3,7 +3,7 @@
 Every prompt of `prompts.jsonl` is answered greedily, past the end of the answer, once for each
 variant, by a server that speculates. A verify step yields the draft tokens that it accepts and one
 more: their mean is the accept length. A loop is a degenerate repetition
-(`sglang_lz.demo.repetition`: a unit at least 20 times in a row); where an answer has one, it is
+(`loops.detector`: a unit at least 20 times in a row); where an answer has one, it is
 asked for again up to there, so that the steps before are told from the others. Requests go one at
 a time and the cache is flushed before each, so that an n-gram drafter knows nothing but the
 request itself. Needs a running server:
