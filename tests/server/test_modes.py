@@ -135,7 +135,7 @@ def test_chunked_prefill(server: Server) -> None:
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
-    for new_tokens in (200, 400, 800):  # more, should these end before the others come
+    for new_tokens in (120, 360, 800):  # more, should these end before the others come
         running = mixed(rng, 4, 30, new_tokens)
         arriving = mixed(rng, 10, 40, 12)
         with ThreadPoolExecutor(len(running) + len(arriving)) as pool:
