@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("modes")  # one process resolves the flags for all of them
+
 REFUSED = [
     ("--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.9", "not lossless"),
     ("--tp 2 --attn-cp-size 2", "context parallelism"),
