@@ -25,11 +25,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import itertools
 import json
+import math
 import os
 import shlex
 import signal
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import commit, environment, versions
@@ -173,7 +177,12 @@ with --enable-deterministic-inference only, which --serve gives it.
 
 def run_command(arguments: argparse.Namespace) -> None:
     """Sample what is missing, then score and report."""
+    if arguments.limit is not None:
+        _at_least_1("--limit", arguments.limit)
     items = [item for spec in arguments.task for item in tasks.load(spec, arguments.limit)]
+    twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
+    if twice:
+        raise ValueError(f"--task: several items have the id {twice[0]!r}; give them other ids.")
     wanted = grid.Grid(
         grid.expand(arguments.penalty or PENALTIES),
         grid.check_temperatures(arguments.temperature),
@@ -181,6 +190,8 @@ def run_command(arguments: argparse.Namespace) -> None:
     )
     _at_least_1("--concurrency", arguments.concurrency)
     _at_least_1("--max-tokens", arguments.max_tokens)
+    if not 0 < arguments.timeout < math.inf:
+        raise ValueError(f"--timeout must be a number above 0, got {arguments.timeout:g}.")
     if arguments.serve is None:
         if arguments.serve_arg:
             raise ValueError("--serve-arg goes with --serve.")
@@ -208,7 +219,7 @@ def sample(
         model=arguments.model or models[0],
         kind=arguments.endpoint,
         max_tokens=arguments.max_tokens,
-        fields=_request_fields(arguments),
+        fields=_request_fields(arguments, wanted.variants),
         headers=headers,
     )
     endpoint, seed_honoured = asyncio.run(sampling.probe(endpoint, items, wanted.variants))
@@ -234,9 +245,10 @@ def sample(
         "max_tokens": endpoint.max_tokens,
         "fields": endpoint.fields,
         "unit": "tokens" if endpoint.token_ids else "characters",
-        "seed_honoured": seed_honoured,
     }
     facts |= {
+        # No setting: where seeds do not count, two probes may find two answers.
+        "seed_honoured": seed_honoured,
         "model": facts["model"] if server else endpoint.model,
         "command": shlex.join(["python", *sys.argv]),
         "tasks": arguments.task,
@@ -266,7 +278,7 @@ def judge_command(arguments: argparse.Namespace) -> None:
 
     _at_least_1("--concurrency", arguments.concurrency)
     try:
-        judging.judge_all(
+        undecided = judging.judge_all(
             arguments.directory,
             arguments.judge_url,
             arguments.judge_model,
@@ -274,6 +286,8 @@ def judge_command(arguments: argparse.Namespace) -> None:
         )
     except openai.OpenAIError as error:
         raise sampling.RunError(f"{arguments.judge_url}: {error}") from None
+    if undecided:
+        print(f"{undecided} answers of the judge have no verdict.", file=sys.stderr)
     finish(arguments.directory)
 
 
@@ -316,7 +330,9 @@ def main(given: list[str]) -> None:
         raise SystemExit(130) from None
 
 
-def _request_fields(arguments: argparse.Namespace) -> dict[str, object]:
+def _request_fields(
+    arguments: argparse.Namespace, variants: Sequence[grid.Variant]
+) -> dict[str, object]:
     fields: dict[str, object] = {"ignore_eos": True} if arguments.ignore_eos else {}
     for field in arguments.field:
         name, _, value = field.partition("=")
@@ -324,6 +340,9 @@ def _request_fields(arguments: argparse.Namespace) -> dict[str, object]:
             fields[name] = json.loads(value)
         except ValueError:
             raise ValueError(f"--field must be NAME=JSON, got {field!r}.") from None
+    for name in itertools.chain(fields, *(variant.fields for variant in variants)):
+        if name in sampling.OWN_FIELDS:
+            raise ValueError(f"--field and --penalty must leave out {name}: the run sets it.")
     return fields
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
@@ -73,5 +73,8 @@ def judge(client: OpenAI, model: str, text: str) -> tuple[bool | None, str]:
         temperature=0,
         max_completion_tokens=MAX_TOKENS,
     )
-    answer = completion.choices[0].message.content or ""
+    try:
+        answer = completion.choices[0].message.content or ""
+    except (AttributeError, IndexError, TypeError):
+        raise OpenAIError(f"it answered without a choice: {str(completion)[:500]}") from None
     return parse(answer), answer

@@ -14,8 +14,8 @@ from loops.sampling import SAMPLES, Lines, RunError, key_of, parse_lines
 from loops.scores import JUDGE
 
 
-def judge_all(directory: Path, base_url: str, model: str, concurrency: int) -> None:
-    """Append the missing verdicts to judge.jsonl.
+def judge_all(directory: Path, base_url: str, model: str, concurrency: int) -> int:
+    """Append the missing verdicts to judge.jsonl; returns how many answers say neither yes nor no.
 
     Args:
         directory: a run directory.
@@ -44,13 +44,17 @@ def judge_all(directory: Path, base_url: str, model: str, concurrency: int) -> N
                     f"{model} instead."
                 )
         done = {key_of(line) for line in verdicts.before}
+        undecided = sum(line["verdict"] is None for line in verdicts.before)
         missing = [sample for sample in samples if key_of(sample) not in done]
         pool = ThreadPoolExecutor(concurrency)
         try:
             asked = [pool.submit(ask, sample) for sample in missing]
             with tqdm(total=len(samples), initial=len(done), unit="verdict") as bar:
                 for answered in as_completed(asked):
-                    verdicts.add(answered.result())
+                    line = answered.result()
+                    verdicts.add(line)
+                    undecided += line["verdict"] is None
                     bar.update()
         finally:
             pool.shutdown(cancel_futures=True)
+    return undecided

@@ -59,6 +59,12 @@ SMALL_MODELS = {
     "pocket": ROOT / "python" / "sglang_lz" / "demo" / "reasoner",
 }
 
+OWN_FIELDS = frozenset(
+    {"model", "messages", "prompt", "n", "stream", "max_tokens", "temperature", "seed"}
+    | {"return_token_ids"}
+)
+"""Fields of a request that are the run's own to set."""
+
 
 class RunError(Exception):
     """Why a run cannot begin or go on, in a sentence for its user."""

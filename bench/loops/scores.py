@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from loops.answers import correct
 from loops.detector import DEGENERATE_REPEATS, Repetition, longest_repetition
 from loops.grid import Key
-from loops.sampling import ITEMS, RUN, SAMPLES, key_of, parse_lines, write
+from loops.sampling import ITEMS, RUN, SAMPLES, RunError, key_of, parse_lines, write
 from loops.tasks import Item
 from sglang_lz.params import LZParams
 
@@ -216,12 +216,13 @@ def cell(
     """
     names = ("accuracy", "degenerate", "judge", "tokens", "rep_4_gram", "compression_ratio")
     values = {name: collect(samples, name) for name in names}
-    against = None
+    against: dict[str, Any] | None = None
     if base is not None and base is not samples:
         against = {
             name: difference(values[name], collect(base, name))
             for name in ("accuracy", "degenerate")
         }
+        against["ended_loops"] = ended_loops(samples, base)
     return {
         "items": len({sample.key.item for sample in samples}),
         "samples": len(samples),
@@ -232,6 +233,15 @@ def cell(
         "groups": _split(samples, lambda sample: items[sample.key.item].group),
         "levels": _split(samples, lambda sample: items[sample.key.item].level),
     }
+
+
+def ended_loops(samples: Sequence[Scored], base: Sequence[Scored]) -> dict[str, int]:
+    """Of the samples that loop without a penalty: how many do not here, and are right here."""
+    here = {(sample.key.item, sample.key.seed): sample for sample in samples}
+    keys = [(s.key.item, s.key.seed) for s in base if s.values["degenerate"]]
+    ended = [here[key] for key in keys if key in here and not here[key].values["degenerate"]]
+    right = sum(sample.values.get("accuracy", 0) == 1 for sample in ended)
+    return {"ended": len(ended), "right": right}
 
 
 def agreement(samples: Sequence[Scored]) -> dict[str, int] | None:
@@ -366,12 +376,17 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Item], list[Scored]
         RunError: a file is damaged.
     """
     run = json.loads((directory / RUN).read_text())
-    items = {item.id: item for item in (Item(**line) for line in _lines(directory / ITEMS))}
-    verdicts = {key_of(line): line["verdict"] for line in _lines(directory / JUDGE)}
-    samples = [
-        score(items[line["item"]], line, verdicts.get(key_of(line)))
-        for line in _lines(directory / SAMPLES)
-    ]
+    try:
+        items = {item.id: item for item in (Item(**line) for line in _lines(directory / ITEMS))}
+        verdicts = {key_of(line): line["verdict"] for line in _lines(directory / JUDGE)}
+        samples = [
+            score(items[line["item"]], line, verdicts.get(key_of(line)))
+            for line in _lines(directory / SAMPLES)
+        ]
+    except (LookupError, TypeError) as error:
+        raise RunError(f"{directory} is damaged: {type(error).__name__}: {error}") from None
+    if len({sample.key for sample in samples}) < len(samples):
+        raise RunError(f"{directory / SAMPLES} has a sample twice.")
     return run, items, samples
 
 

@@ -77,7 +77,8 @@ class Endpoint:
                 status = answer if isinstance(answer, int) else 200
                 message = {"role": "assistant", "content": answer}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
-                reply = json.dumps({"id": "1", "object": "chat.completion", "choices": [choice]})
+                choices = [] if answer == "no choice" else [choice]
+                reply = json.dumps({"id": "1", "object": "chat.completion", "choices": choices})
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(reply)))
@@ -134,6 +135,12 @@ def test_an_overloaded_endpoint_is_asked_again(endpoint: Endpoint) -> None:
 def test_a_refused_request_is_an_error(endpoint: Endpoint) -> None:
     endpoint.answers = [401]
     with pytest.raises(openai.OpenAIError):
+        judge(connect(endpoint.url), "arbiter", "x")
+
+
+def test_an_answer_without_a_choice_is_an_error(endpoint: Endpoint) -> None:
+    endpoint.answers = ["no choice"]
+    with pytest.raises(openai.OpenAIError, match="without a choice"):
         judge(connect(endpoint.url), "arbiter", "x")
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Stub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.known = {"lz_penalty", "lz_cost", "repetition_penalty", "return_token_ids"}
         self.honours_seeds = True
+        self.judges = True
         self.fails: Counter[int] = Counter()
         self.asked: list[dict[str, Any]] = []
         self.seconds = 0.0
@@ -64,7 +65,8 @@ class Handler(BaseHTTPRequestHandler):
         if "max_completion_tokens" in body:  # the judge's
             stub.asked.append(body)
             loops = "Verdict: " + ("yes" if LOOP in body["messages"][1]["content"] else "no")
-            return self.answer(200, {"choices": [{"message": {"content": loops}}]})
+            said = {"content": loops if stub.judges else "I would rather not."}
+            return self.answer(200, {"choices": [{"message": said}]})
         for status in [status for status, left in stub.fails.items() if left]:
             stub.fails[status] -= 1
             return self.answer(status, {"error": {"message": "not today"}})
@@ -340,6 +342,65 @@ class TestRun:
         assert name in refusal(stub, problems, tmp_path, *changed)
         assert (tmp_path / "samples.jsonl").read_bytes() == before
 
+    def test_a_probe_that_finds_another_answer_is_no_other_setting(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        """Where seeds do not count, two short outputs may be the same by chance."""
+        run(stub, problems, tmp_path)
+        stub.honours_seeds = False
+        stub.asked.clear()
+        run(stub, problems, tmp_path)
+        assert stub.samples.total() == 0
+        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is True
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (("--limit", "0"), "--limit must be an integer of at least 1, got 0"),
+            (("--timeout", "nan"), "--timeout must be a number above 0, got nan"),
+            (("--timeout", "-1"), "--timeout must be a number above 0, got -1"),
+            (("--field", "max_tokens=3"), "must leave out max_tokens"),
+            (("--penalty", "temperature=1"), "must leave out temperature"),
+        ],
+    )
+    def test_wrong_arguments_are_refused(
+        self, stub: Stub, problems: Path, tmp_path: Path, given: tuple[str, ...], said: str
+    ) -> None:
+        assert said in refusal(stub, problems, tmp_path / "run", *given)
+        assert not (tmp_path / "run").exists()
+
+    def test_two_items_of_one_id_are_refused(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        other = problems.with_name("other.jsonl")
+        other.write_text('{"id": 3, "prompt": "another problem", "answer": "1"}\n')
+        found = refusal(stub, problems, tmp_path / "run", "--task", f"jsonl={other}")
+        assert "several items have the id 'jsonl/3'" in found
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            (lambda line: line, "has a sample twice"),
+            (lambda line: line.replace(b"jsonl/", b"other/"), "is damaged: KeyError: 'other/"),
+            (lambda line: line.replace(b'"seed"', b'"weed"'), "is damaged: KeyError: 'seed'"),
+        ],
+    )
+    def test_a_report_of_damaged_samples_is_one_sentence(
+        self,
+        stub: Stub,
+        problems: Path,
+        tmp_path: Path,
+        changed: Callable[[bytes], bytes],
+        said: str,
+    ) -> None:
+        run(stub, problems, tmp_path)
+        samples = tmp_path / "samples.jsonl"
+        first, *_ = samples.read_bytes().splitlines(keepends=True)
+        with samples.open("ab") as file:
+            file.write(changed(first))
+        with pytest.raises(SystemExit, match=said):
+            repetition.main(["report", str(tmp_path)])
+
     def test_two_at_a_time_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
         everything = grid.Grid(grid.expand(["none"]), [0.0], 1)
         with sampling.record(tmp_path, [], everything, {}, {}):
@@ -432,6 +493,16 @@ class TestJudge:
         with pytest.raises(SystemExit, match="verdicts of stub"):
             repetition.main([*ask, "another"])
 
+    def test_answers_without_a_verdict_are_counted(
+        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(stub, problems, tmp_path)
+        stub.judges = False
+        ask = ["--judge-url", f"{stub.url}/v1", "--judge-model", "stub"]
+        for _ in range(2):
+            repetition.main(["judge", str(tmp_path), *ask])
+            assert f"{SAMPLES} answers of the judge have no verdict" in capsys.readouterr().err
+
 
 class TestScores:
     def test_hand_computed(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
@@ -450,6 +521,7 @@ class TestScores:
         assert none["against_none"] is None
         assert penalised["degenerate"] == {"mean": 0.0, "std": 0.0, "ci": [0.0, 0.0]}
         assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
+        assert penalised["against_none"]["ended_loops"] == {"ended": 4, "right": 4}
         assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
         assert none["levels"] == {}
         assert none["judge"] is None
