@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import pyarrow
 import pyarrow.parquet
 
@@ -127,6 +128,13 @@ def _local(source: str) -> Path:
     """Return the path of a source, downloaded if it is of the hub."""
     if not source.startswith("hub:"):
         return _checked(Path(source))
+    try:
+        return _downloaded(source)
+    except (httpx.HTTPError, OSError) as error:  # the hub's client lets httpx's through
+        raise OSError(f"{source!r}: {error}") from error
+
+
+def _downloaded(source: str) -> Path:
     found = re.fullmatch(r"hub:([^/@:]+/[^/@:]+)@([^:]*)(?::(.+))?", source)
     if not found:
         raise ValueError(f"{source!r} is not of the form hub:OWNER/NAME@COMMIT[:FILE]")
@@ -163,8 +171,8 @@ def _rows(path: Path) -> Iterator[Row]:
         yield from (Row(path, number, fields) for number, fields in enumerate(table, 1))
     elif path.suffix == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, fields in enumerate(csv.DictReader(file, restkey="", strict=True), 1):
-                if "" in fields:
+            for number, fields in enumerate(csv.DictReader(file, strict=True), 1):
+                if None in fields:
                     raise Row(path, number, {}).error("more fields than the header")
                 yield Row(path, number, fields)
     else:
@@ -178,7 +186,7 @@ def _object(path: Path, number: int, line: str) -> dict[str, object]:
     row = Row(path, number, {})
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise row.error(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise row.error("not a JSON object")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,6 +94,13 @@ def test_aime_2025_without_ids_from_two_files(tmp_path: Path) -> None:
     assert {item.group for item in items} == {"AIME 2025"}
 
 
+def test_the_unnamed_index_of_pandas_is_a_column(tmp_path: Path) -> None:
+    path = tmp_path / "aime.csv"
+    path.write_text(",Problem,Answer\n0,?,5\n")
+    (item,) = load(f"aime2024={path}")
+    assert item.answer == "5"
+
+
 def test_another_year_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "aime.csv", AIME_LOWER)
     with pytest.raises(ValueError, match=r"aime\.csv, row 1: 'year' is 2024, not 2025"):
@@ -159,6 +167,7 @@ def test_pocket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("aime2024", "x.csv", 'problem,answer\n"?"x,1\n', "x.csv: "),
         ("gpqa", "x.csv", "Question,Correct Answer\n?,1\n", "row 1: 'incorrect answer 1' is"),
         ("jsonl", "x.jsonl", '{"prompt": "?"}\n{"prompt": \n', "row 2: not JSON"),
+        pytest.param("jsonl", "x.jsonl", "[" * 100_000, "row 1: not JSON: ", id="deep"),
         ("jsonl", "x.jsonl", '["?"]\n', "row 1: not a JSON object"),
         ("jsonl", "x.jsonl", '{"prompt": ["?"]}\n', "row 1: 'prompt' is neither text nor"),
         ("jsonl", "x.jsonl", '{"prompt": " "}\n', "row 1: 'prompt' is missing or empty"),
@@ -245,3 +254,18 @@ def test_a_hub_source_of_another_form_is_refused(hub: Hub, source: str) -> None:
     with pytest.raises(ValueError, match="not of the form hub:OWNER/NAME@COMMIT"):
         load(f"aime2024={source}")
     assert not hub.asked
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("no network"), FileNotFoundError("no network")]
+)
+def test_a_hub_that_cannot_be_had_is_an_error_that_names_the_source(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: str, **options: str) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    source = f"hub:someone/aime@{COMMIT}:x.csv"
+    with pytest.raises(OSError, match=f"'{source}': no network"):
+        load(f"aime2024={source}")
