@@ -50,8 +50,8 @@ _LETTER = (
 _SAID_LETTER = re.compile(
     rf"(?i:\b(?:answer|choice|option){_IS}[^\w\n(]*"
     rf"{_HENCE}(?:(?:option|choice|letter)\s*)?){_LETTER}"
+    rf"|{_LETTER}\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b(?!\s+(?:only|if|when|for)\b)"
 )
-_RIGHT_LETTER = re.compile(rf"{_LETTER}\)?\s+is\s+(?:the\s+)?(?:correct|right|best)\b")
 _BOXED_LETTER = re.compile(r"\s*\(?([A-D])(?:\s*$|[).:,])")
 # "**B**: ..." goes through the choices, "**B**." chooses.
 _BOLD_LETTER = re.compile(r"\*\*\s*\(?([A-D])\)?\.?\s*\*\*(?!\s*[:)-])")
@@ -69,9 +69,9 @@ def extract(kind: Kind, text: str) -> str | None:
 
     - integer: "0" to "999" without leading zeros, as in AIME; from the last complete `\boxed{...}`,
       without one from the last "Answer: N" or "answer is N", or N alone below "Answer".
-    - letter: "A" to "D"; from the last "Answer: (B)", "the answer is B" or `\boxed{B}`, without one
-      from the last "B is correct", without one from the last `**B**`, or a last line that is the
-      letter or the choice in bold.
+    - letter: "A" to "D"; from the last "Answer: (B)", "the answer is B", "B is correct" or
+      `\boxed{B}`, without one from the last `**B**`, or a last line that is the letter or the
+      choice in bold.
     - text: the rest of the line after the last "Answer:", without one the last `\boxed{...}`.
     """
     read = _READERS[kind]
@@ -107,10 +107,11 @@ def _integer(text: str) -> str | None:
 
 
 def _letter(text: str) -> str | None:
-    plain = _plain(_BOX.sub(_say_letter, text))
-    said = _SAID_LETTER.findall(plain) or _RIGHT_LETTER.findall(plain) or _BOLD_LETTER.findall(text)
-    if said:
-        return said[-1]
+    with_boxes_said = _BOX.sub(_say_letter, text)
+    said = [found[1] or found[2] for found in _SAID_LETTER.finditer(_plain(with_boxes_said))]
+    bold = _BOLD_LETTER.findall(text)
+    if said or bold:
+        return (said or bold)[-1]
     *_, last_line = text.strip().rsplit("\n", 1)
     alone = _LINE_LETTER.fullmatch(last_line)
     return alone[1] if alone else None

@@ -103,6 +103,7 @@ LETTERS = [
     ("Answer: C\n\n**A** was tempting.", "C"),
     ("Answer: C\n\nNote that A is right only if it is cold.", "C"),
     ("**Answer:** C. Option A is correct only for ideal gases.", "C"),
+    ("If the answer was A, charge would be lost. So B is correct.", "B"),
     ("The answer should be C.", "C"),
     ("The field does the work.\n\n**B. 5 eV**", "B"),
     ("The field does the work.\n\nB. 5 eV", None),
