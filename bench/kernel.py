@@ -554,6 +554,8 @@ def main() -> None:
         plot(json.loads(arguments.result.read_text()), arguments.plot)
         return
 
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU.")
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     torch.set_num_threads(1)

@@ -688,13 +688,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if not fields["lz_penalty"]:
         parser.error("--lz-penalty must be above 0: it is compared with 0.")
     arguments.fields = fields
+    if arguments.out.suffix == ".jsonl":
+        parser.error("--out: the finished blocks beside it are the .jsonl; take .json.")
+    for name in ("tp", "blocks", "input_len", "output_len", "batch_size", "num_prompts"):
+        value = getattr(arguments, name, None)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+    for rate in getattr(arguments, "rates", []):
+        if not rate > 0:
+            parser.error(f"--rates must be above 0, got {rate:g}.")
+    if any("=" not in part for part in arguments.model_path):
+        parser.error("--model-path must be NAME=PATH.")
     arguments.model_path = dict(part.partition("=")[::2] for part in arguments.model_path)
     unknown = set(arguments.model_path) - set(arguments.models)
     if unknown:
         parser.error(f"--model-path: {', '.join(sorted(unknown))} is not one of --models.")
     if getattr(arguments, "base_url", None):
-        if arguments.sglang:
-            parser.error("--base-url: arguments after -- are for a server that is started here.")
+        if arguments.sglang or arguments.model_path or arguments.tp != 1:
+            parser.error(
+                "--base-url: --tp, --model-path and arguments after -- are for a server that is "
+                "started here."
+            )
         arguments.models = ["server"]
     return arguments
 
@@ -705,14 +719,18 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "static": ("input_len", "output_len", "batch_size"),
         "live": ("input_len", "output_len", "num_prompts", "base_url"),
     }
+    theirs = getattr(arguments, "base_url", None)
+    started = {
+        "tp": arguments.tp,
+        "model_path": arguments.model_path,
+        "sglang_arguments": sglang_arguments(arguments),
+    }
     return {
         "mode": arguments.mode,
         "smoke": arguments.smoke,
         **environment(),
         "lz": arguments.fields,
-        "tp": arguments.tp,
-        "model_path": arguments.model_path,
-        "sglang_arguments": sglang_arguments(arguments),
+        **({} if theirs else started),
         **{name: getattr(arguments, name) for name in names[arguments.mode]},
     }
 

@@ -150,6 +150,10 @@ class TestCommandLine:
             (["--lz-penalty", "11"], r"lz_penalty must be a finite number in \[0, 10\], got 11"),
             (["--lz-penalty", "0"], "must be above 0"),
             (["--model-path", "qwen2.5-7b=/weights"], "qwen2.5-7b is not one of --models"),
+            (["--model-path", "demo"], "--model-path must be NAME=PATH"),
+            (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+            (["--blocks", "-1"], "--blocks must be at least 1, got -1"),
+            (["--out", "x.jsonl"], "take .json"),
         ],
     )
     def test_what_cannot_be_measured_is_refused(
@@ -162,6 +166,27 @@ class TestCommandLine:
         with pytest.raises(SystemExit):
             parsed(monkeypatch, [], *arguments)
         assert re.search(words, capsys.readouterr().err)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--rates", "4", "0"], "--rates must be above 0, got 0"),
+            (["--rates", "nan"], "--rates must be above 0, got nan"),
+            (["--base-url", "http://127.0.0.1:30000", "--tp", "2"], "for a server that is started"),
+        ],
+    )
+    def test_so_it_is_at_a_request_rate(
+        self, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    ) -> None:
+        with pytest.raises(SystemExit):
+            serving.parse(["live", "--out", "x.json", *arguments])
+        assert words in capsys.readouterr().err
+
+    def test_of_a_server_that_runs_already_nothing_is_claimed(self) -> None:
+        given = ["live", "--out", "x.json", "--base-url", "http://127.0.0.1:30000"]
+        settings = serving.settings_of(serving.parse(given))
+        assert settings["base_url"] == given[-1]
+        assert not {"tp", "model_path", "sglang_arguments"} & settings.keys()
 
     def test_the_penalty_reaches_upstreams_tools_as_arguments(self) -> None:
         fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}

@@ -128,7 +128,7 @@ def test_results_of_other_sources_are_refused(tmp_path: Path, quick: None) -> No
     ("arguments", "words"),
     [
         (["kernels"], "no step is named 'kernels'; there are kernel, bench, sglang, table"),
-        (["--seconds", "30"], "--seconds must be above 30"),
+        (["--seconds", "45"], "--seconds must be above 45"),
     ],
 )
 def test_wrong_arguments(
