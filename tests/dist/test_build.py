@@ -265,6 +265,13 @@ def test_full_disk(world: World) -> None:
     assert "cannot be written (File too large)" in sentence
 
 
+@pytest.mark.parametrize("command", [("build", "--out"), ("checkout",)])
+def test_a_folder_that_is_a_file_is_one_sentence(world: World, command: tuple[str, ...]) -> None:
+    name, *before = command
+    sentence = world.fails(name, "--wheel", world.wheel, *before, world.wheel)
+    assert f"{world.wheel} cannot be used (" in sentence
+
+
 @pytest.mark.parametrize("path", ["requirements.txt", "sgl_kernel/__init__.py"])
 def test_cpu_file_missing(world: World, path: str) -> None:
     (world.package / "cpu" / path).unlink()

@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DistError as error:
         print(f"sglang-lz: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"sglang-lz: {error.filename} cannot be used ({error.strerror}).", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("sglang-lz: interrupted, nothing was changed.", file=sys.stderr)
         return 130
