@@ -719,7 +719,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "static": ("input_len", "output_len", "batch_size"),
         "live": ("input_len", "output_len", "num_prompts", "base_url"),
     }
-    theirs = getattr(arguments, "base_url", None)
     started = {
         "tp": arguments.tp,
         "model_path": arguments.model_path,
@@ -730,7 +729,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "smoke": arguments.smoke,
         **environment(),
         "lz": arguments.fields,
-        **({} if theirs else started),
+        **({} if getattr(arguments, "base_url", None) else started),
         **{name: getattr(arguments, name) for name in names[arguments.mode]},
     }
 

@@ -59,10 +59,10 @@ SMALL_MODELS = {
     "pocket": ROOT / "python" / "sglang_lz" / "demo" / "reasoner",
 }
 
-OWN_FIELDS = frozenset(
-    {"model", "messages", "prompt", "n", "stream", "max_tokens", "temperature", "seed"}
-    | {"return_token_ids"}
-)
+OWN_FIELDS = {
+    *("model", "messages", "prompt", "n", "stream"),
+    *("max_tokens", "temperature", "seed", "return_token_ids"),
+}
 """Fields of a request that are the run's own to set."""
 
 
