@@ -68,20 +68,20 @@ def _requests(cost: str, include_prompt: bool) -> list[Any]:
 
     from sglang_lz.requests import admit
 
+    fields = {
+        "lz_penalty": STRENGTH,
+        "lz_window_size": WINDOW,
+        "lz_buffer_size": BUFFER,
+        "lz_include_prompt": include_prompt,
+        "lz_cost": cost,
+    }
     reqs: list[Any] = one_batch.prepare_synthetic_inputs_for_latency_test(
         2, len(PROMPT), [PROMPT, PROMPT]
     )
-    reqs[0].sampling_params = SamplingParams(
-        temperature=0,
-        max_new_tokens=STEPS,
-        lz_penalty=STRENGTH,
-        lz_window_size=WINDOW,
-        lz_buffer_size=BUFFER,
-        lz_include_prompt=include_prompt,
-        lz_cost=cost,
-    )
-    for req in reqs:
-        admit(req.sampling_params, is_encoder_decoder=False, has_input_embeds=False)
+    reqs[0].sampling_params = SamplingParams(temperature=0, max_new_tokens=STEPS)
+    for req, requested in zip(reqs, (fields, {}), strict=True):
+        params = req.sampling_params
+        admit(params, requested, is_encoder_decoder=False, has_input_embeds=False)
     return reqs
 
 

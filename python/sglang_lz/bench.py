@@ -68,9 +68,7 @@ def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
     from sglang_lz.requests import admit
 
     for req in reqs:
-        for name, value in fields.items():
-            setattr(req.sampling_params, name, value)
-        admit(req.sampling_params, is_encoder_decoder=False, has_input_embeds=False)
+        admit(req.sampling_params, fields, is_encoder_decoder=False, has_input_embeds=False)
 
 
 def request_fields(args: Any) -> dict[str, Any]:

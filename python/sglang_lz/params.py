@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 MAX_PENALTY = 10.0
@@ -16,6 +18,22 @@ LARGEST_MAX_WINDOW_SIZE = 8192
 COSTS = ("marginal", "rate")
 
 FIELDS = ("lz_penalty", "lz_window_size", "lz_buffer_size", "lz_include_prompt", "lz_cost")
+PREFIX = "lz_"
+"""What every name of ours in a request begins with, and no name of upstream's."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class FieldError(ValueError):
+    """A request's LZ field cannot be honoured; the message names it, its value and its range.
+
+    Attributes:
+        field: the name of the field, as the request spells it.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +55,47 @@ class LZParams:
     cost: str = COSTS[0]
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any], max_window_size: int) -> LZParams:
+    def parse(
+        cls,
+        fields: Mapping[str, Any],
+        max_window_size: int,
+        defaults: Mapping[str, Any] = _NOTHING,
+    ) -> LZParams:
         """Read the `lz_*` entries of a request; a missing or null entry takes its default.
 
         Args:
             fields: any mapping that may hold the names in `FIELDS`; other keys are ignored.
             max_window_size: the server's maximum window, in tokens.
+            defaults: the server's own defaults, right by themselves. As the defaults of
+                docs/SPEC.md do, a default size shrinks to what the request leaves room for.
 
         Raises:
-            ValueError: a value of the wrong type or out of range; the message names the field,
-                the value and the range.
+            FieldError: a value of the wrong type or out of range.
         """
-        penalty = fields.get("lz_penalty")
-        if penalty is None:
-            penalty = 0.0
+        penalty = _value(fields, defaults, "lz_penalty", 0.0)
         if not _is_number(penalty) or not 0.0 <= penalty <= MAX_PENALTY:
             raise _bad("lz_penalty", penalty, f"a finite number in [0, {MAX_PENALTY:g}]")
 
         window_size = _size(
             fields,
             "lz_window_size",
-            DEFAULT_WINDOW_SIZE,
+            _value(defaults, _NOTHING, "lz_window_size", DEFAULT_WINDOW_SIZE),
             max_window_size,
             "the server's --lz-max-window-size",
         )
         buffer_size = _size(
-            fields, "lz_buffer_size", DEFAULT_BUFFER_SIZE, window_size, "lz_window_size"
+            fields,
+            "lz_buffer_size",
+            _value(defaults, _NOTHING, "lz_buffer_size", DEFAULT_BUFFER_SIZE),
+            window_size,
+            "lz_window_size",
         )
 
-        include_prompt = fields.get("lz_include_prompt")
-        if include_prompt is None:
-            include_prompt = False
+        include_prompt = _value(fields, defaults, "lz_include_prompt", False)
         if not isinstance(include_prompt, bool):
             raise _bad("lz_include_prompt", include_prompt, "true or false")
 
-        cost = fields.get("lz_cost")
-        if cost is None:
-            cost = COSTS[0]
+        cost = _value(fields, defaults, "lz_cost", COSTS[0])
         if not isinstance(cost, str) or cost not in COSTS:
             raise _bad("lz_cost", cost, " or ".join(f'"{name}"' for name in COSTS))
 
@@ -92,6 +114,31 @@ def check_max_window_size(value: Any) -> int:
 def json_schema(field: str) -> dict[str, Any]:
     """The OpenAPI schema of one request field, with its description and range."""
     return dict(_JSON_SCHEMAS[field])
+
+
+def check_name(name: str, value: object) -> None:
+    """Refuse a name that begins as ours do and is none of `FIELDS`.
+
+    Raises:
+        FieldError: it is none; the message names the nearest field.
+    """
+    if name in FIELDS:
+        return
+    (nearest,) = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
+    raise FieldError(
+        name,
+        f"{name[:80]} must be spelt {nearest} or left out: no LZ field has that name, "
+        f"got {shown(value)}.",
+    )
+
+
+def _value(
+    fields: Mapping[str, Any], defaults: Mapping[str, Any], name: str, otherwise: object
+) -> Any:
+    for values in (fields, defaults):
+        if (value := values.get(name)) is not None:
+            return value
+    return otherwise
 
 
 def _size(fields: Mapping[str, Any], name: str, default: int, maximum: int, whose: str) -> int:
@@ -116,11 +163,14 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _bad(field: str, value: object, allowed: str) -> ValueError:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return ValueError(f"{field} must be {allowed}, got {shown}.")
+def _bad(field: str, value: object, allowed: str) -> FieldError:
+    return FieldError(field, f"{field} must be {allowed}, got {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _JSON_SCHEMAS: dict[str, dict[str, Any]] = {

@@ -1,17 +1,18 @@
 """The LZ fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
 
-Each public function is what one patch of upstream's request path calls. A refusal is a
-ValueError, which upstream answers with HTTP 400.
+Each public function is what one patch of upstream's request path calls. Requests over HTTP passed
+`sglang_lz.gate` before; those of the offline Engine and of gRPC meet `admit` only.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, WithJsonSchema
 
-from sglang_lz.params import FIELDS, FIELDS_TEXT, LZParams, json_schema
+from sglang_lz.params import FIELDS, FIELDS_TEXT, FieldError, LZParams, json_schema
 from sglang_lz.support import unsupported_modes
 
 # Upstream's own types of these objects, with a description of the keys that we add.
@@ -28,7 +29,7 @@ OllamaOptions = Annotated[
 class LZFields(BaseModel):
     """Base of the OpenAI- and Anthropic-style request models: the five fields, at the top level.
 
-    The values are taken as they come, so that `admit` words the refusals of every endpoint.
+    The values are taken as they come, so that `resolve` words the refusals of every endpoint.
     """
 
     lz_penalty: Annotated[Any, WithJsonSchema(json_schema("lz_penalty"))] = None
@@ -38,47 +39,17 @@ class LZFields(BaseModel):
     lz_cost: Annotated[Any, WithJsonSchema(json_schema("lz_cost"))] = None
 
 
-def checked_fields(request: Any) -> dict[str, Any]:
-    """The LZ fields that a request model sets, for its sampling parameters.
-
-    Unset fields are left out, so that the server's --preferred-sampling-params reach through. They
-    are checked here because upstream's stream may begin before `admit` sees them, and then it
-    cannot turn into a 400 any more.
-
-    Raises:
-        ValueError: `admit` would refuse them.
-    """
-    fields = _given(vars(request))
-    _check(fields)
-    return fields
-
-
 class LZFieldsInOptions(BaseModel):
     """Base of Ollama's request models, whose sampling parameters all stand in `options`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_field_at_the_top_level(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            _refuse_top_level(values, "options")
-        return values
 
+def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The LZ fields that are set in a mapping.
 
-def ollama_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The LZ fields in Ollama's `options`, for the sampling parameters.
-
-    Raises:
-        HTTPException: 400 if `admit` would refuse them. Upstream's Ollama routes answer a
-            ValueError with 500.
+    Unset and null ones are left out, so that the server's --preferred-sampling-params reach
+    through.
     """
-    from fastapi import HTTPException
-
-    fields = _given(options)
-    try:
-        _check(fields)
-    except ValueError as error:
-        raise HTTPException(status_code=400, detail=str(error)) from error
-    return fields
+    return {name: values[name] for name in FIELDS if values.get(name) is not None}
 
 
 def without_lz_fields(body: Any) -> Any:
@@ -91,35 +62,32 @@ def without_lz_fields(body: Any) -> Any:
     return {**body, "sampling_params": _without(params)} if params is not None else body
 
 
-def contract_error(body: Any) -> str | None:
-    """Why `admit` would refuse a /generate body that upstream's schema accepts; None if not.
-
-    Asked before the stream begins, as in `checked_fields`.
-    """
-    params = body.get("sampling_params")
-    for item in params if isinstance(params, list) else [params]:
-        try:
-            _refuse_top_level(body, "sampling_params")
-            _check(item or {}, has_input_embeds=body.get("input_embeds") is not None)
-        except ValueError as error:
-            return str(error)
-    return None
-
-
-def admit(sampling_params: Any, *, is_encoder_decoder: bool, has_input_embeds: bool) -> None:
-    """Validate the LZ fields of upstream's SamplingParams and resolve their defaults in it.
+def admit(
+    sampling_params: Any,
+    requested: Mapping[str, Any],
+    *,
+    is_encoder_decoder: bool,
+    has_input_embeds: bool,
+) -> None:
+    """Validate the LZ fields of a request and write their values into its SamplingParams.
 
     Args:
-        sampling_params: upstream's struct; changed in place. A field that is None takes the
-            server's preferred value, if there is one, else its default.
+        sampling_params: upstream's struct, the server's preferred parameters merged in; its LZ
+            fields are changed in place, none is None after it.
+        requested: what the request itself says, before anything was merged in.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
     Raises:
-        ValueError: a wrong value, or a penalty that this server cannot apply exactly.
+        FieldError: a wrong value, or a penalty that this server cannot apply exactly.
     """
-    fields = {name: getattr(sampling_params, name) for name in (*FIELDS, "beam_width")}
-    params = _parse(fields, is_encoder_decoder, has_input_embeds)
+    params = resolve(
+        requested,
+        max_new_tokens=sampling_params.max_new_tokens,
+        beam_width=sampling_params.beam_width,
+        is_encoder_decoder=is_encoder_decoder,
+        has_input_embeds=has_input_embeds,
+    )
     sampling_params.lz_penalty = params.penalty
     sampling_params.lz_window_size = params.window_size
     sampling_params.lz_buffer_size = params.buffer_size
@@ -127,41 +95,57 @@ def admit(sampling_params: Any, *, is_encoder_decoder: bool, has_input_embeds: b
     sampling_params.lz_cost = params.cost
 
 
-def _refuse_top_level(body: Mapping[str, Any], where: str) -> None:
-    for name, value in _given(body).items():
-        raise ValueError(f"{name} must stand in {where} here, got {value!r} at the top level.")
+def resolve(
+    requested: Mapping[str, Any],
+    *,
+    max_new_tokens: int | None,
+    beam_width: int | None,
+    is_encoder_decoder: bool,
+    has_input_embeds: bool,
+) -> LZParams:
+    """The LZ penalty of a request: its fields, the server's preferred ones, the defaults.
 
+    Where nothing is generated (scores, embeddings, `max_new_tokens` 0) nothing is sampled either,
+    and a preferred penalty does not count.
 
-def _check(fields: Mapping[str, Any], has_input_embeds: bool = False) -> None:
-    _parse(fields, False, has_input_embeds)
+    Args:
+        requested: what the request itself says; a null is as good as nothing.
+        max_new_tokens: the most tokens to generate; None for no limit.
+        beam_width: beams of beam search; None or 1 for none.
+        is_encoder_decoder: whether the model is one.
+        has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
-
-def _parse(fields: Mapping[str, Any], is_encoder_decoder: bool, has_input_embeds: bool) -> LZParams:
+    Raises:
+        FieldError: a wrong value, or a penalty that this server cannot apply exactly.
+    """
     from sglang.srt.runtime_context import get_context
 
     config = get_context().config_leaf
     # Upstream merges these in too, but lets a null win over them.
-    preferred = config("preferred_sampling_params") or {}
-    merged = {**_given(preferred), **_given(fields)}
-    params = LZParams.parse(merged, config("lz_max_window_size"))
-    if params.penalty > 0:
-        reasons = list(unsupported_modes(config))
-        if is_encoder_decoder:
-            reasons.append("with encoder-decoder models")
-        if (fields.get("beam_width") or 1) > 1:
-            reasons.append("with beam search (beam_width > 1)")
-        if params.include_prompt and has_input_embeds:
-            reasons.append("with lz_include_prompt on input_embeds, which have no token ids")
-        if reasons:
-            raise ValueError(
-                f"lz_penalty must be 0 {reasons[0]}, got {params.penalty}: the LZ penalty is not "
-                "supported there yet."
-            )
+    preferred = given_fields(config("preferred_sampling_params") or {})
+    params = LZParams.parse(requested, config("lz_max_window_size"), preferred)
+    if params.penalty == 0:
+        return params
+    is_preferred = requested.get("lz_penalty") is None
+    reasons = list(unsupported_modes(config))
+    if max_new_tokens == 0:
+        if is_preferred:
+            return dataclasses.replace(params, penalty=0.0)
+        reasons.append("where nothing is generated (max_new_tokens 0)")
+    if is_encoder_decoder:
+        reasons.append("with encoder-decoder models")
+    if (beam_width or 1) > 1:
+        reasons.append("with beam search (beam_width > 1)")
+    if params.include_prompt and has_input_embeds:
+        reasons.append("with lz_include_prompt on input_embeds, which have no token ids")
+    if reasons:
+        whose = " from the server's --preferred-sampling-params" if is_preferred else ""
+        raise FieldError(
+            "lz_penalty",
+            f"lz_penalty must be 0 {reasons[0]}, got {params.penalty}{whose}: the LZ penalty is "
+            "not supported there yet.",
+        )
     return params
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in FIELDS if values.get(name) is not None}
 
 
 def _without(params: Any) -> Any:

@@ -28,7 +28,8 @@ def admitted(model_path: str, flags: list[str]) -> str | None:
     ranks = one_batch.SpawnRanks(world_rank=world_rank, gpu_id=0)
     one_batch.publish(args, role="scheduler", ranks=ranks)
     try:
-        admit(SamplingParams(lz_penalty=0.15), is_encoder_decoder=False, has_input_embeds=False)
+        fields = {"lz_penalty": 0.15}
+        admit(SamplingParams(), fields, is_encoder_decoder=False, has_input_embeds=False)
     except ValueError as error:
         return str(error)
     return None

@@ -125,7 +125,11 @@ CONFIGURATIONS = {
         Config(
             "defaults",
             (
-                *("--preferred-sampling-params", '{"lz_penalty": 0.5, "lz_cost": "rate"}'),
+                *(
+                    "--preferred-sampling-params",
+                    '{"lz_penalty": 0.5, "lz_buffer_size": 16, "lz_include_prompt": true, '
+                    '"lz_cost": "rate"}',
+                ),
                 *("--lz-max-window-size", "24"),
             ),
             FORKED,

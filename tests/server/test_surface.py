@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from server.client import (
 )
 from server.configurations import on
 from server.contract import check
-from server.endpoints import Endpoint, every_endpoint, prompt_ids
+from server.endpoints import ENDPOINTS, Endpoint, every_endpoint, prompt_ids
 from server.launch import Server
 from server.prompts import repetitive
 
@@ -244,7 +245,7 @@ def test_the_maximum_window_is_reported(server: Server) -> None:
     assert info["lz_max_window_size"] == (24 if server.config.name == "defaults" else 1024)
 
 
-PREFERRED = Lz(0.5, 24, 24, False, "rate")
+PREFERRED = Lz(0.5, 24, 16, True, "rate")
 
 
 @on("defaults")
@@ -253,15 +254,15 @@ PREFERRED = Lz(0.5, 24, 24, False, "rate")
     [
         ({}, PREFERRED),
         (dict.fromkeys(FIELDS), PREFERRED),
-        ({"lz_cost": "marginal"}, Lz(0.5, 24, 24, False, "marginal")),
-        ({"lz_penalty": 1.5, "lz_window_size": 9}, Lz(1.5, 9, 9, False, "rate")),
-        ({"lz_include_prompt": True, "lz_buffer_size": 2}, Lz(0.5, 24, 2, True, "rate")),
+        ({"lz_cost": "marginal"}, Lz(0.5, 24, 16, True, "marginal")),
+        ({"lz_penalty": 1.5, "lz_window_size": 9}, Lz(1.5, 9, 9, True, "rate")),
+        ({"lz_include_prompt": False, "lz_buffer_size": 2}, Lz(0.5, 24, 2, False, "rate")),
         ({"lz_penalty": 0}, OFF),
     ],
     ids=str,
 )
 def test_server_wide_defaults(server: Server, fields: Json, lz: Lz) -> None:
-    """--preferred-sampling-params sets defaults, a field wins; a small maximum shrinks both."""
+    """--preferred-sampling-params sets defaults, a field wins; a small window shrinks both."""
     rng = random.Random("defaults")
     for _ in range(3):
         sample = generate(server, repetitive(rng, 40), 48, OFF, **fields)
@@ -273,7 +274,7 @@ def test_server_wide_defaults(server: Server, fields: Json, lz: Lz) -> None:
 def test_server_wide_defaults_in_every_endpoint(server: Server, endpoint: Endpoint) -> None:
     content = "the red fox the red fox sees the red fox"
     prompt = prompt_ids(content, endpoint.chat)
-    explicit = {"lz_penalty": 0.5, "lz_cost": "rate", "lz_window_size": 24, "lz_buffer_size": 24}
+    explicit = PREFERRED.fields()
     expected = reference(server, prompt, explicit)
     off = reference(server, prompt, {"lz_penalty": 0})
     assert expected != off
@@ -295,3 +296,119 @@ def test_a_smaller_maximum_is_enforced(server: Server, endpoint: Endpoint) -> No
         assert answer.status_code == 400, answer.text
         assert next(iter(fields)) in answer.text
         assert "24" in answer.text
+
+
+@on("defaults")
+def test_scores_do_not_depend_on_who_else_is_there(server: Server) -> None:
+    """Nothing is generated there, so a preferred penalty does not count, alone or in company.
+
+    Upstream samples a batch of such requests only together with one that generates.
+    """
+    rng = random.Random("scores")
+    prompts = [repetitive(rng, 24) for _ in range(20)]
+    labels = sorted({*prompts[0]})[:8]
+
+    def scored(fields: Json, *company: Json) -> list[list[float]]:
+        found = []
+        for prompt in prompts:
+            sampling = [{"max_new_tokens": 0, **fields}, *company]
+            body = {
+                "input_ids": [prompt] * len(sampling),
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "token_ids_logprob": [labels] * len(sampling),
+            }
+            meta = post_ok(server, "/generate", body)[0]["meta_info"]
+            found.append([entry[0] for entry in meta["output_token_ids_logprobs"][0]])
+        return found
+
+    expected = scored({"lz_penalty": 0})
+    assert scored({}) == [pytest.approx(row, abs=1e-4) for row in expected]
+    assert scored({}, {"max_new_tokens": 4}) == [pytest.approx(row, abs=1e-4) for row in expected]
+
+
+@on("defaults")
+def test_the_scoring_api_under_load_is_that_at_rest(server: Server) -> None:
+    rng = random.Random("score")
+    prompts = [repetitive(rng, 24) for _ in range(20)]
+    labels = sorted({*prompts[0]})[:8]
+
+    def score(prompt: list[int]) -> list[float]:
+        body = {"model": "m", "query": prompt, "items": [[3]], "label_token_ids": labels}
+        (scores,) = post_ok(server, "/v1/score", body)["scores"]
+        return list(scores)
+
+    def load(prompt: list[int]) -> None:
+        generate(server, prompt, 24)
+
+    at_rest = [score(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        generated = pool.map(load, prompts)
+        scored = list(pool.map(score, prompts))
+        list(generated)
+    assert scored == [pytest.approx(row, abs=1e-4) for row in at_rest]
+
+
+@on("defaults")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_a_penalty_on_nothing_is_refused(server: Server, stream: bool) -> None:
+    sampling = {"max_new_tokens": 0, "lz_penalty": 0.5}
+    body = {"input_ids": [1, 2, 3], "sampling_params": sampling, "stream": stream}
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400
+    assert "lz_penalty must be 0 where nothing is generated" in answer.text
+
+
+@on("overlap")
+def test_every_other_endpoint_refuses_the_fields(server: Server) -> None:
+    """All that the server's own OpenAPI document lists, so one that is added is tried too."""
+    paths = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()["paths"]
+    takers = {endpoint.path for endpoint in ENDPOINTS} | {"/invocations", "/vertex_generate"}
+    tried = 0
+    for path, methods in paths.items():
+        for method in methods.keys() & {"post", "put"}:
+            for fields in ({"lz_penalti": 1}, {"lz_penalty": 0.5}):
+                if path in takers and "lz_penalty" in fields:
+                    continue
+                url = f"{server.url}{path.replace('{', '').replace('}', '')}"
+                answer = requests.request(method, url, json=fields, timeout=TIMEOUT_SECONDS)
+                assert answer.status_code == 400, f"{path}: {answer.text[:500]}"
+                assert next(iter(fields)) in answer.text
+                tried += 1
+    assert takers <= paths.keys()
+    assert tried > 60
+    body = {"instances": [{"text": "a", "lz_penalty": 0.5}]}
+    answer = post(server, "/vertex_generate", body)
+    assert answer.status_code == 400
+    assert "must stand in parameters.sampling_params" in answer.text
+
+
+@on("overlap")
+def test_the_clouds_own_routes_take_the_fields(server: Server) -> None:
+    """Vertex AI's is /generate in an envelope, SageMaker's is chat completions."""
+    fields = PAIRS["lz_penalty"][0]
+    content, text = telling(server, False, "lz_penalty")
+    sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, **fields}
+    body = {"instances": [{"text": content}], "parameters": {"sampling_params": sampling}}
+    assert post_ok(server, "/vertex_generate", body)["predictions"][0]["text"] == text
+    (chat,) = (endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")
+    content, text = telling(server, True, "lz_penalty")
+    answer = post_ok(server, "/invocations", chat.body(content, NEW_TOKENS, fields))
+    assert chat.text(answer) == text
+
+
+@on("overlap")
+@every_endpoint
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_a_misspelt_field_is_refused(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    answer = endpoint.send(server, "a b c", 2, {"lz_windowsize": 8}, stream=stream)
+    assert answer.status_code == 400
+    assert "lz_windowsize must be spelt lz_window_size" in answer.text
+
+
+@on("overlap")
+def test_an_openai_error_names_the_field_where_clients_look(server: Server) -> None:
+    for endpoint in ENDPOINTS:
+        if endpoint.name in ("completions", "chat", "responses"):
+            error = endpoint.send(server, "a", 2, {"lz_cost": "x"}).json()
+            assert error.get("error", error)["param"] == "lz_cost"

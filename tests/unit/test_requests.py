@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import HTTPException
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
@@ -15,7 +14,12 @@ from sglang_lz.dist import seal
 
 def admit(model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any) -> Any:
     params = SamplingParams(**fields)
-    requests.admit(params, is_encoder_decoder=model_is_encoder_decoder, has_input_embeds=embeds)
+    requests.admit(
+        params,
+        fields,
+        is_encoder_decoder=model_is_encoder_decoder,
+        has_input_embeds=embeds,
+    )
     return params
 
 
@@ -114,23 +118,41 @@ def test_generate_bodies_reach_upstreams_schema_without_our_fields() -> None:
     assert requests.without_lz_fields(many)["sampling_params"] == [{"temperature": 0}, {"top_p": 1}]
 
 
-def test_a_wrong_generate_body_is_known_before_the_stream_starts(
-    server_config: dict[str, Any],
-) -> None:
-    assert requests.contract_error({"text": "a"}) is None
-    assert requests.contract_error({"sampling_params": [{}, {"lz_penalty": 1}]}) is None
-    error = requests.contract_error({"sampling_params": [{}, {"lz_penalty": 11}]})
-    assert error is not None
-    assert error.startswith("lz_penalty must be")
-    server_config["speculative_algorithm"] = "DFLASH"
-    assert requests.contract_error({"sampling_params": {"lz_penalty": 1}}) is not None
-
-
-def test_preferred_parameters_count_before_the_stream_starts(server_config: dict[str, Any]) -> None:
+def test_preferred_parameters_are_defaults(server_config: dict[str, Any]) -> None:
     server_config["preferred_sampling_params"] = {"lz_window_size": 8}
-    error = requests.contract_error({"sampling_params": {"lz_buffer_size": 9}})
-    assert error is not None
-    assert "[1, 8]" in error
+    with pytest.raises(ValueError, match=r"\[1, 8\]"):
+        admit(lz_buffer_size=9)
+
+
+@pytest.mark.parametrize(
+    ("preferred", "fields", "sizes"),
+    [
+        ({"lz_buffer_size": 64}, {"lz_window_size": 16}, (16, 16)),
+        ({"lz_buffer_size": 64, "lz_window_size": 100}, {"lz_window_size": 32}, (32, 32)),
+        ({"lz_buffer_size": 64, "lz_window_size": 100}, {}, (100, 64)),
+        ({"lz_buffer_size": 64}, {"lz_window_size": 16, "lz_buffer_size": 4}, (16, 4)),
+        ({}, {"lz_window_size": 16}, (16, 16)),
+    ],
+)
+def test_a_preferred_buffer_fits_the_requests_window(
+    server_config: dict[str, Any],
+    preferred: dict[str, int],
+    fields: dict[str, int],
+    sizes: tuple[int, int],
+) -> None:
+    """A client is not refused for a field that it did not send."""
+    server_config["preferred_sampling_params"] = preferred
+    params = SamplingParams(**preferred | fields)  # as upstream merges them
+    requests.admit(params, fields, is_encoder_decoder=False, has_input_embeds=False)
+    assert (params.lz_window_size, params.lz_buffer_size) == sizes
+
+
+def test_nothing_generated_has_no_preferred_penalty(server_config: dict[str, Any]) -> None:
+    server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_include_prompt": True}
+    assert admit(max_new_tokens=0).lz_penalty == 0
+    assert admit(max_new_tokens=1).lz_penalty == 0.5
+    with pytest.raises(ValueError, match=r"where nothing is generated.*got 0\.25:"):
+        admit(max_new_tokens=0, lz_penalty=0.25)
 
 
 def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:
@@ -140,40 +162,11 @@ def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[
     assert admit(lz_penalty=0, lz_cost="marginal").lz_penalty == 0
 
 
-def test_ollama_options_answer_400(server_config: dict[str, Any]) -> None:
-    assert requests.ollama_fields({"seed": 1, "lz_penalty": 0.1}) == {"lz_penalty": 0.1}
-    with pytest.raises(HTTPException) as caught:
-        requests.ollama_fields({"lz_cost": "x"})
-    assert caught.value.status_code == 400
-    assert caught.value.detail.startswith("lz_cost must be")
-
-
-def test_unset_fields_are_not_forwarded(server_config: dict[str, Any]) -> None:
+def test_unset_fields_are_not_forwarded() -> None:
     """A null would override the server's preferred sampling parameters."""
-    assert requests.checked_fields(requests.LZFields()) == {}
+    assert requests.given_fields(vars(requests.LZFields())) == {}
     given = requests.LZFields(lz_penalty=0.2, lz_include_prompt=False)
-    assert requests.checked_fields(given) == {"lz_penalty": 0.2, "lz_include_prompt": False}
-
-
-def test_wrong_fields_are_known_before_a_stream_starts(server_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="lz_buffer_size must be"):
-        requests.checked_fields(requests.LZFields(lz_buffer_size=True))
-    server_config["dllm_algorithm"] = "LowConfidence"
-    with pytest.raises(ValueError, match="diffusion"):
-        requests.checked_fields(requests.LZFields(lz_penalty=0.1))
-
-
-@pytest.mark.parametrize("value", [0.15, "zzz", 0])
-def test_a_field_that_an_endpoint_does_not_read_is_refused(
-    server_config: dict[str, Any], value: object
-) -> None:
-    """Where all sampling parameters stand in one object, a field beside it would be ignored."""
-    error = requests.contract_error({"text": "a", "lz_penalty": value})
-    assert (
-        error == f"lz_penalty must stand in sampling_params here, got {value!r} at the top level."
-    )
-    with pytest.raises(ValueError, match="lz_penalty must stand in options here"):
-        requests.LZFieldsInOptions.model_validate({"model": "m", "lz_penalty": value})
+    assert requests.given_fields(vars(given)) == {"lz_penalty": 0.2, "lz_include_prompt": False}
 
 
 @pytest.fixture
@@ -183,7 +176,7 @@ def config(server_config: dict[str, Any]) -> SimpleNamespace:
 
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "verify_installed", lambda: [])
+    monkeypatch.setattr(startup, "verify_imported", lambda: [])
 
 
 @pytest.mark.usefixtures("whole")
@@ -221,6 +214,20 @@ class TestStartup:
         with pytest.raises(ValueError, match="--lz-max-window-size"):
             startup.check_server(config)
 
+    def test_misspelt_preferred_parameters_stop_it(self, config: SimpleNamespace) -> None:
+        config.preferred_sampling_params = {"lz_penalti": 0.5}
+        with pytest.raises(
+            ValueError, match=r"^--preferred-sampling-params: lz_penalti must be sp"
+        ):
+            startup.check_server(config)
+
+    def test_a_hook_that_is_gone_stops_it(
+        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(startup.hooks, "missing", lambda: ["x.sample does not call ours"])
+        with pytest.raises(ValueError, match=r"x\.sample does not call ours, so lz_penalty would"):
+            startup.check_server(config)
+
     def test_grpc_stops_it(self, config: SimpleNamespace) -> None:
         config.smg_grpc_mode = True
         with pytest.raises(ValueError, match="--smg-grpc-mode must be off"):
@@ -236,10 +243,10 @@ class TestStartup:
     def test_a_damaged_installation_stops_it(
         self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(startup, "verify_installed", lambda: ["sglang/a.py is changed"])
+        monkeypatch.setattr(startup, "verify_imported", lambda: ["sglang/a.py is changed"])
         with pytest.raises(ValueError, match=r"sglang/a\.py is changed.*doctor"):
             startup.check_server(config)
 
 
 def test_the_installed_files_are_whole() -> None:
-    assert seal.verify_installed() == []
+    assert seal.verify_imported() == []

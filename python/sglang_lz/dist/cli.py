@@ -17,7 +17,7 @@ from .files import replace_all
 from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
-from .patchset import FLAVOUR_GROUPS, LZ_GROUPS, PatchSet, parse_groups
+from .patchset import FLAVOUR_GROUPS, PatchSet, parse_groups
 from .serve import serve
 from .sources import LOCK, checkout_patches_dir, patches_dir
 from .wheelfile import Wheel
@@ -223,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
             "--groups",
             metavar="G,G",
             help="patch groups; the penalty's together or not at all (default: "
-            + ("the flavour's)" if name == "build" else f"{','.join(LZ_GROUPS)})"),
+            + ("the flavour's)" if name == "build" else f"{','.join(FLAVOUR_GROUPS['cuda'])})"),
         )
     for name in ("apply", "revert"):
         pages[name].add_argument(

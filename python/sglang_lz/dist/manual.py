@@ -8,6 +8,7 @@ the sha256 of its wheels), series (the order of the patches) and the patches, in
 
   sampling, requests, server   the LZ penalty
   bench                        the LZ penalty in upstream's benchmark tools
+  fixes                        repairs of upstream, for requests without a penalty too
   cpu                          lets the server start without a GPU
 
 The tool needs git, and pip for what it downloads. It never imports sglang or torch."""

@@ -12,8 +12,10 @@ from .errors import DistError
 
 LZ_GROUPS = ("sampling", "requests", "server", "bench")
 """The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
-GROUPS = (*LZ_GROUPS, "cpu")
-FLAVOUR_GROUPS = {"cuda": LZ_GROUPS, "cpu": GROUPS}
+FIXES = "fixes"
+"""The group that repairs upstream, for requests without a penalty too."""
+GROUPS = (*LZ_GROUPS, FIXES, "cpu")
+FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, FIXES), "cpu": GROUPS}
 FIELDS = ("Why", "Upstream", "Remove-when")
 """What every patch header says below its subject."""
 UPSTREAM_PREFIX = "python/"

@@ -1,0 +1,329 @@
+"""requests/http-gate: what upstream's routes let through, in process, without a server behind them.
+
+A request that passes the gate reaches an endpoint without a server, which is no HTTP 400 of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.testclient import TestClient
+
+from sglang_lz.gate import LIMITS, OBJECTS
+from sglang_lz.params import FIELDS
+
+BODY_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
+# Where each route that takes the fields has them.
+TAKERS: dict[str, tuple[str, ...]] = {
+    "/generate": ("sampling_params",),
+    "/v1/completions": (),
+    "/v1/chat/completions": (),
+    "/invocations": (),
+    "/v1/responses": (),
+    "/v1/messages": (),
+    "/api/chat": ("options",),
+    "/api/generate": ("options",),
+    "/vertex_generate": ("parameters", "sampling_params"),
+}
+
+
+def all_routes() -> list[BaseRoute]:
+    """Upstream's route table, with what its routers bring."""
+    from sglang.srt.entrypoints.http_server import app
+
+    def flat(routes: list[Any]) -> Iterator[BaseRoute]:
+        for route in routes:
+            router = getattr(route, "original_router", None)  # how FastAPI includes a router
+            yield from flat(router.routes) if router else [route]
+
+    return list(flat(app.routes))
+
+
+def api_routes() -> list[APIRoute]:
+    return [route for route in all_routes() if isinstance(route, APIRoute)]
+
+
+def url(route: APIRoute) -> str:
+    return re.sub(r"\{[^}]*\}", "x", route.path)
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    from sglang.srt.entrypoints.http_server import app
+
+    return TestClient(app, raise_server_exceptions=False)  # its lifespan is not entered
+
+
+def nested(where: tuple[str, ...], values: dict[str, Any]) -> Any:
+    """A body with these values at a place."""
+    body: Any = values
+    for name in reversed(where):
+        body = {name: [body] if name == "instances" else body}
+    return body
+
+
+def named(answer: Any) -> str:
+    """Our refusal's message; the test fails if the answer is anything else."""
+    assert answer.status_code == 400, f"{answer.status_code}: {answer.text[:500]}"
+    error = answer.json().get("error", answer.json())
+    message = error if isinstance(error, str) else error.get("message", "")
+    assert message.startswith("lz_"), message
+    return str(message)
+
+
+def assert_passed(answer: Any) -> None:
+    """The gate let it through, and an endpoint without a server answered."""
+    if answer.status_code == 400:
+        with pytest.raises(AssertionError):
+            named(answer)
+
+
+def test_every_route_that_takes_requests_is_tried_here() -> None:
+    """The others are FastAPI's own pages, and a WebSocket that transcribes."""
+    others = [route for route in all_routes() if not isinstance(route, APIRoute)]
+    sockets = [route for route in others if isinstance(route, WebSocketRoute)]
+    assert [socket.path for socket in sockets] == ["/v1/realtime"]
+    for route in others:
+        assert route in sockets or (isinstance(route, Route) and route.methods == {"GET", "HEAD"})
+    assert "/scale_elastic_ep" in {route.path for route in api_routes()}
+
+
+def test_the_routes_that_take_the_fields_are_known() -> None:
+    from sglang_lz.gate import place_of
+
+    taking = {route.path: place_of(route) for route in api_routes()}
+    assert {path: place for path, place in taking.items() if place is not None} == TAKERS
+
+
+def test_every_other_route_refuses_them(client: TestClient, server_config: dict[str, Any]) -> None:
+    """Wherever they may stand, on every route of this release and on those of the next."""
+    seen = 0
+    places = [(), *((name,) for name in OBJECTS), ("parameters", "sampling_params")]
+    for route in api_routes():
+        for method in sorted(BODY_METHODS & route.methods):
+            for where in places:
+                if where == TAKERS.get(route.path):
+                    continue
+                answer = client.request(method, url(route), json=nested(where, {"lz_cost": "rate"}))
+                message = named(answer)
+                assert message.startswith("lz_cost must "), (route.path, where, message)
+                assert "'rate'" in message
+                seen += 1
+    assert seen > 300
+
+
+def test_null_means_unset_everywhere(client: TestClient, server_config: dict[str, Any]) -> None:
+    for path in (*TAKERS, "/v1/score", "/v1/embeddings", "/encode"):
+        for where in ((), ("sampling_params",), ("options",), ("instances",)):
+            answer = client.post(path, json=nested(where, dict.fromkeys(FIELDS)))
+            assert_passed(answer)
+
+
+def test_no_route_takes_a_misspelt_field(client: TestClient, server_config: dict[str, Any]) -> None:
+    for route in api_routes():
+        for method in sorted(BODY_METHODS & route.methods):
+            for where in {(), TAKERS.get(route.path, ())}:
+                answer = client.request(
+                    method, url(route), json=nested(where, {"lz_penalti": None})
+                )
+                message = named(answer)
+                assert message.startswith("lz_penalti must be spelt lz_penalty"), message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("lz_penalti", "lz_penalty"),
+        ("lz_windowsize", "lz_window_size"),
+        ("lz_buffer", "lz_buffer_size"),
+        ("lz_prompt", "lz_include_prompt"),
+        ("lz_costs", "lz_cost"),
+        ("lz_", "lz_cost"),
+    ],
+)
+def test_the_nearest_name_is_told(
+    client: TestClient, server_config: dict[str, Any], wrong: str, right: str
+) -> None:
+    for path, where in TAKERS.items():
+        message = named(client.post(path, json=nested(where, {wrong: 0.5})))
+        assert message == (
+            f"{wrong} must be spelt {right} or left out: no LZ field has that name, got 0.5."
+        )
+
+
+def test_every_route_refuses_them_in_the_url(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    for route in api_routes():
+        for method in sorted(route.methods):
+            answer = client.request(method, url(route), params={"lz_penalty": "0.5"})
+            assert answer.status_code == 400, (route.path, method, answer.text)
+            if method != "HEAD":
+                assert "'0.5' in the URL" in named(answer)
+
+
+def test_forms_are_read(client: TestClient, server_config: dict[str, Any]) -> None:
+    files = {"file": ("a.wav", b"RIFF lz_", "audio/wav")}
+    for data, message in (
+        ({"lz_penalty": "0.5"}, "lz_penalty must be left out"),
+        ({"lz_penalti": "0.5"}, "lz_penalti must be spelt lz_penalty"),
+    ):
+        answer = client.post("/v1/audio/transcriptions", data=data, files=files)
+        assert named(answer).startswith(message)
+    assert_passed(client.post("/v1/audio/transcriptions", data={"model": "m"}, files=files))
+
+
+def test_keys_spelt_with_escapes_are_read(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    for path in ("/v1/score", "/v1/completions"):
+        raw = b'{"\\u006cz_penalti": 1}'
+        answer = client.post(path, content=raw, headers={"Content-Type": "application/json"})
+        assert "lz_penalti must be spelt" in named(answer)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"lz_penalty"', b"[1, {}]", b"lz_", b"3"])
+def test_what_is_no_object_is_upstreams_to_word(
+    client: TestClient, server_config: dict[str, Any], content: bytes
+) -> None:
+    for path in ("/v1/score", "/v1/completions", "/generate", "/flush_cache"):
+        headers = {"Content-Type": "application/json"}
+        assert_passed(client.post(path, content=content, headers=headers))
+
+
+@pytest.mark.parametrize(("path", "where"), TAKERS.items())
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+class TestTakers:
+    def send(
+        self, client: TestClient, path: str, where: tuple[str, ...], stream: bool, **values: Any
+    ) -> Any:
+        body = {**nested(where, values), "stream": stream}
+        return client.post(path, json=body)
+
+    def test_a_wrong_value_is_refused_in_the_words_of_the_api(
+        self,
+        client: TestClient,
+        server_config: dict[str, Any],
+        path: str,
+        where: tuple[str, ...],
+        stream: bool,
+    ) -> None:
+        """Its place in the error says the field, as OpenAI does (`param`)."""
+        answer = self.send(client, path, where, stream, lz_penalty=11)
+        message = "lz_penalty must be a finite number in [0, 10], got 11."
+        assert answer.status_code == 400
+        error = {"type": "invalid_request_error", "message": message}
+        named = {**error, "param": "lz_penalty", "code": 400}
+        assert answer.json() == {
+            "/v1/messages": {"type": "error", "error": error},
+            "/v1/responses": {"error": named},
+            "/generate": {"error": named},
+            "/vertex_generate": {"error": named},
+            "/api/chat": {"error": message},
+            "/api/generate": {"error": message},
+        }.get(path, {"object": "error", **named})
+
+    def test_a_penalty_on_nothing_is_refused(
+        self,
+        client: TestClient,
+        server_config: dict[str, Any],
+        path: str,
+        where: tuple[str, ...],
+        stream: bool,
+    ) -> None:
+        for limit in LIMITS:
+            answer = self.send(client, path, where, stream, lz_penalty=0.5, **{limit: 0})
+            assert "where nothing is generated" in named(answer)
+            assert_passed(self.send(client, path, where, stream, lz_penalty=0, **{limit: 0}))
+
+    def test_a_mode_that_cannot_honour_it_refuses(
+        self,
+        client: TestClient,
+        server_config: dict[str, Any],
+        path: str,
+        where: tuple[str, ...],
+        stream: bool,
+    ) -> None:
+        server_config["speculative_algorithm"] = "DFLASH"
+        assert "by DFLASH" in named(self.send(client, path, where, stream, lz_penalty=1))
+        assert_passed(self.send(client, path, where, stream, lz_window_size=8))
+
+    def test_beams_refuse_a_preferred_penalty_and_say_whose_it_is(
+        self,
+        client: TestClient,
+        server_config: dict[str, Any],
+        path: str,
+        where: tuple[str, ...],
+        stream: bool,
+    ) -> None:
+        server_config["preferred_sampling_params"] = {"lz_penalty": 0.5}
+        message = named(self.send(client, path, where, stream, beam_width=2))
+        assert "beam search" in message
+        assert "got 0.5 from the server's --preferred-sampling-params" in message
+        assert_passed(self.send(client, path, where, stream, beam_width=2, lz_penalty=0))
+
+
+def test_each_of_several_requests_is_checked(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    sampling = [{}, {"lz_penalty": 11}]
+    message = named(
+        client.post("/generate", json={"text": ["a", "b"], "sampling_params": sampling})
+    )
+    assert "got 11" in message
+
+
+def test_a_prompt_of_embeddings_cannot_be_included(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    fields = {"lz_penalty": 0.5, "lz_include_prompt": True}
+    embeds = [[0.0]]
+    for body, path in (
+        ({"input_embeds": embeds, "sampling_params": fields}, "/generate"),
+        (
+            {"instances": [{"input_embeds": embeds}], "parameters": {"sampling_params": fields}},
+            "/vertex_generate",
+        ),
+    ):
+        assert "input_embeds" in named(client.post(path, json=body))
+
+
+def test_encoder_decoder_models_refuse_before_a_stream(
+    client: TestClient, server_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from sglang.srt.entrypoints import http_server
+
+    config = SimpleNamespace(is_encoder_decoder=True)
+    state = SimpleNamespace(tokenizer_manager=SimpleNamespace(model_config=config))
+    monkeypatch.setattr(http_server, "get_global_state", lambda: state)
+    body = {"text": "a", "stream": True, "sampling_params": {"lz_penalty": 1}}
+    assert "encoder-decoder" in named(client.post("/generate", json=body))
+
+
+def test_a_body_is_read_and_parsed_once(
+    client: TestClient, server_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate and upstream's handler share one request."""
+    import orjson
+    from sglang.srt.entrypoints import http_server
+
+    parsed = []
+    monkeypatch.setattr(
+        http_server, "orjson", type("Counted", (), {"loads": lambda raw: _count(parsed, raw)})
+    )
+    assert orjson.loads is not http_server.orjson.loads
+    client.post("/v1/completions", json={"prompt": "a", "lz_penalty": 0.5})
+    assert [json.loads(raw)["prompt"] for raw in parsed] == ["a"]
+
+
+def _count(parsed: list[bytes], raw: bytes) -> Any:
+    parsed.append(raw)
+    return json.loads(raw)
