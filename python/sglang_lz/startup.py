@@ -6,8 +6,9 @@ import json
 import logging
 from typing import Any
 
-from sglang_lz.dist.seal import verify_installed
-from sglang_lz.params import LZParams, check_max_window_size
+from sglang_lz import hooks
+from sglang_lz.dist.seal import verify_imported
+from sglang_lz.params import PREFIX, LZParams, check_max_window_size, check_name
 from sglang_lz.support import unsupported_modes
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ def check_server(config: Any) -> None:
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
     try:
+        for name, value in preferred.items():
+            if name.startswith(PREFIX):
+                check_name(name, value)
         params = LZParams.parse(preferred, max_window_size)
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
@@ -49,10 +53,23 @@ def check_server(config: Any) -> None:
             "SGLANG_RUST_SERVER must be unset: that compiled server does not know lz_penalty and "
             "could ignore it silently."
         )
-    problems = verify_installed()
-    if problems:
+    if problems := verify_imported():
         raise ValueError(
             f"this sglang-lz is damaged ({'; '.join(problems)}): reinstall its wheel, or run "
             "`sglang-lz doctor` for the whole list."
         )
+    check_hooks()
     logger.info("LZ penalty ready: lz_max_window_size=%d", max_window_size)
+
+
+def check_hooks() -> None:
+    """Refuse to start a process in which upstream would not call us.
+
+    Raises:
+        ValueError: one sentence that names the function.
+    """
+    if problems := hooks.missing():
+        raise ValueError(
+            f"{problems[0]}, so lz_penalty would be ignored: something replaced the function after "
+            "it was imported; start without that plugin (SGLANG_PLUGINS) or hook."
+        )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -233,12 +235,19 @@ def test_wheel_that_is_none(world: World) -> None:
 
 
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the server calls: the same findings, for the package that runs."""
+    """What the server calls: the same findings, for the sglang that is imported."""
     from sglang_lz.dist import seal
 
+    sglang = ModuleType("sglang")
+    sglang.__file__ = str(site / "sglang" / "__init__.py")
+    monkeypatch.setitem(sys.modules, "sglang", sglang)
     monkeypatch.setattr(seal, "__file__", str(site / "sglang_lz" / "dist" / "seal.py"))
-    assert seal.verify_installed() == []
+    assert seal.verify_imported() == []
     append("sglang/sampler.py", "#\n")(site)
-    assert seal.verify_installed() == ["sglang/sampler.py was changed after it was sealed"]
+    assert seal.verify_imported() == ["sglang/sampler.py was changed after it was sealed"]
     remove(SEAL)(site)
-    assert "is missing" in seal.verify_installed()[0]
+    assert "is missing" in seal.verify_imported()[0]
+    sglang.__file__ = str(site / "copy" / "sglang" / "__init__.py")
+    assert seal.verify_imported() == [
+        f"sglang is imported from {site / 'copy'}, not from {site}, which is ours"
+    ]

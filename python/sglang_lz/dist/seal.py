@@ -89,6 +89,15 @@ def verify(root: Path) -> list[str]:
         return [f"{root / SEAL} cannot be read ({error})"]
 
 
-def verify_installed() -> list[str]:
-    """``verify`` for the sglang_lz that runs; the server's start-up calls this."""
-    return verify(Path(__file__).resolve().parent.parent.parent)
+def verify_imported() -> list[str]:
+    """``verify`` for the sglang that this process has imported; the server's start calls this.
+
+    That need not be the one beside this package: a copy may stand before it on Python's path.
+    """
+    import sglang
+
+    ours = Path(__file__).resolve().parent.parent.parent
+    theirs = Path(sglang.__file__ or "").resolve().parent.parent
+    if theirs != ours:
+        return [f"sglang is imported from {theirs}, not from {ours}, which is ours"]
+    return verify(ours)

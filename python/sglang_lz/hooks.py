@@ -1,0 +1,108 @@
+"""Whether the functions of upstream that will run hold our calls.
+
+The seal says that the files are ours. A plugin, a monkey patch or another copy of sglang may still
+put a function of its own in the place of one that a patch changed, and the penalty would be
+ignored without a word.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MappingProxyType
+
+_OPENAI = "sglang.srt.entrypoints.openai"
+
+# By function, as module and name: the calls that our patches put into it.
+HOOKS = MappingProxyType(
+    {
+        ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): ("plan_step",),
+        ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): ("apply_step",),
+        ("sglang.srt.speculative.eagle_utils", "eagle_sample"): ("verify_step", "accept_step"),
+        (
+            "sglang.srt.managers.tokenizer_manager",
+            "TokenizerManager._create_tokenized_object",
+        ): ("admit",),
+        ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_lz_fields",),
+        (
+            f"{_OPENAI}.serving_completions",
+            "OpenAIServingCompletion._build_sampling_params",
+        ): ("given_fields",),
+        (f"{_OPENAI}.protocol", "ChatCompletionRequest.to_sampling_params"): ("given_fields",),
+        (f"{_OPENAI}.protocol", "ResponsesRequest.to_sampling_params"): ("given_fields",),
+        (
+            "sglang.srt.entrypoints.anthropic.serving",
+            "AnthropicServing._convert_to_chat_completion_request",
+        ): ("given_fields",),
+        (
+            "sglang.srt.entrypoints.ollama.serving",
+            "OllamaServing._convert_options_to_sampling_params",
+        ): ("given_fields",),
+    }
+)
+
+
+def missing() -> list[str]:
+    """One sentence for each function in this process's modules that lacks a call of ours.
+
+    A function counts if it makes the call itself, or goes on to one that does: a wrapper to what it
+    wraps, a method to its base class's. Modules that are not imported here are not looked at.
+    """
+    found = []
+    for (module, name), calls in HOOKS.items():
+        if module not in sys.modules:
+            continue
+        made = set().union(*map(_names, _functions(sys.modules[module], name)))
+        found += [
+            f"{module}.{name} does not call sglang_lz's {call}"
+            for call in calls
+            if call not in made
+        ]
+    return found
+
+
+def _functions(holder: object, name: str) -> Iterator[FunctionType]:
+    """The function of that dotted name, and those that it goes on to."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        holder = getattr(holder, parent)
+    if not isinstance(holder, type):
+        yield from _wrapped(getattr(holder, last), last)
+        return
+    for base in holder.__mro__:
+        if last not in vars(base):
+            continue
+        functions = list(_wrapped(vars(base)[last], last))
+        yield from functions
+        if not any("super" in function.__code__.co_names for function in functions):
+            return
+
+
+def _wrapped(value: object, name: str) -> Iterator[FunctionType]:
+    """A function and what it wraps: in its closure, or by the same name among its globals.
+
+    Not by `__wrapped__`: what replaces a function may name it there, and never call it.
+    """
+    function = getattr(value, "__func__", value)
+    if not isinstance(function, FunctionType):
+        return
+    yield function
+    inner = list(inspect.getclosurevars(function).nonlocals.values())
+    kept = inspect.getclosurevars(function).globals.values()
+    inner += [other for other in kept if getattr(other, "__name__", None) == name]
+    for other in inner:
+        if other is not function:
+            yield from _wrapped(other, name)
+
+
+def _names(function: FunctionType) -> set[str]:
+    """Every name that a function's code mentions, that of functions inside it included."""
+
+    def of(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from of(constant)
+
+    return set(of(function.__code__))
