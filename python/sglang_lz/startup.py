@@ -23,6 +23,7 @@ def check_server(config: Any) -> None:
     Raises:
         ValueError: one sentence that names the setting and its range, or the damaged files.
     """
+    import sglang
     from sglang.srt.environ import envs
 
     max_window_size = check_max_window_size(config.lz_max_window_size)
@@ -53,7 +54,7 @@ def check_server(config: Any) -> None:
             "SGLANG_RUST_SERVER must be unset: that compiled server does not know lz_penalty and "
             "could ignore it silently."
         )
-    if problems := verify_imported():
+    if problems := verify_imported(sglang):
         raise ValueError(
             f"this sglang-lz is damaged ({'; '.join(problems)}): reinstall its wheel, or run "
             "`sglang-lz doctor` for the whole list."

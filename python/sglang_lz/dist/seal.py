@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 SEAL = "sglang_lz/seal.json"
@@ -89,15 +90,14 @@ def verify(root: Path) -> list[str]:
         return [f"{root / SEAL} cannot be read ({error})"]
 
 
-def verify_imported() -> list[str]:
-    """``verify`` for the sglang that this process has imported; the server's start calls this.
+def verify_imported(sglang: ModuleType) -> list[str]:
+    """``verify`` for the sglang that a process has imported; the server's start calls this.
 
     That need not be the one beside this package: a copy may stand before it on Python's path.
     """
-    import sglang
-
     ours = Path(__file__).resolve().parent.parent.parent
-    theirs = Path(sglang.__file__ or "").resolve().parent.parent
+    # Of the folder: the files in it may be links to ours, but for the one that matters.
+    theirs = Path(sglang.__file__ or "").parent.resolve().parent
     if theirs != ours:
         return [f"sglang is imported from {theirs}, not from {ours}, which is ours"]
     return verify(ours)
