@@ -84,8 +84,7 @@ COPY = "copy of touched bytes"
 
 FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU
 CHECKED_STEPS = 2
-# One rounding of the last place apart, bfloat16 differs by 2**-8 of the value.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2**-7}
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -146,10 +145,9 @@ def outputs(implementation: Implementation, inputs: Inputs) -> Tensor:
 
 def check(case: Case, name: str, got: Tensor, expected: Tensor) -> None:
     """Exit unless `got` has the logits [steps, rows, V] of the leading rows of `expected`."""
-    tolerance = TOLERANCE[case.dtype]
     expected = expected[:, : got.shape[1]]
-    if not torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance):
-        off = (got.float() - expected.float()).abs().max().item()
+    if not torch.allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE):
+        off = (got - expected).abs().max().item()
         raise SystemExit(f"{case}: {name} is off by {off:.2e}; nothing more is timed")
 
 
@@ -260,11 +258,11 @@ class Bench:
     def measure(self, case: Case) -> Iterator[dict[str, Any]]:
         """Check and time a case; yield one row of the result for each implementation."""
         effort = self.effort
-        logits = case.logits_rows * case.vocab * getattr(torch, case.dtype).itemsize
+        logits = case.logits_rows * case.vocab * torch.float32.itemsize
         sets = min(max(effort.logits_bytes // logits, 1), effort.sets)
         inputs = Inputs(case, self.device, sets, steps=effort.repeats + 2)
         inputs.advance()
-        size = touched_bytes(case, inputs.judged_windows(), inputs.logits.element_size())
+        size = touched_bytes(case, inputs.judged_windows())
         ours = Verify if case.nodes else Step
         self._check(case, inputs)
         ways: dict[str, Callable[[], Implementation]] = {
@@ -360,7 +358,6 @@ def cases(device: str, quick: bool) -> list[Case]:
     chosen = [
         *(replace(usual, rows=rows) for rows in batches),
         *(replace(usual, rows=rows, history=name) for rows in large for name in worst),
-        *(replace(usual, rows=rows, dtype="bfloat16") for rows in large if device == "cuda"),
         *(replace(usual, rows=rows, vocab=vocab) for rows in large for vocab in vocabs),
         *(
             replace(usual, window=window, buffer=buffer)
@@ -393,9 +390,9 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     table: list[tuple[str, float, float | None]] = []
     for batch, limit in ((64, 8.0), (512, 20.0)):
         slowest = max(times(OURS, "graph", rows=batch, **full), default=None)
-        table.append((f"GPU time at {batch} rows, worst history and type, us", limit, slowest))
+        table.append((f"GPU time at {batch} rows, worst history, us", limit, slowest))
     for batch in (64, 512):
-        one = {**usual, "rows": batch, "history": "text", "dtype": "float32"}
+        one = {**usual, "rows": batch, "history": "text"}
         ends = [times(OURS, "graph", vocab=vocab, **one) for vocab in (32768, 262144)]
         spread = None
         if all(ends):
@@ -407,9 +404,8 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     empty = times(EMPTY, "launch to finish", rows=1, **full)
     ratio = first[0] / empty[0] if first and empty else None
     table.append(("launch to finish at 1 row, times an empty kernel", 1.3, ratio))
-    # A server's logits are float32 where they are sampled.
-    slowest = max(times(OURS, "CPU", rows=64, dtype="float32", **full), default=None)
-    table.append(("CPU time at 64 rows, worst history, float32, us", 1000.0, slowest))
+    slowest = max(times(OURS, "CPU", rows=64, **full), default=None)
+    table.append(("CPU time at 64 rows, worst history, us", 1000.0, slowest))
     return [
         {
             "target": title,

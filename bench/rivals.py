@@ -43,7 +43,6 @@ class Case:
         window: W.
         buffer: B.
         history: a key of HISTORIES.
-        dtype: of the logits.
         nodes: nodes of a draft tree, each a row of the logits; 0 for a decode step.
     """
 
@@ -52,7 +51,6 @@ class Case:
     window: int = 512
     buffer: int = 32
     history: str = "text"
-    dtype: str = "float32"
     nodes: int = 0
 
     @property
@@ -64,7 +62,7 @@ class Case:
         tree = f" x {self.nodes} nodes" if self.nodes else ""
         return (
             f"{self.rows} rows{tree}, V = {self.vocab}, W = {self.window}, B = {self.buffer}, "
-            f"{self.history}, {self.dtype}"
+            f"{self.history}"
         )
 
 
@@ -125,10 +123,9 @@ class Inputs:
         length = case.window + (steps + 1) * self.stride
         make = HISTORIES[case.history]
         self.history = make(sets * case.rows, length, spread, generator).to(device)
-        dtype = getattr(torch, case.dtype)
         shape = (case.logits_rows, case.vocab)
-        self.fresh = torch.randn(shape, generator=generator).to(device, dtype)
-        self.logits = torch.empty((sets, *shape), dtype=dtype, device=device)
+        self.fresh = torch.randn(shape, generator=generator).to(device)
+        self.logits = torch.empty((sets, *shape), device=device)
         self.request_rows = torch.arange(sets * case.rows, device=device).view(sets, case.rows)
         self.newest = torch.empty(sets, case.rows, dtype=torch.int64, device=device)
         self.drafts = None
@@ -403,7 +400,7 @@ def dry_penalise(logits: Tensor, window: Tensor, buffer: int) -> None:
     penalty = DRY_MULTIPLIER * DRY_BASE ** length.clamp(0, DRY_LARGEST_EXPONENT)
     follows = window[:, :-1]
     lowered = logits.gather(1, follows) - penalty * (length >= 0)
-    logits.scatter_reduce_(1, follows, lowered.to(logits.dtype), "amin")
+    logits.scatter_reduce_(1, follows, lowered, "amin")
 
 
 class Penalties:
@@ -475,7 +472,7 @@ class Upstream(Implementation):
         case = inputs.case
         # Additive: zeroed, lowered by what was counted (two read, one written), read. Factors:
         # copied (one read, one written), read. Logits: read and written by each of the two.
-        each = 8 * torch.float32.itemsize + 4 * inputs.logits.element_size()
+        each = 12 * torch.float32.itemsize
         super().__init__(inputs, size=each * case.rows * case.vocab)
         self.scale = scale
         self.make = functools.partial(make, case.rows, case.vocab, inputs.device)
@@ -541,7 +538,7 @@ class Copy(Implementation):
         self.memory[0, k].copy_(self.memory[1, k])
 
 
-def touched_bytes(case: Case, windows: Tensor, element_size: int) -> int:
+def touched_bytes(case: Case, windows: Tensor) -> int:
     """The bytes that a call of ours must read and write, each once.
 
     Logits are read and written in the sectors in which a GPU moves memory.
@@ -549,9 +546,8 @@ def touched_bytes(case: Case, windows: Tensor, element_size: int) -> int:
     Args:
         case: its sizes.
         windows: tokens of the window of each row of the logits, [logits rows, W].
-        element_size: bytes of a logit.
     """
-    sector = (windows * element_size // SECTOR_BYTES).sort(1).values
+    sector = (windows * torch.float32.itemsize // SECTOR_BYTES).sort(1).values
     sectors = len(windows) + int((sector.diff(dim=1) != 0).sum())
     token, match, param, index = 4, 2, 4, 8
     window = case.window * (token + match) + 5 * param

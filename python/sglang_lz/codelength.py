@@ -113,7 +113,7 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
     buffer as wide as the vocabulary, and any order of the reduction gives the same bits.
 
     Args:
-        logits: float [batch, V], of any strides; changed in place.
+        logits: float32 [batch, V], of any strides; changed in place.
         rows: which logits rows the windows belong to, int64 [rows].
         window: tokens, integer [rows, width]; ids outside [0, V) are ignored.
         savings: alpha times the saved bits, float32 [rows, width]; 0 leaves a logit as it is.
@@ -127,7 +127,7 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
         unknown = (window < 0) | (window >= vocab_size)
         window, savings = window.masked_fill(unknown, 0), savings.masked_fill(unknown, 0.0)
     index = (rows[:, None] * row_stride + window * token_stride).flatten()
-    lowered = (flat.index_select(0, index).float() - savings.flatten()).to(logits.dtype)
+    lowered = flat.index_select(0, index) - savings.flatten()
     flat.scatter_reduce_(0, index, lowered, reduce="amin")
 
 

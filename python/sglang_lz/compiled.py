@@ -1,8 +1,7 @@
 """The steps of the LZ penalty compiled by numba: the CPU's path, one row after the other.
 
 Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
-does. Logits are float32 here, from which alone a server samples. The words are those of
-`sglang_lz.fused`: a *path* holds the newest tokens, newest first, that the stored window does not
+does. The words are those of `sglang_lz.fused`: a *path* holds the newest tokens, newest first, that the stored window does not
 hold yet.
 """
 

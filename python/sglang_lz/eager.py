@@ -29,7 +29,7 @@ def step(
 
     Args:
         state: the windows; those of the first `prefilled` batch rows are up to date.
-        logits: next-token logits, float [batch, V], of any strides; changed in place.
+        logits: next-token logits, float32 [batch, V], of any strides; changed in place.
         request_rows: the request row of each batch row, integer [rows]; rows of padding may follow
             in the other arguments.
         seq_lens: tokens of each batch row, the newest included, integer [batch].
@@ -73,7 +73,7 @@ def verify(
 
     Args:
         state: the windows, which end before the roots and stay as they are.
-        logits: next-token logits, float [batch x nodes, V], of any strides; changed in place.
+        logits: next-token logits, float32 [batch x nodes, V], of any strides; changed in place.
         request_rows: the request row of each tree, integer [batch].
         root: the position of each root, integer [batch].
         tokens: the nodes' tokens, node 0 the root, integer [batch, nodes].

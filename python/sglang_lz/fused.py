@@ -85,24 +85,6 @@ def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
 
 
 @triton.jit
-def _lower(at, lowered, original, mask):
-    """Make each logit the least of what its columns want, in whatever order they come."""
-    if lowered.dtype == tl.float32:
-        tl.atomic_min(at, lowered, mask=mask, sem="relaxed")
-    else:
-        # No atomic minimum of 16 bits exists: replace what was seen while it is too large.
-        at = at.to(tl.pointer_type(tl.int16), bitcast=True)
-        wanted = lowered.to(tl.int16, bitcast=True)
-        seen = original.to(tl.int16, bitcast=True)
-        waiting = mask & (lowered.to(tl.float32) < original.to(tl.float32))
-        while tl.max(waiting.to(tl.int32)) > 0:
-            found = tl.atomic_cas(at, seen, tl.where(waiting, wanted, seen), sem="relaxed")
-            now = found.to(lowered.dtype, bitcast=True)
-            waiting = waiting & (found != seen) & (lowered.to(tl.float32) < now.to(tl.float32))
-            seen = found
-
-
-@triton.jit
 def _penalise(
     column, logits, token_stride, vocab_size, path, on_path, tokens, match, slot, capacity,
     length, params, penalty,
@@ -123,10 +105,10 @@ def _penalise(
     )
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
     savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
-    lowered = (original.to(tl.float32) - savings).to(original.dtype)
     # A token that stands in two columns must be read by both before either lowers it.
     tl.debug_barrier()
-    _lower(at, lowered, original, known)
+    # The least of what the columns of a token want, in whatever order they come.
+    tl.atomic_min(at, original - savings, mask=known, sem="relaxed")
     return matched
 
 

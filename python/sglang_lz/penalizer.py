@@ -142,9 +142,13 @@ class BatchedLZPenalizer:
 
         Args:
             step: what `plan` returned for this batch.
-            logits: next-token logits, float [batch, V]; changed in place.
+            logits: next-token logits, float32 [batch, V]; changed in place.
             batch: gives the request row, length and input tokens of each batch row.
+
+        Raises:
+            TypeError: the logits have another dtype.
         """
+        _check(logits)
         if step.seed is not None:
             self._seed(step.seed)
         self.kernels.step(
@@ -170,15 +174,19 @@ class BatchedLZPenalizer:
         Args:
             trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
             batch: gives the request row of each batch row and the position of its root.
-            logits: next-token logits, float [batch x nodes, V]; changed in place.
+            logits: next-token logits, float32 [batch x nodes, V]; changed in place.
             handed_over: what `_handed_over` says of the batch.
 
         Returns:
             What `accept` needs; None if no row has a penalty.
+
+        Raises:
+            TypeError: the logits have another dtype.
         """
         seed, width = self._admit(batch, handed_over)
         if not width:
             return None
+        _check(logits)
         if seed is not None:
             self._seed(seed)
         paths = self.kernels.verify(
@@ -403,6 +411,14 @@ def _split(batch: ScheduleBatch) -> tuple[int, int]:
     if batch.decoding_reqs is not None:
         return 0, 0
     return len(batch.reqs), 0
+
+
+def _check(logits: Tensor) -> None:
+    # Upstream's LogitsProcessor makes all that is sampled float32 (tests/patches holds it to that).
+    if logits.dtype != torch.float32:
+        raise TypeError(
+            f"logits must be torch.float32 where the LZ penalty lowers them, got {logits.dtype}."
+        )
 
 
 def _max_window_size() -> int:

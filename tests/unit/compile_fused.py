@@ -1,6 +1,6 @@
 """Compile the kernels for Hopper as a server would use them, and say of each program:
 
-kernel, type of the logits, block, registers, bytes of stack, order of its memory operations.
+kernel, block, registers, bytes of stack, order of its memory operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POINTERS = {
     **dict.fromkeys(("request_rows", "seq_lens", "input_ids", "root", "drafts"), "*i64"),
     **dict.fromkeys(("first_child", "next_sibling"), "*i64"),
     "match": "*i16",
-    "params": "*fp32",
+    **dict.fromkeys(("params", "logits"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -32,9 +32,9 @@ MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
 LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 
-def compiled_for_hopper(kernel, logits: str, block: int):
+def compiled_for_hopper(kernel, block: int):
     constants = {"BLOCK": block, "NODES": 16}
-    types = POINTERS | {"logits": f"*{logits}"} | dict.fromkeys(constants, "constexpr")
+    types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(
         kernel, signature, {name: constants[name] for name in signature if name in constants}
@@ -58,8 +58,7 @@ def order(compiled) -> str:
 
 
 for name in ("_step", "_verify", "_accept"):
-    for logits in ("fp32", "bf16", "fp16"):
-        for block in (512, 1024):
-            program = compiled_for_hopper(getattr(fused, name), logits, block)
-            registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
-            print(f"{name} {logits} {block} {registers} {stack} {order(program)}")
+    for block in (512, 1024):
+        program = compiled_for_hopper(getattr(fused, name), block)
+        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
+        print(f"{name} {block} {registers} {stack} {order(program)}")

@@ -34,9 +34,7 @@ def random_windows(rows: int, width: int) -> torch.Tensor:
 
 
 def inputs_of(history: str, nodes: int = 0, sets: int = 2) -> Any:
-    case = rivals.Case(
-        rows=2, vocab=VOCAB, window=9, buffer=4, history=history, dtype="float32", nodes=nodes
-    )
+    case = rivals.Case(rows=2, vocab=VOCAB, window=9, buffer=4, history=history, nodes=nodes)
     return rivals.Inputs(case, CPU, sets, steps=4)
 
 
@@ -150,9 +148,7 @@ def test_touched_bytes_of_a_step() -> None:
     window = 4 * 4 + 4 * 2 + 5 * 4  # tokens, match lengths, parameters
     others = 3 * 8 + 4 * 2 + 4  # row, place and newest token; match lengths and a token, written
     expected = 2 * 32 * (2 + 3) + 2 * (window + others)
-    assert rivals.touched_bytes(case, windows, 4) == expected
-    # 16 bfloat16 logits a sector.
-    assert rivals.touched_bytes(case, windows, 2) == expected - 2 * 32 * (1 + 1)
+    assert rivals.touched_bytes(case, windows) == expected
 
 
 def test_judged_windows_follow_the_paths_of_a_tree() -> None:
@@ -208,10 +204,10 @@ def test_targets_take_the_worst_history() -> None:
         found(kernel.OURS, "graph", 19.0, rows=512),
         found(kernel.DENSE, "graph", 1e6),
     ]
-    assert target(rows, "at 64 rows, worst history and type") == (8.5, False)
-    assert target(rows, "at 512 rows, worst") == (19.0, True)
+    assert target(rows, "GPU time at 64 rows, worst history") == (8.5, False)
+    assert target(rows, "GPU time at 512 rows, worst") == (19.0, True)
     assert target(rows, "CPU time") == (None, None)
-    rows = [found(kernel.OURS, "CPU", 900.0), found(kernel.OURS, "CPU", 1e4, dtype="bfloat16")]
+    rows = [found(kernel.OURS, "CPU", 900.0), found(kernel.OURS, "CPU", 1e4, window=1024)]
     assert target(rows, "CPU time") == (900.0, True)
 
 

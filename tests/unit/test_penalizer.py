@@ -419,6 +419,16 @@ def test_rows_that_were_freed_do_not_slow_down_batches_without_the_penalty() -> 
     assert pool.free_slots.searches == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
+    """No kernel could lower them: upstream has none (tests/patches/test_logits_dtype.py)."""
+    pool = Pool()
+    req = admitted(pool, request([1, 2, 1]))
+    step = plan(pool, "extend", [req], [])
+    with pytest.raises(TypeError, match=f"must be torch.float32 .* got {dtype}"):
+        penalizer.apply_step(torch.zeros(1, VOCAB, dtype=dtype), step)
+
+
 def test_rows_without_the_penalty_are_left_alone() -> None:
     pool = Pool()
     reqs = [
