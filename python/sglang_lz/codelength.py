@@ -8,7 +8,6 @@ at column 0 and the token before column `k` stands in column `k + 1`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
 
     The definition, by direct comparison: O(rows x window x longest match) and one host
     synchronisation a compared token. The server uses what is linear in the window and is tested
-    against this: `match_lengths_of` at prefill, `window.WindowView.advance` at decode.
+    against this: `compiled.seed` at prefill, `window.WindowView.advance` at decode.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -46,28 +45,6 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
             break
         match += growing
     return match
-
-
-def match_lengths_of(history: Sequence[int], buffer_size: int) -> list[int]:
-    """`match_lengths` of one history on the host, in O(window) whatever repeats in it.
-
-    Newest first, a source's match is the longest common prefix of the history and of its part
-    from the source on: the Z-function.
-
-    Args:
-        history: the seen tokens, newest first.
-        buffer_size: B.
-    """
-    match = [0] * len(history)
-    start = end = 0  # the match reaching furthest so far is history[start:end]
-    for source in range(1, len(history)):
-        length = min(end - source, match[source - start]) if source < end else 0
-        while source + length < len(history) and history[length] == history[source + length]:
-            length += 1
-        match[source] = length
-        if source + length > end:
-            start, end = source, source + length
-    return [min(length, buffer_size) for length in match]
 
 
 def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """The steps of the LZ penalty compiled by numba: the CPU's path, one row after the other.
 
 Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
-does. The words are those of `sglang_lz.fused`: a *path* holds the newest tokens, newest first, that the stored window does not
-hold yet.
+does. The words are those of `sglang_lz.fused`: a *path* holds the newest tokens, newest first, that
+the stored window does not hold yet. Seeds are written here on every device: their tokens are on the
+host.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sglang_lz.window import (
     IS_RATE,
     PENALTY,
     WINDOW_SIZE,
+    Seed,
     WindowState,
 )
 
@@ -35,6 +37,42 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(function, cache=True)
     except RuntimeError:  # nowhere to keep what was compiled: a read-only installation
         return numba.njit(function)
+
+
+@_compiled
+def _match_lengths(history, buffer_size, match):
+    """Write `codelength.match_lengths` of a history, oldest first, in O(history) whatever repeats.
+
+    Newest first, a source's match is the longest common prefix of the history and of its part from
+    the source on: the Z-function.
+    """
+    count = len(history)
+    match[:1] = 0
+    start = end = 0  # newest first, the match reaching furthest so far is history[start:end]
+    for source in range(1, count):
+        length = min(end - source, match[source - start]) if source < end else 0
+        while source + length < count and history[-1 - length] == history[-1 - source - length]:
+            length += 1
+        match[source] = length
+        if source + length > end:
+            start, end = source, source + length
+    for source in range(count):
+        match[source] = min(match[source], buffer_size)
+
+
+@_compiled
+def _seed(rows, position, end, history, given, tokens, match, params):
+    capacity = tokens.shape[1]
+    start = 0
+    for n, row in enumerate(rows):
+        own = history[start : end[n]]
+        start = end[n]
+        slot = position[n] % capacity
+        for newer in range(len(own)):
+            tokens[row, slot] = own[len(own) - 1 - newer]
+            slot = slot - 1 if slot else capacity - 1
+        _match_lengths(own, int(given[n, BUFFER_SIZE]), match[row])
+        params[row] = given[n]
 
 
 @_compiled
@@ -147,6 +185,11 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
         match[owner, :length] = matched[:length]
         for newer in range(min(len(path), capacity)):
             tokens[owner, (position - newer) % capacity] = path[newer]
+
+
+def seed(state: WindowState, seed: Seed) -> None:
+    """See `eager.seed`."""
+    _seed(seed.rows, seed.position, seed.end, seed.history, seed.params, *_arrays(state))
 
 
 def step(

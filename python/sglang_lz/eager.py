@@ -10,8 +10,33 @@ import torch
 from torch import Tensor
 
 from sglang_lz import draft_tree
-from sglang_lz.codelength import saved_bits, subtract_savings
-from sglang_lz.window import IS_RATE, PENALTY, WindowState, WindowView
+from sglang_lz.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.window import BUFFER_SIZE, IS_RATE, PENALTY, Seed, WindowState, WindowView
+
+
+def seed(state: WindowState, seed: Seed) -> None:
+    """Give rows new histories and parameters, or give them up.
+
+    Args:
+        state: the windows.
+        seed: what they get.
+    """
+    device = state.tokens.device
+    start = 0
+    for row, position, end, params in zip(
+        seed.rows, seed.position, seed.end, seed.params, strict=True
+    ):
+        newest_first = torch.tensor(seed.history[start:end][::-1].copy(), device=device)
+        start, length = end, len(newest_first)
+        slot = (int(position) - torch.arange(length, device=device)) % state.capacity
+        state.tokens[row, slot] = newest_first.to(torch.int32)
+        match = match_lengths(
+            newest_first[None],
+            torch.tensor([length], device=device),
+            torch.tensor([params[BUFFER_SIZE]], device=device),
+        )
+        state.match[row, :length] = match[0].to(torch.int16)
+        state.params[row] = torch.tensor(params, device=device)
 
 
 def step(

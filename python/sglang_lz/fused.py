@@ -13,16 +13,18 @@ sampled token at decode, none after a prefill, the way up to the root for a node
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_lz import window
+from sglang_lz import compiled, window
 from sglang_lz.params import DEFAULT_WINDOW_SIZE
-from sglang_lz.window import WindowState
+from sglang_lz.window import Seed, WindowState
 
 PARAMS = tl.constexpr(window.PARAMS)
 PENALTY = tl.constexpr(window.PENALTY)
@@ -230,6 +232,20 @@ def _accept_kernel(
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
     tl.store(tokens + at, tl.load(path + column, mask=new, other=0), mask=new)
+
+
+def seed(state: WindowState, seed: Seed) -> None:
+    """See `eager.seed`. The host writes the windows in one pass, and the device fetches them."""
+    device = state.tokens.device
+    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
+    count = len(seed.rows)
+    staged = WindowState(count, state.capacity, "cpu", pinned)
+    compiled.seed(staged, replace(seed, rows=np.arange(count)))
+    rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
+    state.params[rows] = staged.params.to(device, non_blocking=True)
+    if len(seed.history):  # else nothing of the windows is seen
+        state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
+        state.match[rows] = staged.match.to(device, non_blocking=True)
 
 
 def step(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,17 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lz.codelength import match_lengths_of
-from sglang_lz.window import (
-    BUFFER_SIZE,
-    FIRST_VISIBLE,
-    IS_RATE,
-    PENALTY,
-    WINDOW_SIZE,
-    Seed,
-    WindowState,
-    bytes_of_row,
-)
+from sglang_lz.window import PARAMS, PENALTY, Seed, WindowState, bytes_of_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +46,7 @@ class LZStep:
 
     Attributes:
         penalizer: who planned the step and applies it.
-        seed: histories of the rows that were prefilled or handed over; None if there are none.
+        seed: what rows that were prefilled, handed over or given up get; None if there are none.
         rows: how many batch rows are requests; behind them upstream may pad.
         prefilled: how many leading batch rows are prefills, whose seeds are complete.
         offset: the newest token of a later batch row i stands at i + offset in `input_ids`.
@@ -232,8 +223,8 @@ class BatchedLZPenalizer:
         return not set(active.nonzero()[0].tolist()).issubset(self.pool.free_slots)
 
     def _seed(self, seed: Seed) -> None:
-        self.state.seed(seed)
-        self.seeded[seed.rows.numpy()] = seed.params[:, PENALTY].numpy() > 0
+        self.kernels.seed(self.state, seed)
+        self.seeded[seed.rows] = seed.params[:, PENALTY] > 0
 
     def _admit(self, batch: ScheduleBatch, histories: Mapping[int, int]) -> tuple[Seed | None, int]:
         """Make batch rows active whose first so many tokens make their windows.
@@ -251,26 +242,42 @@ class BatchedLZPenalizer:
         given_up = (self.seeded[rows] & ~active).nonzero()[0].tolist()
         if not width or not (histories or given_up):
             return None, width
-        seed = Seed.empty(torch.from_numpy(rows[[*histories, *given_up]]), self.capacity)
-        for n, (i, end) in enumerate(histories.items()):
-            self._write(seed, n, batch.reqs[i], end)
-        return seed.pinned() if self.device.type == "cuda" else seed, width
+        return _seed_of(batch.reqs, rows, histories, given_up), width
 
-    def _write(self, seed: Seed, n: int, req: Req, end: int) -> None:
-        """Write the first `end` tokens of a request and its parameters into row `n` of `seed`."""
-        requested = req.sampling_params
-        first = 0 if requested.lz_include_prompt else len(req.origin_input_ids)
+
+def _seed_of(
+    reqs: Sequence[Req],
+    rows: NDArray[np.int64],
+    histories: Mapping[int, int],
+    given_up: Sequence[int],
+) -> Seed:
+    """The seed of the requests in `histories`, with their first so many tokens, and of no others.
+
+    What is copied here may change before the seed is used, so nothing is read from a request then.
+    """
+    history = array("q")
+    ends: list[int] = []
+    params: list[tuple[float, ...]] = []
+    for i, end in histories.items():
+        requested = reqs[i].sampling_params
+        first = 0 if requested.lz_include_prompt else len(reqs[i].origin_input_ids)
         start = max(first, end - requested.lz_window_size)
-        newest_first = list(reversed(req.full_untruncated_fill_ids[start:end]))
-        column = (end - 1 - torch.arange(len(newest_first))) % self.capacity
-        seed.tokens[n, column] = torch.tensor(newest_first).to(torch.int32)
-        lengths = match_lengths_of(newest_first, requested.lz_buffer_size)
-        seed.match[n, : len(lengths)] = torch.tensor(lengths).to(torch.int16)
-        seed.params[n, PENALTY] = requested.lz_penalty
-        seed.params[n, WINDOW_SIZE] = requested.lz_window_size
-        seed.params[n, BUFFER_SIZE] = requested.lz_buffer_size
-        seed.params[n, FIRST_VISIBLE] = first
-        seed.params[n, IS_RATE] = requested.lz_cost == "rate"
+        if start < end:
+            history.extend(reqs[i].full_untruncated_fill_ids[start:end])
+        ends.append(len(history))
+        # In the order of the columns of `WindowState.params`.
+        params.append((
+            requested.lz_penalty, requested.lz_window_size, requested.lz_buffer_size, first,
+            requested.lz_cost == "rate",
+        ))  # fmt: skip
+    nothing = [0] * len(given_up)
+    return Seed(
+        rows=rows[[*histories, *given_up]],
+        position=np.array([*histories.values(), *nothing], dtype=np.int64) - 1,
+        end=np.array([*ends, *(len(history) for _ in given_up)], dtype=np.int64),
+        history=np.array(history, dtype=np.int64),
+        params=np.array([*params, *([0.0] * PARAMS for _ in given_up)], dtype=np.float32),
+    )
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The columns of `WindowState.params`.
 PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE = range(5)
@@ -21,34 +25,21 @@ def bytes_of_row(capacity: int) -> int:
 
 @dataclass(slots=True)
 class Seed:
-    """What a row needs when its history arrives whole, at prefill. Host tensors, one row each.
+    """What rows get when their histories arrive whole, at prefill. On the host, one row each.
 
     Attributes:
         rows: request rows, int64 [rows], distinct.
-        tokens: int32 [rows, capacity], laid out as `WindowState.tokens`.
-        match: int16 [rows, capacity], as `WindowState.match`.
+        position: where the newest token of each stands, int64 [rows].
+        end: where its tokens end in `history`, int64 [rows].
+        history: the seen tokens of all rows, one row after the other, oldest first, int64.
         params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to give a row up.
     """
 
-    rows: Tensor
-    tokens: Tensor
-    match: Tensor
-    params: Tensor
-
-    @classmethod
-    def empty(cls, rows: Tensor, capacity: int) -> Seed:
-        """Seeds that give up `rows`, to be filled in."""
-        count = len(rows)
-        return cls(
-            rows,
-            torch.zeros(count, capacity, dtype=torch.int32),
-            torch.zeros(count, capacity, dtype=torch.int16),
-            torch.zeros(count, PARAMS, dtype=torch.float32),
-        )
-
-    def pinned(self) -> Seed:
-        """A copy that the device may fetch without the host waiting."""
-        return Seed(*(getattr(self, field.name).pin_memory() for field in fields(self)))
+    rows: NDArray[np.int64]
+    position: NDArray[np.int64]
+    end: NDArray[np.int64]
+    history: NDArray[np.int64]
+    params: NDArray[np.float32]
 
 
 class WindowState:
@@ -60,26 +51,21 @@ class WindowState:
         capacity: the largest window, in tokens.
         tokens: the token of position p in column p % capacity, int32 [rows, capacity].
         match: the match length of the source at distance k + 1 in column k, int16 [rows, capacity];
-            0 past the seen columns.
+            past the seen columns what an earlier window left.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
             1 for the `rate` cost. A row whose penalty is 0 is nobody's. (Positions below 2**24 are
             exact.)
     """
 
-    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
+    def __init__(
+        self, rows: int, capacity: int, device: torch.device | str, pinned: bool = False
+    ) -> None:
         """Allocate for `rows` request rows and windows of at most `capacity` tokens."""
         self.capacity = capacity
-        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
-        self.match = torch.zeros(rows, capacity, dtype=torch.int16, device=device)
-        self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, device=device)
-
-    def seed(self, seed: Seed) -> None:
-        """Give rows a new history and its parameters, or give them up."""
-        device = self.tokens.device
-        rows = seed.rows.to(device, non_blocking=True)
-        self.tokens[rows] = seed.tokens.to(device, non_blocking=True)
-        self.match[rows] = seed.match.to(device, non_blocking=True)
-        self.params[rows] = seed.params.to(device, non_blocking=True)
+        where: dict[str, Any] = {"device": device, "pin_memory": pinned}
+        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, **where)
+        self.match = torch.zeros(rows, capacity, dtype=torch.int16, **where)
+        self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, **where)
 
 
 @dataclass(slots=True)
@@ -115,6 +101,7 @@ class WindowView:
         length = torch.minimum(seen, params[:, WINDOW_SIZE].long())
         tokens = state.tokens.index_select(0, rows).gather(1, slot)
         match = state.match[:, :width].index_select(0, rows)
+        match = match.masked_fill_(column >= length[:, None], 0)
         return cls(tokens, match, length, params)
 
     def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 from device import DEVICE
+from oracle import match_lengths
 from sglang_lz import compiled, eager
-from sglang_lz.codelength import match_lengths_of
-from sglang_lz.window import Seed, WindowState
+from sglang_lz.window import PARAMS, Seed, WindowState
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"
@@ -37,19 +38,28 @@ def window_state(
     capacity: int, histories: Sequence[Sequence[int]], params: Sequence[tuple[float, ...]]
 ) -> WindowState:
     """Request row i + 1 holds histories[i]; params as the columns of `WindowState.params`."""
-    seed = Seed.empty(torch.arange(1, len(histories) + 1), capacity)
-    for row, (history, (penalty, window, buffer, first, is_rate)) in enumerate(
-        zip(histories, params, strict=True)
-    ):
-        newest_first = list(history[max(int(first), len(history) - int(window)) :])[::-1]
-        column = (len(history) - 1 - torch.arange(len(newest_first))) % capacity
-        seed.tokens[row, column] = torch.tensor(newest_first, dtype=torch.int32)
-        lengths = match_lengths_of(newest_first, int(buffer))
-        seed.match[row, : len(lengths)] = torch.tensor(lengths, dtype=torch.int16)
-        seed.params[row] = torch.tensor([penalty, window, buffer, first, is_rate])
     state = WindowState(len(histories) + 1, capacity, "cpu")
-    state.seed(seed)
+    compiled.seed(state, seed_of(range(1, len(histories) + 1), histories, params))
     return state
+
+
+def seed_of(
+    rows: Sequence[int],
+    histories: Sequence[Sequence[int]],
+    params: Sequence[tuple[float, ...]],
+) -> Seed:
+    """The seed that gives these rows these histories; params of zeros give a row up."""
+    seen = [
+        list(history[max(int(first), len(history) - int(window)) :]) if window else []
+        for history, (_, window, _, first, _) in zip(histories, params, strict=True)
+    ]
+    return Seed(
+        rows=np.array(rows),
+        position=np.array([len(history) - 1 for history in histories]),
+        end=np.cumsum([len(tokens) for tokens in seen]),
+        history=np.array([token for tokens in seen for token in tokens], dtype=np.int64),
+        params=np.array(params, dtype=np.float32),
+    )
 
 
 def on_device(state: WindowState) -> WindowState:
@@ -87,6 +97,64 @@ def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
         "transposed": lambda: torch.randn(vocab, rows).T,
     }
     return layouts[rng.choice(list(layouts))]()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType], name: str) -> None:
+    """Rows are given to others with shorter and longer histories, emptied and given up."""
+    rng = random.Random(name)
+    capacity, rows = 12, 6
+    state = WindowState(rows, capacity, "cpu")
+    device_state = on_device(state)
+    for _ in range(40):
+        taken = rng.sample(range(rows), rng.randint(1, rows))
+        histories = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in taken]
+        params = [random_params(rng, capacity, len(history)) for history in histories]
+        given_up = rng.random() < 0.3
+        if given_up:
+            params[-1] = (0.0,) * PARAMS
+        if rng.random() < 0.3:  # nothing is seen of any
+            params = [
+                (*given[:3], len(history), given[4])
+                for given, history in zip(params, histories, strict=True)
+            ]
+        seed = seed_of(taken, histories, params)
+        eager.seed(state, seed)
+        kernels_of_name[name].seed(device_state, seed)
+        torch.testing.assert_close(device_state.params.cpu(), state.params)
+        for row, history in zip(taken, histories, strict=True):
+            window, first = (int(state.params[row, column]) for column in (1, 3))
+            seen = min(window, max(0, len(history) - first))
+            slot = (len(history) - 1 - torch.arange(seen)) % capacity
+            assert device_state.tokens[row, slot].tolist() == state.tokens[row, slot].tolist()
+            assert device_state.match[row, :seen].tolist() == state.match[row, :seen].tolist()
+
+
+def test_the_match_lengths_of_a_history_equal_the_definition() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        history = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
+        buffer = rng.randint(1, 40)
+        got = np.full(40, -1, dtype=np.int16)
+        compiled._match_lengths(np.array(history), buffer, got)
+        expected = [0, *match_lengths(history, buffer)[::-1]]
+        assert got[: len(history)].tolist() == expected[: len(history)]
+
+
+def test_the_longest_loop_is_matched_in_linear_time() -> None:
+    """Compared token by token this would take 8192 * 8191 / 2 steps."""
+
+    class Counted(list[int]):
+        reads = 0
+
+        def __getitem__(self, index):
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    match = np.zeros(8192, dtype=np.int16)
+    compiled._match_lengths.py_func(Counted([7] * 8192), 8192, match)
+    assert match[1] == 8191
+    assert Counted.reads < 10 * 8192
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import match_lengths
-from sglang_lz import codelength
+from sglang_lz import eager
 from sglang_lz.window import PARAMS, Seed, WindowState, WindowView, bytes_of_row
 
 CAPACITY = 8
@@ -17,16 +18,13 @@ tokens = st.lists(st.integers(0, 2), max_size=40)
 def seed_of(row: int, history: list[int], window: int, buffer: int, first: int) -> Seed:
     """The seed of one row whose whole history is on the host."""
     seen = history[max(first, len(history) - window) :]
-    newest_first = torch.zeros(1, CAPACITY, dtype=torch.int32)
-    newest_first[0, : len(seen)] = torch.tensor(seen[::-1], dtype=torch.int32)
-    seed = Seed.empty(torch.tensor([row]), CAPACITY)
-    seed.match[:] = codelength.match_lengths(
-        newest_first, torch.tensor([len(seen)]), torch.tensor([buffer])
+    return Seed(
+        rows=np.array([row]),
+        position=np.array([len(history) - 1]),
+        end=np.array([len(seen)]),
+        history=np.array(seen, dtype=np.int64),
+        params=np.array([[0.15, window, buffer, first, 0]], dtype=np.float32),
     )
-    slot = (len(history) - 1 - torch.arange(CAPACITY)) % CAPACITY
-    seed.tokens[0, slot] = newest_first[0]
-    seed.params[:] = torch.tensor([0.15, window, buffer, first, 0])
-    return seed
 
 
 def append(state: WindowState, rows: torch.Tensor, position: torch.Tensor, token: torch.Tensor):
@@ -60,7 +58,7 @@ def test_appending_equals_seeding_at_every_step(
     window, buffer, first = case[0], case[1], min(case[2], len(prompt))
     state = WindowState(3, CAPACITY, "cpu")
     row = torch.tensor([1])
-    state.seed(seed_of(1, prompt, window, buffer, first))
+    eager.seed(state, seed_of(1, prompt, window, buffer, first))
     history = list(prompt)
     assert_view(state, 1, history, (window, buffer, first))
     for token in outputs:
@@ -84,7 +82,7 @@ def test_rows_do_not_disturb_each_other(
     """Rows of one batch at different positions, with different parameters, in any order."""
     state = WindowState(4, CAPACITY, "cpu")
     for row, (history, (window, buffer, _)) in enumerate(zip(histories, mixed, strict=True)):
-        state.seed(seed_of(row, history, window, buffer, 0))
+        eager.seed(state, seed_of(row, history, window, buffer, 0))
     rows = torch.tensor(order)
     position = torch.tensor([len(histories[row]) for row in order])
     append(state, rows, position, torch.tensor([extra[row] for row in order]))
@@ -95,8 +93,8 @@ def test_rows_do_not_disturb_each_other(
 def test_a_row_given_to_another_request_forgets_its_history() -> None:
     state = WindowState(1, CAPACITY, "cpu")
     row = torch.tensor([0])
-    state.seed(seed_of(0, [0, 1] * 10, 8, 8, 0))
-    state.seed(seed_of(0, [2, 0], 8, 8, 0))
+    eager.seed(state, seed_of(0, [0, 1] * 10, 8, 8, 0))
+    eager.seed(state, seed_of(0, [2, 0], 8, 8, 0))
     for position, token in ((2, 2), (3, 0)):
         append(state, row, torch.tensor([position]), torch.tensor([token]))
     assert_view(state, 0, [2, 0, 2, 0], (8, 8, 0))
