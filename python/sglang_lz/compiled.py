@@ -13,7 +13,6 @@ from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz import draft_tree
@@ -189,7 +188,7 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `eager.seed`."""
-    _seed(seed.rows, seed.position, seed.end, seed.history, seed.params, *_arrays(state))
+    _seed(seed.rows, seed.position, seed.end, seed.history, seed.params, *state.arrays)
 
 
 def step(
@@ -206,7 +205,7 @@ def step(
     """See `eager.step`."""
     _step(
         logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
-        prefilled, offset, *_arrays(state),
+        prefilled, offset, *state.arrays,
     )  # fmt: skip
 
 
@@ -226,7 +225,7 @@ def verify(
     paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
     _verify(
         logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
-        *_arrays(state),
+        *state.arrays,
     )  # fmt: skip
     return paths
 
@@ -244,9 +243,5 @@ def accept(
     """See `eager.accept`."""
     _accept(
         request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
-        num_correct_drafts.numpy(), *_arrays(state),
+        num_correct_drafts.numpy(), *state.arrays,
     )  # fmt: skip
-
-
-def _arrays(state: WindowState) -> tuple[NDArray[Any], ...]:
-    return state.tokens.numpy(), state.match.numpy(), state.params.numpy()

@@ -288,7 +288,8 @@ def verify(
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
         state.tokens, state.match, state.params, state.capacity,
-        NODES=triton.next_power_of_2(nodes), BLOCK=block, num_warps=_warps(block),
+        NODES=triton.next_power_of_2(nodes), BLOCK=block,
+        num_warps=_warps(block),
     )  # fmt: skip
     return paths
 
@@ -311,51 +312,6 @@ def accept(
         num_correct_drafts, state.tokens, state.match, state.params, state.capacity,
         BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
-
-
-def warm_up(capacity: int, device: torch.device, nodes: int) -> None:
-    """Compile what a server will need, on a row without the penalty, before it serves.
-
-    Args:
-        capacity: the largest window, in tokens.
-        device: where the server runs.
-        nodes: nodes of a draft tree, 0 without speculation.
-    """
-    state = WindowState(1, capacity, device)
-    none = torch.zeros(1, dtype=torch.int64, device=device)
-    for width in {min(DEFAULT_WINDOW_SIZE, capacity), capacity}:
-        step(
-            state,
-            torch.zeros(1, 1, device=device),
-            request_rows=none,
-            seq_lens=none,
-            input_ids=none,
-            prefilled=0,
-            offset=0,
-            width=width,
-        )
-        if nodes:
-            tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
-            paths = verify(
-                state,
-                torch.zeros(nodes, 1, device=device),
-                request_rows=none,
-                root=none,
-                tokens=tree,
-                first_child=tree,
-                next_sibling=tree,
-                depth=1,
-                width=width,
-            )
-            accept(
-                state,
-                request_rows=none,
-                root=none,
-                paths=paths,
-                accept_index=tree.int(),
-                num_correct_drafts=none.int(),
-                width=width,
-            )
 
 
 def _compiled_once(kernel: Any) -> Any:

@@ -1,11 +1,11 @@
 """The LZ penalizer: from upstream's batches to windows, and from windows to logits.
 
-Upstream calls four functions here. Of a batch that samples one token a row, `plan_step` reads the
-host's data while the forward batch is made, and `apply_step` brings the windows up to date
-right before sampling. Of a batch that verifies draft trees, `verify_step` judges every node, and
-`accept_step` keeps what was accepted. Windows are written on the forward stream only. State
-belongs to the request row, so upstream's merging and filtering of batches needs no
-counterpart here.
+Upstream calls five functions here. `reserve_windows` makes the windows of a server when it starts.
+Of a batch that samples one token a row, `plan_step` reads the host's data while the forward batch
+is made, and `apply_step` brings the windows up to date right before sampling. Of a batch that
+verifies draft trees, `verify_step` judges every node, and `accept_step` keeps what was accepted.
+Windows are written on the forward stream only. State belongs to the request row, so upstream's
+merging and filtering of batches needs no counterpart here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from __future__ import annotations
 import importlib
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lz.params import DEFAULT_WINDOW_SIZE
+from sglang_lz.support import unsupported_modes
 from sglang_lz.window import PARAMS, PENALTY, Seed, WindowState, bytes_of_row
 
 if TYPE_CHECKING:
@@ -97,33 +99,38 @@ class BatchedLZPenalizer:
         # gave to another request is inactive without being told.
         self.generation = np.full(rows, NO_GENERATION)
         self.window_size = np.zeros(rows, dtype=np.int64)
+        # Rows that were active when they were last prefilled: without any, a batch costs nothing.
+        self.users: set[int] = set()
+        # What a decode server has looked at: the generation of each row that it saw.
+        self.looked_at = np.full(rows, NO_GENERATION)
         # Rows whose penalty on the device is not 0. One that is no longer active is given up before
         # a step comes near it.
         self.seeded = np.zeros(rows, dtype=bool)
         self.state = WindowState(rows, capacity, device)
         self.kernels = kernels_of(self.device)
 
-    def plan(self, batch: ScheduleBatch, handed_over: Mapping[int, int]) -> LZStep | None:
+    def plan(self, batch: ScheduleBatch) -> LZStep | None:
         """Which rows of `batch` need the penalty, and what their windows lack; None if no row.
 
         Reads host data only. Loops over requests only when their tokens are on the host: at prefill
         and when they are handed over.
-
-        Args:
-            batch: upstream's batch.
-            handed_over: what `_handed_over` says of it.
         """
         prefilled, offset = _split(batch)
-        self.generation[_request_rows(batch)[:prefilled]] = NO_GENERATION
         histories = {
             i: req.extend_end
             for i, req in enumerate(batch.reqs[:prefilled])
             if _samples_with_penalty(req)
         }
-        for i, end in handed_over.items():
+        if not (histories or self.users or _is_decode_server()):
+            return None
+        rows = _request_rows(batch)
+        if self.users and prefilled:
+            self.generation[rows[:prefilled]] = NO_GENERATION
+            self.users.difference_update(rows[:prefilled].tolist())
+        for i, end in self._handed_over(batch, rows).items():
             assert int(batch.seq_lens_cpu[i]) == end + 1, "not all of a new row's tokens are here"
             histories[i] = end
-        seed, width = self._admit(batch, histories)
+        seed, width = self._admit(batch, rows, histories)
         if not width:
             return None
         return LZStep(self, seed, len(batch.reqs), prefilled, offset, width)
@@ -141,7 +148,7 @@ class BatchedLZPenalizer:
         """
         _check(logits)
         if step.seed is not None:
-            self._seed(step.seed)
+            self.take(step.seed)
         self.kernels.step(
             self.state,
             logits,
@@ -158,7 +165,6 @@ class BatchedLZPenalizer:
         trees: VerifyInput,
         batch: ScheduleBatch,
         logits: Tensor,
-        handed_over: Mapping[int, int],
     ) -> LZVerify | None:
         """Lower the logits of what the window of each draft node predicts.
 
@@ -166,7 +172,6 @@ class BatchedLZPenalizer:
             trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
             batch: gives the request row of each batch row and the position of its root.
             logits: next-token logits, float32 [batch x nodes, V]; changed in place.
-            handed_over: what `_handed_over` says of the batch.
 
         Returns:
             What `accept` needs; None if no row has a penalty.
@@ -174,12 +179,15 @@ class BatchedLZPenalizer:
         Raises:
             TypeError: the logits have another dtype.
         """
-        seed, width = self._admit(batch, handed_over)
+        if not (self.users or _is_decode_server()):
+            return None
+        rows = _request_rows(batch)
+        seed, width = self._admit(batch, rows, self._handed_over(batch, rows))
         if not width:
             return None
         _check(logits)
         if seed is not None:
-            self._seed(seed)
+            self.take(seed)
         paths = self.kernels.verify(
             self.state,
             logits,
@@ -215,30 +223,46 @@ class BatchedLZPenalizer:
             width=verified.width,
         )
 
-    def in_use(self) -> bool:
-        """Whether any row still belongs to a request with an LZ penalty."""
-        active = (self.generation != NO_GENERATION) & (
-            self.generation == self.pool.req_generation.numpy()
-        )
-        return not set(active.nonzero()[0].tolist()).issubset(self.pool.free_slots)
+    def _handed_over(self, batch: ScheduleBatch, rows: NDArray[np.int64]) -> dict[int, int]:
+        """Rows of `batch` with a penalty whose prefill was another server's, each only once.
 
-    def _seed(self, seed: Seed) -> None:
+        A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a
+        row whose generation was never looked at is new, so no step loops over all requests.
+
+        Returns:
+            How many of each row's tokens come before its newest, on the host. There they are exact
+            only now: nothing was sampled here yet, and the newest is the last of `output_ids`.
+        """
+        if not _is_decode_server():
+            return {}
+        generation = self.pool.req_generation.numpy()[rows]
+        unknown = (self.looked_at[rows] != generation).nonzero()[0].tolist()
+        self.looked_at[rows] = generation
+        new = [i for i in unknown if batch.reqs[i].sampling_params.lz_penalty]
+        return {i: len(batch.reqs[i].full_untruncated_fill_ids) - 1 for i in new}
+
+    def take(self, seed: Seed) -> None:
+        """Write a seed into the windows."""
         self.kernels.seed(self.state, seed)
         self.seeded[seed.rows] = seed.params[:, PENALTY] > 0
 
-    def _admit(self, batch: ScheduleBatch, histories: Mapping[int, int]) -> tuple[Seed | None, int]:
+    def _admit(
+        self, batch: ScheduleBatch, rows: NDArray[np.int64], histories: Mapping[int, int]
+    ) -> tuple[Seed | None, int]:
         """Make batch rows active whose first so many tokens make their windows.
 
         Returns:
             What to tell the device before it steps, None if nothing; and the largest window size
             among the active rows, 0 without any.
         """
-        rows = _request_rows(batch)
+        if not (histories or self.users):
+            return None, 0
         for i in histories:
+            self.users.add(int(rows[i]))
             self.generation[rows[i]] = self.pool.req_generation[rows[i]]
             self.window_size[rows[i]] = batch.reqs[i].sampling_params.lz_window_size
         active = self.generation[rows] == self.pool.req_generation.numpy()[rows]
-        width = int((self.window_size[rows] * active).max(initial=0))
+        width = max(self.window_size[rows[active]].tolist(), default=0)
         given_up = (self.seeded[rows] & ~active).nonzero()[0].tolist()
         if not width or not (histories or given_up):
             return None, width
@@ -280,27 +304,49 @@ def _seed_of(
     )
 
 
-def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
-    """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
+def reserve_windows(runner: ModelRunner) -> None:
+    """Reserve the windows of a model's requests for good (upstream's hook).
 
-    The first request with a penalty allocates the windows; the first batch after the last such
-    request has gone frees them. Without either this returns at once. Of the ranks of a pipeline
-    only the last samples and keeps windows.
+    Upstream calls it where it has made the pool of request rows, and before it captures CUDA graphs
+    or takes what memory is left. The kernels are compiled here too, so that no request waits.
+
+    Args:
+        runner: upstream's model runner, with its pool.
+
+    Raises:
+        RuntimeError: the memory cannot be had.
     """
+    if not _samples(runner) or any(unsupported_modes(_config_of_any_role)):
+        return
+    pool, capacity = runner.req_to_token_pool, _max_window_size()
+    rows = pool.req_to_token.shape[0]
+    size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
+    try:
+        penalizer = BatchedLZPenalizer(pool, capacity, runner.device)
+    except (RuntimeError, MemoryError) as error:
+        raise RuntimeError(
+            f"the LZ penalty cannot reserve {rows * bytes_of_row(capacity)} bytes on "
+            f"{runner.device} ({size}): lower --lz-max-window-size, which is {capacity}, or "
+            "--max-running-requests."
+        ) from error
+    warm_up(penalizer.kernels, capacity, penalizer.device, _tree_sizes())
+    pool.lz_penalizer = penalizer
+    logger.info(
+        "LZ penalty: %s, %.1f MiB in all, reserved", size, rows * bytes_of_row(capacity) / 2**20
+    )
+
+
+def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
+    """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook)."""
     mode = batch.forward_mode
-    if runner.is_draft_worker or not (mode.is_decode() or mode.is_extend_without_speculative()):
+    if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
         return
-    if not runner.pp_group.is_last_rank:
-        return
-    handed_over = _handed_over(batch)
-    prefilled, _ = _split(batch)
-    wanted = bool(handed_over) or any(map(_samples_with_penalty, batch.reqs[:prefilled]))
-    penalizer = _penalizer(batch.req_to_token_pool, runner.device, wanted)
+    penalizer = _penalizer(batch)
     if penalizer is None:
+        ignored = not mode.is_decode() and any(map(_samples_with_penalty, batch.reqs))
+        assert not ignored, "a penalty was admitted in a mode that is refused"
         return
-    forward_batch.lz_step = penalizer.plan(batch, handed_over)
-    if forward_batch.lz_step is None and not penalizer.in_use():
-        batch.req_to_token_pool.lz_penalizer = None
+    forward_batch.lz_step = penalizer.plan(batch)
 
 
 def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
@@ -315,14 +361,8 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
 
     Takes what `BatchedLZPenalizer.verify` takes, and returns what `accept_step` takes.
     """
-    handed_over = _handed_over(batch)
-    penalizer = _penalizer(batch.req_to_token_pool, logits.device, wanted=bool(handed_over))
-    if penalizer is None:
-        return None
-    verified = penalizer.verify(trees, batch, logits, handed_over)
-    if verified is None and not penalizer.in_use():
-        batch.req_to_token_pool.lz_penalizer = None
-    return verified
+    penalizer = _penalizer(batch)
+    return None if penalizer is None else penalizer.verify(trees, batch, logits)
 
 
 def accept_step(
@@ -339,31 +379,67 @@ def kernels_of(device: torch.device) -> ModuleType:
     return importlib.import_module(f"sglang_lz.{name}")
 
 
-def _penalizer(
-    pool: ReqToTokenPool, device: torch.device | str, wanted: bool
-) -> BatchedLZPenalizer | None:
-    """The penalizer of `pool`; made when `wanted`, None while nobody needs one."""
-    if not hasattr(pool, "lz_penalizer"):
-        pool.lz_penalizer = None
-        _prepare(pool, torch.device(device))
-    if pool.lz_penalizer is None and wanted:
-        pool.lz_penalizer = BatchedLZPenalizer(pool, _max_window_size(), device)
-    penalizer: BatchedLZPenalizer | None = pool.lz_penalizer
-    return penalizer
+def warm_up(
+    kernels: ModuleType, capacity: int, device: torch.device, tree_sizes: Collection[int]
+) -> None:
+    """Compile what a server will need, on a row without the penalty, before it serves.
+
+    Args:
+        kernels: those of `device`.
+        capacity: the largest window, in tokens.
+        device: where the server runs.
+        tree_sizes: how many nodes its draft trees may have; empty without speculation.
+    """
+    state = WindowState(1, capacity, device)
+    none = torch.zeros(1, dtype=torch.int64, device=device)
+    kernels.seed(state, _seed_of([], np.zeros(1, dtype=np.int64), {}, [0]))
+    for width in {min(DEFAULT_WINDOW_SIZE, capacity), capacity}:
+        kernels.step(
+            state,
+            torch.zeros(1, 1, device=device),
+            request_rows=none,
+            seq_lens=none,
+            input_ids=none,
+            prefilled=0,
+            offset=0,
+            width=width,
+        )
+        for nodes, depth in {(size, depth) for size in tree_sizes for depth in (1, size)}:
+            tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
+            paths = kernels.verify(
+                state,
+                torch.zeros(nodes, 1, device=device),
+                request_rows=none,
+                root=none,
+                tokens=tree,
+                first_child=tree,
+                next_sibling=tree,
+                depth=depth,
+                width=width,
+            )
+            kernels.accept(
+                state,
+                request_rows=none,
+                root=none,
+                paths=paths,
+                accept_index=tree.int(),
+                num_correct_drafts=none.int(),
+                width=width,
+            )
 
 
-def _prepare(pool: ReqToTokenPool, device: torch.device) -> None:
-    """What is done once, at a server's first batch, which is upstream's own warm-up request."""
-    rows, capacity = pool.req_to_token.shape[0], _max_window_size()
-    each = bytes_of_row(capacity)
-    logger.info(
-        "LZ penalty: %d request rows of %d bytes, %.1f MiB in all, held while requests use it",
-        rows,
-        each,
-        rows * each / 2**20,
+def _samples(runner: ModelRunner) -> bool:
+    """Whether a runner samples tokens: no draft model or embedding model does, and of the ranks of
+    a pipeline only the last."""
+    return bool(
+        not runner.is_draft_worker and runner.is_generation and runner.pp_group.is_last_rank
     )
-    if device.type == "cuda":
-        kernels_of(device).warm_up(capacity, device, nodes=_draft_tokens())
+
+
+def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
+    """The penalizer of a batch; None where `reserve_windows` found that the mode is refused."""
+    penalizer: BatchedLZPenalizer | None = getattr(batch.req_to_token_pool, "lz_penalizer", None)
+    return penalizer
 
 
 def _samples_with_penalty(req: Req) -> bool:
@@ -373,32 +449,8 @@ def _samples_with_penalty(req: Req) -> bool:
     )
 
 
-def _handed_over(batch: ScheduleBatch) -> dict[int, int]:
-    """Rows of `batch` with a penalty whose prefill was another server's, each only once.
-
-    A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a row
-    whose generation was never looked at is new, so no step loops over all requests.
-
-    Returns:
-        How many of each row's tokens come before its newest, on the host. There they are exact only
-        now: nothing was sampled here yet, and the newest is the last of `output_ids`.
-    """
-    if not _is_decode_server():
-        return {}
-    pool = batch.req_to_token_pool
-    looked_at: NDArray[np.int64] | None = getattr(pool, "lz_looked_at", None)
-    if looked_at is None:
-        looked_at = pool.lz_looked_at = np.full(len(pool.req_generation), NO_GENERATION)
-    rows = _request_rows(batch)
-    generation = pool.req_generation.numpy()[rows]
-    unknown = (looked_at[rows] != generation).nonzero()[0].tolist()
-    looked_at[rows] = generation
-    new = [i for i in unknown if batch.reqs[i].sampling_params.lz_penalty]
-    return {i: len(batch.reqs[i].full_untruncated_fill_ids) - 1 for i in new}
-
-
 def _request_rows(batch: ScheduleBatch) -> NDArray[np.int64]:
-    rows: NDArray[np.int64] = batch.req_pool_indices_cpu[: len(batch.reqs)].numpy()
+    rows: NDArray[np.int64] = batch.req_pool_indices_cpu.numpy()[: len(batch.reqs)]
     return rows
 
 
@@ -435,11 +487,18 @@ def _max_window_size() -> int:
     return size
 
 
-def _draft_tokens() -> int:
-    """Nodes of a draft tree, 0 without speculation."""
+def _tree_sizes() -> set[int]:
+    """How many nodes draft trees may have; empty without speculation."""
+    from sglang.srt.runtime_context import get_spec
+
+    return {get_spec().speculative_num_draft_tokens or 0} - {0}
+
+
+def _config_of_any_role(name: str) -> Any:
     from sglang.srt.runtime_context import get_context
 
-    return get_context().config_leaf("speculative_num_draft_tokens") or 0
+    # A server may change its role between prefill and decode, and is then sent what it refused.
+    return "null" if name == "disaggregation_mode" else get_context().config_leaf(name)
 
 
 def _is_decode_server() -> bool:

@@ -55,6 +55,7 @@ class WindowState:
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
             1 for the `rate` cost. A row whose penalty is 0 is nobody's. (Positions below 2**24 are
             exact.)
+        arrays: these three as numpy sees them; none on a device.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class WindowState:
         self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, **where)
         self.match = torch.zeros(rows, capacity, dtype=torch.int16, **where)
         self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, **where)
+        tensors = (self.tokens, self.match, self.params)
+        self.arrays = tuple(map(torch.Tensor.numpy, tensors)) if self.tokens.is_cpu else ()
 
 
 @dataclass(slots=True)

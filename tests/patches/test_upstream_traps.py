@@ -130,15 +130,19 @@ def test_no_tensor_as_wide_as_the_vocabulary_is_made(runner: Runner) -> None:
     assert forward_only.acc_scaling_penalties is None
 
 
-def test_the_windows_go_with_the_requests(runner: Runner) -> None:
-    _, batch = runner.extend([make_request(PROMPT)])
-    pool = batch.req_to_token_pool
-    assert pool.lz_penalizer is not None
-    pool.clear()
-    runner.extend([make_request(PROMPT, lz_penalty=0.0)])
-    assert pool.lz_penalizer is None
-    before, after = runner.seen[-1]
-    assert before.equal(after)
+def test_the_windows_are_there_before_the_first_request(bench_runner: Any) -> None:
+    """Upstream's penalizers allocate for every batch, after the memory was given away."""
+    model_runner = bench_runner.torch_runner
+    pool = model_runner.req_to_token_pool
+    assert len(pool.lz_penalizer.state.tokens) == len(pool.req_to_token)
+
+
+def test_every_pool_of_requests_that_upstream_makes_gets_windows() -> None:
+    """Whoever makes one, at start or later, goes on to where they are reserved, before graphs."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    assert "_init_post_memory_pool_components" in ModelRunner.alloc_memory_pool.__code__.co_names
+    assert "reserve_windows" in ModelRunner._init_post_memory_pool_components.__code__.co_names
 
 
 def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import torch
 from device import DEVICE
 from oracle import match_lengths
 from sglang_lz import compiled, eager
+from sglang_lz.penalizer import warm_up
 from sglang_lz.window import PARAMS, Seed, WindowState
 from trees import Tree
 
@@ -327,7 +328,7 @@ def test_links_that_go_round_end(fused: ModuleType) -> None:
 
 
 def test_warming_up_runs_every_kernel_on_nobody(fused: ModuleType) -> None:
-    fused.warm_up(600, torch.device(DEVICE), nodes=3)
+    warm_up(fused, 600, torch.device(DEVICE), {1, 3})
 
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -39,6 +38,8 @@ TOLERANCE = 1e-4
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penalizer, "_max_window_size", lambda: MAX_WINDOW)
     monkeypatch.setattr(penalizer, "_is_decode_server", lambda: False)
+    monkeypatch.setattr(penalizer, "_tree_sizes", lambda: {3})
+    monkeypatch.setattr(penalizer, "unsupported_modes", lambda config: iter(()))
 
 
 @pytest.fixture
@@ -112,9 +113,20 @@ def request(prompt: list[int], **lz: object) -> Request:
 
 
 RUNNER = SimpleNamespace(
-    is_draft_worker=False, device="cpu", pp_group=SimpleNamespace(is_last_rank=True)
+    is_draft_worker=False,
+    is_generation=True,
+    device="cpu",
+    pp_group=SimpleNamespace(is_last_rank=True),
 )
 """Upstream's model runner; its device is that of the batches, too."""
+
+
+def reserved_pool(**kind: object) -> Pool:
+    """A pool as a server has it when it has started."""
+    pool = Pool()
+    runner = SimpleNamespace(**vars(RUNNER) | kind, req_to_token_pool=pool)
+    penalizer.reserve_windows(runner)
+    return pool
 
 
 def batch_tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -242,7 +254,7 @@ class Scheduler(RuleBasedStateMachine):
 
     @initialize(overlap=st.booleans(), decode_server=st.booleans())
     def start(self, overlap: bool, decode_server: bool) -> None:
-        self.pool = Pool()
+        self.pool = reserved_pool()
         self.overlap = overlap
         self.decode_server = decode_server
         self.role = mock.patch.object(penalizer, "_is_decode_server", return_value=decode_server)
@@ -329,14 +341,6 @@ class Scheduler(RuleBasedStateMachine):
             if not self.overlap:
                 req.land()
 
-    @invariant()
-    def windows_exist_only_while_needed(self) -> None:
-        """After a batch without the penalty, windows exist only if a held row needs them."""
-        if not hasattr(self, "pool") or self.decode_server:
-            return  # a request that was handed over gets its window with its first batch
-        if getattr(self.pool, "lz_penalizer", None) is None:
-            assert not any(req.sampling_params.lz_penalty for req in self.running)
-
 
 TestScheduler = Scheduler.TestCase
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
@@ -347,7 +351,6 @@ def test_scheduler_with_the_kernels_of_a_gpu(
 ) -> None:
     """The same on Triton's interpreter, or on the GPU at hand."""
     monkeypatch.setattr(penalizer, "kernels_of", lambda device: fused)
-    monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 0)
     monkeypatch.setattr(RUNNER, "device", DEVICE)
     run_state_machine_as_test(
         Scheduler, settings=settings(max_examples=8, stateful_step_count=20, deadline=None)
@@ -360,69 +363,71 @@ def admitted(pool: Pool, req: Request) -> Request:
     return req
 
 
-def test_nothing_is_planned_or_allocated_without_the_penalty() -> None:
-    pool = Pool()
+def test_nothing_is_planned_without_the_penalty() -> None:
+    pool = reserved_pool()
     req = admitted(pool, request([1, 2], lz_penalty=0.0))
     step, before, after = forward(pool, "extend", [req], [])
     assert step is None
     assert torch.equal(before, after)
-    assert getattr(pool, "lz_penalizer", None) is None
 
 
 def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
     """Upstream's internal requests never pass `admit`."""
-    pool = Pool()
+    pool = reserved_pool()
     step, *_ = forward(pool, "extend", [admitted(pool, request([1], lz_penalty=None))], [])
     assert step is None
 
 
 @pytest.mark.parametrize("speculative", [False, True])
-def test_windows_are_freed_with_the_last_request_that_used_them(speculative: bool) -> None:
-    pool = Pool()
-    with_penalty = admitted(pool, request([1, 2]))
+def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: bool) -> None:
+    """Beside a held window and many free rows: at its rows; beside none: at nothing."""
+    pool = reserved_pool()
+    held = admitted(pool, request([1, 2]))
     without = admitted(pool, request([1, 2], lz_penalty=0.0))
-    forward(pool, "extend", [with_penalty, without], [])
-    forward(pool, "decode", [], [without])
-    assert pool.lz_penalizer is not None
-    pool.free_slots.append(with_penalty.row)
-    if speculative:
-        rng = random.Random(0)
-        verify_forward(pool, [without], [Tree.random(rng, 2, 3)], rng)
-    else:
-        forward(pool, "decode", [], [without])
-    assert pool.lz_penalizer is None
+    forward(pool, "extend", [held, without], [])
+    watched = pool.lz_penalizer
+    seen = []
+    for name in ("generation", "window_size", "seeded"):
+        setattr(watched, name, Watched(getattr(watched, name), seen))
+    pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
+
+    def run() -> None:
+        if speculative:
+            rng = random.Random(0)
+            verify_forward(pool, [without], [Tree.random(rng, 2, 3)], rng)
+        else:
+            step, *_ = forward(pool, "decode", [], [without])
+            assert step is None
+
+    run()
+    assert seen
+    assert all(set(np.asarray(index).tolist()) <= {without.row} for index in seen)
+    seen.clear()
+    held.sampling_params.lz_penalty = 0.0  # another request takes the row
+    plan(pool, "extend", [held], [])
+    seen.clear()
+    run()
+    assert seen == []
 
 
-class FreeSlots(list[int]):
-    """A list that counts how often it was searched."""
+class Watched:
+    """An array that notes with which index it was read."""
 
-    searches = 0
+    def __init__(self, array: np.ndarray, seen: list[object]) -> None:
+        self.array, self.seen = array, seen
 
-    def __contains__(self, row: object) -> bool:
-        self.searches += 1
-        return super().__contains__(row)
+    def __getitem__(self, index: object) -> object:
+        self.seen.append(index)
+        return self.array[index]
 
-    def __iter__(self) -> Iterator[int]:
-        self.searches += 1
-        return super().__iter__()
-
-
-def test_rows_that_were_freed_do_not_slow_down_batches_without_the_penalty() -> None:
-    """Every such batch asks whether the windows are needed; thousands of rows may be free."""
-    pool = Pool()
-    held, *ended = [admitted(pool, request([1, 2])) for _ in range(4)]
-    without = admitted(pool, request([1, 2], lz_penalty=0.0))
-    forward(pool, "extend", [*ended, held, without], [])
-    pool.free_slots = FreeSlots(req.row for req in ended)
-    forward(pool, "decode", [], [without])
-    assert pool.lz_penalizer is not None
-    assert pool.free_slots.searches == 1
+    def __setitem__(self, index: object, value: object) -> None:
+        self.array[index] = value
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
     """No kernel could lower them: upstream has none (tests/patches/test_logits_dtype.py)."""
-    pool = Pool()
+    pool = reserved_pool()
     req = admitted(pool, request([1, 2, 1]))
     step = plan(pool, "extend", [req], [])
     with pytest.raises(TypeError, match=f"must be torch.float32 .* got {dtype}"):
@@ -430,7 +435,7 @@ def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_rows_without_the_penalty_are_left_alone() -> None:
-    pool = Pool()
+    pool = reserved_pool()
     reqs = [
         admitted(pool, request([1, 2, 1], lz_penalty=penalty)) for penalty in (0.0, 0.3, 0.0, 0.3)
     ]
@@ -442,7 +447,7 @@ def test_rows_without_the_penalty_are_left_alone() -> None:
 
 def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
     """Beam search takes rows without a prefill of their own."""
-    pool = Pool()
+    pool = reserved_pool()
     req, other = admitted(pool, request([1, 2, 1])), admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [req, other], [])
     pool.req_generation[req.row] += 1
@@ -457,7 +462,7 @@ def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
 
 def test_what_is_seeded_but_never_sampled_is_given_up_all_the_same() -> None:
     """A request that only scores its prompt is planned, and never comes to sampling."""
-    pool = Pool()
+    pool = reserved_pool()
     stale = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [stale], [])
     pool.free_slots.append(stale.row)
@@ -474,7 +479,7 @@ def test_what_is_seeded_but_never_sampled_is_given_up_all_the_same() -> None:
 
 
 def test_a_session_that_keeps_its_row_may_turn_the_penalty_off() -> None:
-    pool = Pool()
+    pool = reserved_pool()
     first = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [first], [])
     second = request([1, 2, 1, 3], lz_penalty=0.0)
@@ -483,27 +488,67 @@ def test_a_session_that_keeps_its_row_may_turn_the_penalty_off() -> None:
     assert torch.equal(before, after)
 
 
-def test_draft_workers_keep_no_windows() -> None:
-    pool = Pool()
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"is_draft_worker": True},
+        {"is_generation": False},
+        {"pp_group": SimpleNamespace(is_last_rank=False)},
+    ],
+    ids=["draft worker", "embedding model", "not the last rank of a pipeline"],
+)
+def test_who_never_samples_keeps_no_windows(kind: dict[str, object]) -> None:
+    pool = reserved_pool(**kind)
+    assert not hasattr(pool, "lz_penalizer")
     req = admitted(pool, request([1, 2, 1]))
     batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
     forward_batch = SimpleNamespace()
-    runner = SimpleNamespace(**vars(RUNNER) | {"is_draft_worker": True})
-    penalizer.plan_step(batch, runner, forward_batch)
+    penalizer.plan_step(batch, SimpleNamespace(**vars(RUNNER) | kind), forward_batch)
     assert not hasattr(forward_batch, "lz_step")
-    assert getattr(pool, "lz_penalizer", None) is None
 
 
-def test_only_the_last_rank_of_a_pipeline_keeps_windows() -> None:
-    """The others never sample."""
+def test_a_mode_that_is_refused_keeps_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penalizer, "unsupported_modes", lambda config: iter(["on a toaster"]))
+    pool = reserved_pool()
+    assert not hasattr(pool, "lz_penalizer")
+    without = admitted(pool, request([1, 2, 1], lz_penalty=0.0))
+    step, *_ = forward(pool, "extend", [without], [])
+    assert step is None
+    with pytest.raises(AssertionError, match="a mode that is refused"):
+        forward(pool, "extend", [admitted(pool, request([1, 2, 1]))], [])
+
+
+class NoMemory(TorchDispatchMode):
+    """Lets no tensor of more than some bytes be made."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.nbytes > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return made
+
+
+def test_memory_that_is_not_there_ends_the_start_in_one_sentence() -> None:
     pool = Pool()
-    req = admitted(pool, request([1, 2, 1]))
-    runner = SimpleNamespace(**vars(RUNNER) | {"pp_group": SimpleNamespace(is_last_rank=False)})
-    batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
-    forward_batch = SimpleNamespace()
-    penalizer.plan_step(batch, runner, forward_batch)
-    assert not hasattr(forward_batch, "lz_step")
-    assert getattr(pool, "lz_penalizer", None) is None
+    with pytest.raises(RuntimeError) as caught, NoMemory():
+        penalizer.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
+    size = MAX_WINDOW * 6 + 20
+    assert str(caught.value) == (
+        f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
+        f"of {size} bytes): lower --lz-max-window-size, which is {MAX_WINDOW}, or "
+        "--max-running-requests."
+    )
+    assert not hasattr(pool, "lz_penalizer")
+
+
+def test_a_pool_that_is_made_anew_has_windows_of_its_own() -> None:
+    old, new = reserved_pool(), reserved_pool()
+    first, second = admitted(old, request([1, 2, 1])), admitted(new, request([3, 3, 1]))
+    assert first.row == second.row
+    forward(old, "extend", [first], [])
+    _, before, after = forward(new, "extend", [second], [])
+    assert_exact(second, before[0], after[0])
+    assert old.lz_penalizer is not new.lz_penalizer
 
 
 def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
@@ -513,24 +558,8 @@ def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
 
 
 @pytest.mark.usefixtures("decode_server")
-@pytest.mark.parametrize("speculative", [False, True])
-def test_a_decode_server_keeps_no_windows_without_the_penalty(speculative: bool) -> None:
-    pool = Pool()
-    without = handed_over(pool, request([1, 2, 1], lz_penalty=0.0))
-    with_penalty = handed_over(pool, request([1, 2, 1]))
-    rng = random.Random(0)
-    for reqs, needed in (([without], False), ([without, with_penalty], True), ([without], False)):
-        if speculative:
-            verify_forward(pool, reqs, [Tree.random(rng, req.known[-1], 3) for req in reqs], rng)
-        else:
-            forward(pool, "decode", [], reqs)
-        assert (getattr(pool, "lz_penalizer", None) is not None) == needed
-        pool.free_slots += [with_penalty.row] if needed else []
-
-
-@pytest.mark.usefixtures("decode_server")
 def test_tokens_that_the_host_lacks_at_hand_over_are_not_missed_in_silence() -> None:
-    pool = Pool()
+    pool = reserved_pool()
     req = handed_over(pool, request([1, 2, 1]))
     req.flying = [2]
     with pytest.raises(AssertionError, match="not all"):
@@ -564,13 +593,20 @@ class DeviceWatch(TorchDispatchMode):
 
 
 class Launches:
-    """Stands in for a Triton kernel: notes the grids it is launched on."""
+    """Stands in for a Triton kernel: notes each grid, and for what a binary would be compiled."""
 
     def __init__(self) -> None:
         self.grids: list[tuple[int, ...]] = []
+        self.binaries: set[object] = set()
 
     def __getitem__(self, grid: tuple[int, ...]):
-        return lambda *args, **options: self.grids.append(grid)
+        def launch(*args: object, **options: object) -> None:
+            self.grids.append(grid)
+            # Triton's key, where nothing is specialised on values: types, and what is constant.
+            types = tuple(getattr(arg, "dtype", type(arg)) for arg in args)
+            self.binaries.add((types, tuple(sorted(options.items()))))
+
+        return launch
 
 
 @pytest.fixture
@@ -604,7 +640,7 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
             input_ids=torch.empty(rows, dtype=torch.int64, device="meta"),
         )
         with DeviceWatch() as watch:
-            step = pool.lz_penalizer.plan(batch, {})
+            step = pool.lz_penalizer.plan(batch)
             pool.lz_penalizer.apply(step, logits, forward_batch)
         assert watch.waits == []
         assert max(watch.made, default=0) <= (rows * MAX_WINDOW if mode == "extend" else 0)
@@ -628,7 +664,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
         seq_lens=torch.empty(rows, **on_device),
         decoding_reqs=None,
     )
-    pool.lz_penalizer.plan(batch, {})
+    pool.lz_penalizer.plan(batch)
     verify_input = SimpleNamespace(
         draft_token=torch.empty(rows * nodes, **on_device),
         draft_token_num=nodes,
@@ -651,6 +687,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
     """Although windows are there, of a request that waits for its turn."""
     pool = Pool()
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(pool, MAX_WINDOW, "cpu")
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])
@@ -660,27 +697,15 @@ def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str,
     assert launches["_step"].grids == [(1,)]
 
 
-def test_the_kernels_are_compiled_before_the_first_request_and_the_memory_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    prepared = []
-    stand_in = SimpleNamespace(warm_up=lambda *args, **options: prepared.append((args, options)))
-    monkeypatch.setattr(penalizer, "kernels_of", lambda device: stand_in)
-    monkeypatch.setattr(penalizer, "_draft_tokens", lambda: 7)
-    runner = SimpleNamespace(**vars(RUNNER) | {"device": "cuda"})
-    pool = Pool()
-    req = admitted(pool, request([1, 2], lz_penalty=0.0))
-    batch = SimpleNamespace(
-        forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool, decoding_reqs=None
-    )
+def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
-        for _ in range(2):
-            penalizer.plan_step(batch, runner, SimpleNamespace())
-    assert prepared == [((MAX_WINDOW, torch.device("cuda")), {"nodes": 7})]
+        pool = reserved_pool()
+    state = pool.lz_penalizer.state
     each = MAX_WINDOW * 6 + 20
+    taken = state.tokens.nbytes + state.match.nbytes + state.params.nbytes
+    assert taken == (ROWS + 1) * each
     assert [record.getMessage() for record in caplog.records] == [
-        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, held while "
-        "requests use it"
+        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, reserved"
     ]
 
 
@@ -700,7 +725,7 @@ class Untouchable:
 
 
 def test_the_decode_plan_does_not_look_at_requests() -> None:
-    pool = Pool()
+    pool = reserved_pool()
     req = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [req], [])
     batch = SimpleNamespace(
@@ -709,13 +734,13 @@ def test_the_decode_plan_does_not_look_at_requests() -> None:
         req_pool_indices_cpu=torch.tensor([req.row]),
         decoding_reqs=None,
     )
-    assert pool.lz_penalizer.plan(batch, {}) is not None
+    assert pool.lz_penalizer.plan(batch) is not None
 
 
 @pytest.mark.usefixtures("decode_server")
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
 def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
-    pool = Pool()
+    pool = reserved_pool()
     req = handed_over(pool, request([1, 2, 1], lz_penalty=penalty))
     forward(pool, "decode", [], [req])
     batch = SimpleNamespace(
@@ -727,4 +752,4 @@ def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
     )
     forward_batch = SimpleNamespace()
     penalizer.plan_step(batch, RUNNER, forward_batch)
-    assert hasattr(forward_batch, "lz_step") == (penalty > 0)
+    assert (forward_batch.lz_step is not None) == (penalty > 0)
