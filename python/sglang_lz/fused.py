@@ -37,6 +37,8 @@ IS_RATE = tl.constexpr(window.IS_RATE)
 COLUMNS = tl.constexpr(1 << 14)
 
 SMALLEST_BLOCK = 128
+# One binary for all trees of up to so many nodes: upstream may change their size while it serves.
+SMALLEST_TREE = 32
 
 
 @triton.jit
@@ -285,10 +287,10 @@ def verify(
     paths = torch.empty(batch, nodes, depth, dtype=torch.int32, device=logits.device)
     block = _block(width, state.capacity)
     _verify[(batch, nodes)](
-        logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.contiguous(),
+        logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
         state.tokens, state.match, state.params, state.capacity,
-        NODES=triton.next_power_of_2(nodes), BLOCK=block,
+        NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
         num_warps=_warps(block),
     )  # fmt: skip
     return paths

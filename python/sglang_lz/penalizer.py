@@ -490,8 +490,14 @@ def _max_window_size() -> int:
 def _tree_sizes() -> set[int]:
     """How many nodes draft trees may have; empty without speculation."""
     from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
-    return {get_spec().speculative_num_draft_tokens or 0} - {0}
+    spec = get_spec()
+    sizes = {spec.speculative_num_draft_tokens or 0} - {0}
+    if spec.speculative_adaptive:
+        steps = resolve_candidate_steps_from_config(spec.speculative_adaptive_config)
+        sizes |= {step + 1 for step in steps}
+    return sizes
 
 
 def _config_of_any_role(name: str) -> Any:

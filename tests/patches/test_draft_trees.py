@@ -6,11 +6,13 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import pytest
 import torch
 
 from inprocess import LZ, Runner, assert_changed, change, make_request
 from oracle import visible_history
+from sglang_lz import compiled, penalizer
 from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
@@ -41,7 +43,11 @@ def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int
     nodes = len(trees[0].tokens)
     first, sibling = zip(*(tree.links() for tree in trees), strict=True)
     verify_input = EagleVerifyInput(
-        draft_token=torch.tensor([token for tree in trees for token in tree.tokens]),
+        # Where adaptive speculation drafts nothing, upstream passes on the int32 tokens it sampled.
+        draft_token=torch.tensor(
+            [token for tree in trees for token in tree.tokens],
+            dtype=torch.int32 if nodes == 1 else torch.int64,
+        ),
         custom_mask=None,
         positions=None,
         retrieve_index=torch.arange(len(trees) * nodes).view(-1, nodes),
@@ -63,12 +69,19 @@ def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int
     ]
 
 
-@pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
-def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
-    runner: Runner, chain: bool
-) -> None:
+def adaptive_sizes() -> list[int]:
+    """The nodes of the trees that --speculative-adaptive switches between: chains, one may be 1."""
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+
+    return [steps + 1 for steps in resolve_candidate_steps_from_config()]
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
+def test_every_node_is_judged_and_only_the_accepted_path_is_kept(runner: Runner, kind: str) -> None:
     """Rounds of drafts between plain decodes, for rows with and without the penalty."""
-    rng = random.Random(f"trees {chain}")
+    sizes = adaptive_sizes() if kind == "adaptive" else [7]
+    assert kind != "adaptive" or sizes == [1, 2, 4, 6, 8]
+    rng = random.Random(f"trees {kind != 'tree'}")
     torch.manual_seed(0)
     parameters = [LZ | given for given in PARAMETERS]
     reqs = [make_request(p, **lz) for p, lz in zip(PROMPTS, parameters, strict=True)]
@@ -76,28 +89,30 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     outputs = [[token] for token in newest]
     lengths = []
     for round_ in range(12):
-        trees = [grow(rng, output[-1], 7, chain) for output in outputs]
-        logits = torch.randn(len(reqs) * 7, batch.model_config.vocab_size)
+        nodes = sizes[round_ % len(sizes)] if round_ % 2 else rng.choice(sizes)
+        trees = [grow(rng, output[-1], nodes, kind != "tree") for output in outputs]
+        logits = torch.randn(len(reqs) * nodes, batch.model_config.vocab_size)
         logits[:, TOKENS] += 6
         for row, tree in enumerate(trees):  # a target that often agrees with its drafter
-            for child in range(1, 7):
+            for child in range(1, nodes):
                 liking = 6 * (rng.random() < 0.5)
-                logits[row * 7 + tree.parent[child], tree.tokens[child]] += liking
+                logits[row * nodes + tree.parent[child], tree.tokens[child]] += liking
         before = logits.clone()
         accepted = verify(batch, trees, logits)
         for row, (tree, lz, output) in enumerate(zip(trees, parameters, outputs, strict=True)):
             vocab = logits.shape[1]
             expected = []
-            for node in range(7):
+            for node in range(nodes):
                 drafted = [*output, *(tree.tokens[i] for i in tree.path(node)[1:])]
                 history = visible_history(PROMPTS[row], drafted, lz["lz_include_prompt"])
                 expected.append(change(history, lz, vocab))
-                assert_changed(before[row * 7 + node], logits[row * 7 + node], expected[-1])
+                at = row * nodes + node
+                assert_changed(before[at], logits[at], expected[-1])
             walked, node = [], 0
             while node is not None:
-                best = int((before[row * 7 + node].numpy() + expected[node]).argmax())
+                best = int((before[row * nodes + node].numpy() + expected[node]).argmax())
                 walked.append(best)
-                children = (child for child in range(1, 7) if tree.parent[child] == node)
+                children = (child for child in range(1, nodes) if tree.parent[child] == node)
                 node = next((child for child in children if tree.tokens[child] == best), None)
             assert accepted[row] == walked
             output.extend(walked)
@@ -111,3 +126,44 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
                 assert_changed(before[row], after[row], change(history, lz, after.shape[1]))
                 output.append(int(after[row].argmax()))
     assert {1, 2, 3, 4} <= set(lengths)
+
+
+def test_numba_compiles_nothing_after_the_start(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request would wait for it: seconds, where nothing can be kept on disk."""
+    fresh = {}
+    for name in ("_seed", "_step", "_verify", "_accept"):
+        fresh[name] = numba.njit(getattr(compiled, name).py_func)
+        monkeypatch.setattr(compiled, name, fresh[name])
+    monkeypatch.setattr(penalizer, "_tree_sizes", lambda: set(adaptive_sizes()))
+    penalizer.reserve_windows(runner.bench.torch_runner)
+    at_start = {name: kernel.signatures[:] for name, kernel in fresh.items()}
+    assert [len(signatures) for signatures in at_start.values()] == [1] * len(fresh)
+    rng = random.Random(0)
+    reqs = [make_request(prompt) for prompt in PROMPTS]
+    newest, batch = runner.extend(reqs)
+    for nodes in adaptive_sizes():
+        trees = [grow(rng, token, nodes, chain=True) for token in newest]
+        logits = torch.randn(len(reqs) * nodes, batch.model_config.vocab_size)
+        accepted = verify(batch, trees, logits)
+        newest = [tokens[-1] for tokens in accepted]
+        batch.seq_lens += torch.tensor([len(tokens) for tokens in accepted])
+    runner.decode(newest, batch)
+    assert {name: kernel.signatures for name, kernel in fresh.items()} == at_start
+
+
+def test_every_size_of_an_adaptive_tree_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt import runtime_context
+
+    spec = SimpleNamespace(
+        speculative_num_draft_tokens=4,
+        speculative_adaptive=False,
+        speculative_adaptive_config=None,
+    )
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+    assert penalizer._tree_sizes() == {4}
+    spec.speculative_adaptive = True
+    assert penalizer._tree_sizes() == {1, 2, 4, 6, 8} == {4, *adaptive_sizes()}
+    spec.speculative_adaptive, spec.speculative_num_draft_tokens = False, None
+    assert penalizer._tree_sizes() == set()

@@ -33,7 +33,7 @@ LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 
 def compiled_for_hopper(kernel, block: int):
-    constants = {"BLOCK": block, "NODES": 16}
+    constants = {"BLOCK": block, "NODES": fused.SMALLEST_TREE}
     types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(

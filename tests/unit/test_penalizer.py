@@ -709,6 +709,40 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
     ]
 
 
+@pytest.mark.parametrize("capacity", [16, 600, 8192])
+def test_nothing_is_compiled_after_the_start(
+    launches: dict[str, Launches], fused: ModuleType, capacity: int
+) -> None:
+    """Whatever size of tree adaptive speculation takes next; upstream's trees of one node have
+    int32 tokens, all others int64."""
+    sizes = {1, 2, 4, 6, 8, 40, 200}
+    device = torch.device("meta")
+    penalizer.warm_up(fused, capacity, device, sizes)
+    compiled_at_start = {name: set(kernel.binaries) for name, kernel in launches.items()}
+    assert all(compiled_at_start.values())
+    state = penalizer.WindowState(4, capacity, device)
+    rows = torch.zeros(3, dtype=torch.int64, device=device)
+    place = {"request_rows": rows, "root": rows}
+    for width in {1, capacity // 2, capacity}:
+        logits = torch.zeros(3, 64, device=device)
+        fused.step(
+            state, logits, request_rows=rows, seq_lens=rows, input_ids=rows, prefilled=1, offset=7,
+            width=width,
+        )  # fmt: skip
+        for nodes in sizes:
+            tokens = torch.zeros(3, nodes, dtype=torch.int64, device=device)
+            paths = fused.verify(
+                state, torch.zeros(3 * nodes, 64, device=device), **place,
+                tokens=tokens.int() if nodes == 1 else tokens, first_child=tokens,
+                next_sibling=tokens, depth=nodes, width=width,
+            )  # fmt: skip
+            fused.accept(
+                state, **place, paths=paths, accept_index=tokens.int(),
+                num_correct_drafts=rows.int(), width=width,
+            )  # fmt: skip
+    assert {name: kernel.binaries for name, kernel in launches.items()} == compiled_at_start
+
+
 def test_the_watch_sees_what_would_wait() -> None:
     on_device = torch.zeros(3, device="meta")
     with DeviceWatch() as watch:
