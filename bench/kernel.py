@@ -12,6 +12,9 @@ All take the same histories and logits, in one run:
 - the limit: an empty kernel with the launch of ours, and a copy that moves as many bytes as ours
   must touch.
 
+Beside the steps it measures what the thread that schedules all requests does for the penalty
+(`host.py`): when a request starts, and for batches that have no penalty.
+
 Those that compute the LZ penalty must agree before any is timed. Each row of the result serves
 several batches in turn (`sets`), so that no cache holds their logits, and every call appends one
 token to its windows: a steady state of decoding. Logits are restored outside of what is timed.
@@ -45,6 +48,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import host
 from common import commit, compact_rows, machine, output, versions
 from rivals import (
     DRY_ALLOWED_LENGTH,
@@ -372,8 +376,10 @@ def cases(device: str, quick: bool) -> list[Case]:
 # The result
 
 
-def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the rows of a result say of what the step is to cost.
+def targets(
+    rows: Sequence[dict[str, Any]], host_rows: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """What the rows of a result say of what the step, and a request's start, are to cost.
 
     Returns:
         One dict a target: its words, the limit, the measured value in the same unit (None if the
@@ -406,6 +412,7 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     table.append(("launch to finish at 1 row, times an empty kernel", 1.3, ratio))
     slowest = max(times(OURS, "CPU", rows=64, **full), default=None)
     table.append(("CPU time at 64 rows, worst history, us", 1000.0, slowest))
+    table += host.targets(host_rows)
     return [
         {
             "target": title,
@@ -577,17 +584,22 @@ def main() -> None:
             "dry": [DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED_LENGTH],
             **asdict(effort),
         },
+        "host_columns": host.COLUMNS,
         "row_columns": COLUMNS,
     }
+    host_rows: list[dict[str, Any]] = []
 
-    def keep(found: Iterator[dict[str, Any]]) -> None:
-        rows.extend(found)
-        result["targets"] = targets(rows)
+    def keep(found: Iterator[dict[str, Any]], kept: list[dict[str, Any]] = rows) -> None:
+        kept.extend(found)
+        result["targets"] = targets(rows, host_rows)
+        result["host"] = [[row[column] for column in host.COLUMNS] for row in host_rows]
         result["rows"] = [[row[column] for column in COLUMNS] for row in rows]
         if arguments.out:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(compact_rows(json.dumps(result, indent=1)))
 
+    print("what the host does", file=sys.stderr, flush=True)
+    keep(host.measure(device, effort.repeats, arguments.quick), host_rows)
     chosen = cases(name, arguments.quick)
     for number, case in enumerate(chosen, 1):
         print(f"{number}/{len(chosen)}: {case}", file=sys.stderr, flush=True)
@@ -596,6 +608,7 @@ def main() -> None:
         repeats = 50 if arguments.quick else 500
         keep(bench.measure_single_calls(Case(rows=1), repeats))
     print(text_table(rows))
+    print(host.text_table(host_rows))
     print(targets_table(result["targets"]))
 
 

@@ -21,6 +21,7 @@ path = list(sys.path)
 sys.path.insert(0, str(BENCH))
 kernel = importlib.import_module("kernel")
 rivals = importlib.import_module("rivals")
+host = importlib.import_module("host")
 sys.path[:] = path  # the tests that follow are of the installed package
 
 VOCAB = 24
@@ -206,9 +207,9 @@ def test_targets_take_the_worst_history() -> None:
     ]
     assert target(rows, "GPU time at 64 rows, worst history") == (8.5, False)
     assert target(rows, "GPU time at 512 rows, worst") == (19.0, True)
-    assert target(rows, "CPU time") == (None, None)
+    assert target(rows, "CPU time at") == (None, None)
     rows = [found(kernel.OURS, "CPU", 900.0), found(kernel.OURS, "CPU", 1e4, window=1024)]
-    assert target(rows, "CPU time") == (900.0, True)
+    assert target(rows, "CPU time at") == (900.0, True)
 
 
 def test_flatness_needs_both_ends() -> None:
@@ -225,3 +226,35 @@ def test_launch_to_finish_is_a_ratio() -> None:
         found(kernel.EMPTY, "launch to finish", 10.0, rows=1),
     ]
     assert target(rows, "launch to finish") == (1.2, True)
+
+
+def test_what_the_host_does_has_a_row_for_each_case() -> None:
+    rows = list(host.measure(CPU, rounds=2, quick=True))
+    assert all(tuple(row) == host.COLUMNS for row in rows)
+    assert all(row["median_us"] > 0 for row in rows)
+    assert {row["what"] for row in rows} == {host.PREFILL, host.IDLE, host.NOBODY}
+    assert {row["seen"] for row in rows if row["what"] == host.PREFILL} == {0, 512}
+    assert host.PREFILL in host.text_table(rows)
+
+
+@pytest.mark.parametrize("seen", [0, 5])
+def test_a_measured_prefill_fills_the_windows(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.penalizer, "_is_decode_server", lambda: False)
+    windows = host._penalizer(4, 16, CPU)
+    tokens = [1, 2, 1, 2, 1, 2, 1]
+    host._start(windows, host._batch(range(1, 3), tokens, seen))
+    assert windows.state.params[:, 0].tolist() == pytest.approx([0, 0.15, 0.15, 0])
+    expected = [0, *oracle.match_lengths(tokens[-seen:], 5)[::-1]] if seen else []
+    assert windows.state.match[2, :seen].tolist() == expected
+
+
+def test_targets_of_a_request_s_start_are_for_a_large_batch() -> None:
+    def row(seen: int, requests: int, us: float) -> dict[str, Any]:
+        return {"what": host.PREFILL, "seen": seen, "requests": requests, "median_us": us}
+
+    rows = [row(0, 1, 40.0), row(0, 64, 4.0), row(512, 64, 8.0), row(512, 64, 31.0)]
+    measured = {
+        entry["target"]: (entry["measured"], entry["met"]) for entry in kernel.targets([], rows)
+    }
+    of_start = [value for name, value in measured.items() if "prefill" in name]
+    assert of_start == [(4.0, True), (31.0, False), (None, None)]

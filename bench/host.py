@@ -1,0 +1,171 @@
+"""What a request with the LZ penalty costs the thread that schedules all others: `kernel.py`."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from rivals import HISTORIES, LZ_PENALTY, VOCAB
+from sglang_lz import penalizer
+from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
+
+PREFILL = "prefill, a request"
+IDLE = "batch without the penalty, a window held elsewhere"
+NOBODY = "batch without the penalty, no window held"
+BATCHES = (1, 16, 64)
+WINDOWS = (0, 512, 8192)
+POOLS = (4096, 100_000)
+DECODING = 64
+CALLS = 10  # between two looks at the clock, which takes about as long as a short call
+
+COLUMNS = ("what", "requests", "seen", "history", "pool", "median_us", "p10_us", "p90_us")
+
+
+class _Mode:
+    """As much of upstream's ForwardMode as a plan asks for."""
+
+    def __init__(self, decode: bool) -> None:
+        self.decode = decode
+
+    def is_decode(self) -> bool:
+        return self.decode
+
+    def is_mixed(self) -> bool:
+        return False
+
+
+def _penalizer(rows: int, capacity: int, device: torch.device) -> penalizer.BatchedLZPenalizer:
+    pool: Any = SimpleNamespace(
+        req_to_token=torch.empty(rows, 1), req_generation=torch.ones(rows, dtype=torch.int64)
+    )
+    return penalizer.BatchedLZPenalizer(pool, capacity, device)
+
+
+def _batch(rows: range, tokens: list[int] | None, window: int) -> Any:
+    """A batch of requests in these rows, decoding, or at prefill with a penalty on these tokens."""
+    reqs: list[Any] = [None] * len(rows)
+    if tokens is not None:
+        params = SimpleNamespace(
+            lz_penalty=LZ_PENALTY,
+            lz_window_size=window or 512,
+            lz_buffer_size=32,
+            lz_include_prompt=bool(window),
+            lz_cost="marginal",
+        )
+        ids = array("q", tokens)
+        reqs = [
+            SimpleNamespace(
+                sampling_params=params,
+                origin_input_ids=ids,
+                full_untruncated_fill_ids=ids,
+                extend_end=len(ids),
+            )
+        ] * len(rows)
+    return SimpleNamespace(
+        forward_mode=_Mode(decode=tokens is None),
+        reqs=reqs,
+        req_pool_indices_cpu=torch.arange(rows.start, rows.stop),
+        decoding_reqs=None,
+    )
+
+
+def _no() -> bool:
+    return False
+
+
+def _times(call: Callable[[], object], rounds: int, share: int) -> dict[str, float]:
+    """CPU time of this thread for a call, divided by `share`, in microseconds."""
+    samples = []
+    for _ in range(rounds + 1):
+        before = time.thread_time()
+        for _ in range(CALLS):
+            call()
+        samples.append(1e6 * (time.thread_time() - before) / CALLS / share)
+    tenths = statistics.quantiles(samples[1:], n=10, method="inclusive")
+    values = (statistics.median(samples[1:]), tenths[0], tenths[-1])
+    return dict(zip(COLUMNS[-3:], (round(value, 3) for value in values), strict=True))
+
+
+def measure(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """Time what the host does for requests that start, and for batches without the penalty.
+
+    Args:
+        device: where the windows are.
+        rounds: samples of each time.
+        quick: few and small cases.
+
+    Yields:
+        One dict of COLUMNS a case; the time of a prefill is for each of its requests.
+    """
+    # A stand-in as cheap as the original: it is called in what is timed.
+    with mock.patch.object(penalizer, "_is_decode_server", _no):
+        yield from _prefills(device, rounds, quick)
+        yield from _idle_batches(device, rounds, quick)
+
+
+def _prefills(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    pool = 64 if quick else POOLS[0]
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randperm(VOCAB, generator=generator)
+    for window in WINDOWS[:2] if quick else WINDOWS:
+        for history in HISTORIES if window else ["text"]:
+            tokens = HISTORIES[history](1, window + 100, spread, generator)[0].tolist()
+            for requests in BATCHES[:2] if quick else BATCHES:
+                windows = _penalizer(pool + 1, max(window, DEFAULT_MAX_WINDOW_SIZE), device)
+                batch = _batch(range(1, requests + 1), tokens, window)
+                times = _times(functools.partial(_start, windows, batch), rounds, requests)
+                yield (
+                    dict(zip(COLUMNS, (PREFILL, requests, window, history, pool), strict=False))
+                    | times
+                )
+
+
+def _start(windows: penalizer.BatchedLZPenalizer, batch: Any) -> None:
+    step = windows.plan(batch)
+    assert step is not None
+    assert step.seed is not None
+    windows.take(step.seed)
+
+
+def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    for pool in (DECODING,) if quick else POOLS:
+        windows = _penalizer(pool + 2, 16, device)
+        batch = _batch(range(2, DECODING + 2), None, 0)
+        for what in (NOBODY, IDLE):
+            if what == IDLE:
+                _start(windows, _batch(range(1, 2), [1, 2, 1], 8))
+            times = _times(functools.partial(windows.plan, batch), rounds, 1)
+            yield dict(zip(COLUMNS, (what, DECODING, None, None, pool), strict=False)) | times
+
+
+def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:
+    """What a request's start may cost: words, limit and the slowest history in large batches."""
+    found = []
+    for window, limit in zip(WINDOWS, (5.0, 30.0, 300.0), strict=True):
+        times = [
+            row["median_us"]
+            for row in rows
+            if (row["what"], row["seen"], row["requests"]) == (PREFILL, window, BATCHES[-1])
+        ]
+        title = f"CPU time of a prefill for each of {BATCHES[-1]} requests, {window} seen, us"
+        found.append((title, limit, max(times, default=None)))
+    return found
+
+
+def text_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of a result, to read on a terminal."""
+    lines = ["", "CPU time of the scheduler's thread"]
+    title = "{:<52}{:>9}{:>7}{:>13}{:>9}{:>12}{:>10}{:>10}"
+    lines.append(title.format("", *COLUMNS[1:5], *COLUMNS[5:]))
+    for row in rows:
+        cells = ["-" if row[name] is None else row[name] for name in COLUMNS]
+        lines.append(title.format(*cells))
+    return "\n".join(lines)
