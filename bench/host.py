@@ -155,7 +155,7 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | No
             for row in rows
             if (row["what"], row["seen"], row["requests"]) == (PREFILL, window, BATCHES[-1])
         ]
-        title = f"CPU time of a prefill for each of {BATCHES[-1]} requests, {window} seen, us"
+        title = f"prefill with {window} tokens seen, for each of {BATCHES[-1]} requests, us"
         found.append((title, limit, max(times, default=None)))
     return found
 

@@ -240,12 +240,12 @@ def seed(state: WindowState, seed: Seed) -> None:
     """See `eager.seed`. The host writes the windows in one pass, and the device fetches them."""
     device = state.tokens.device
     pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
-    count = len(seed.rows)
-    staged = WindowState(count, state.capacity, "cpu", pinned)
+    count, is_seen = len(seed.rows), len(seed.history) > 0
+    staged = WindowState(count, state.capacity if is_seen else 1, "cpu", pinned)
     compiled.seed(staged, replace(seed, rows=np.arange(count)))
     rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
     state.params[rows] = staged.params.to(device, non_blocking=True)
-    if len(seed.history):  # else nothing of the windows is seen
+    if is_seen:
         state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
         state.match[rows] = staged.match.to(device, non_blocking=True)
 
