@@ -21,6 +21,7 @@ token to its windows: a steady state of decoding. Logits are restored outside of
 
     python bench/kernel.py --out bench/results/kernel-cpu.json
     python bench/kernel.py --plot bench/results/kernel-cpu.png bench/results/kernel-cpu.json
+    python bench/kernel.py --host --out bench/results/host-cpu.json
 
 GPU time is that of a CUDA graph of one call for each set, by events; what cannot be captured, since
 it waits for the device, is timed call after call ("stream"). On a CPU one thread runs, and the time
@@ -494,7 +495,7 @@ def plot(result: dict[str, Any], out: Path) -> None:
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in result["rows"]]
+    rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
     usual = Case(rows=64)
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 4.6), constrained_layout=True, sharey=True
@@ -546,6 +547,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the table)")
     parser.add_argument("--quick", action="store_true", help="a few small cases")
+    parser.add_argument("--host", action="store_true", help="only what the host does, no step")
     parser.add_argument("--device", choices=EFFORTS, help="default: cuda if there is one")
     parser.add_argument("--note", action="append", default=[], help="to keep in the result")
     parser.add_argument("--plot", type=Path, help="draw a result file here and measure nothing")
@@ -568,7 +570,8 @@ def main() -> None:
     bench = Bench(device, effort, arguments.quick)
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
-        "measures": f"{'GPU' if name == 'cuda' else 'CPU'} time of a step, microseconds",
+        "measures": f"{'GPU' if name == 'cuda' else 'CPU'} time of a step, and CPU time of the "
+        "scheduler's thread, microseconds",
         "command": shlex.join(["python", *sys.argv]),
         **environment(device),
         "notes": arguments.note,
@@ -600,11 +603,11 @@ def main() -> None:
 
     print("what the host does", file=sys.stderr, flush=True)
     keep(host.measure(device, effort.repeats, arguments.quick), host_rows)
-    chosen = cases(name, arguments.quick)
+    chosen = [] if arguments.host else cases(name, arguments.quick)
     for number, case in enumerate(chosen, 1):
         print(f"{number}/{len(chosen)}: {case}", file=sys.stderr, flush=True)
         keep(bench.measure(case))
-    if name == "cuda":
+    if name == "cuda" and not arguments.host:
         repeats = 50 if arguments.quick else 500
         keep(bench.measure_single_calls(Case(rows=1), repeats))
     print(text_table(rows))
