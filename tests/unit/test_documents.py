@@ -160,6 +160,30 @@ def test_figures_of_a_step_are_those_of_the_result_file() -> None:
     assert path.with_suffix(".png").is_file()
 
 
+def test_figures_of_the_scheduler_s_thread_are_those_of_the_result_file() -> None:
+    result = json.loads((ROOT / "bench/results/host-cpu.json").read_text())
+    rows = [dict(zip(result["host_columns"], row, strict=True)) for row in result["host"]]
+    page = (ROOT / "bench/README.md").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+
+    def slowest(**case: object) -> float:
+        return max(row["median_us"] for row in rows if case.items() <= row.items())
+
+    for seen, limit in ((0, 5), (512, 30), (8192, 300)):
+        alone, few, many = (slowest(seen=seen, requests=requests) for requests in (1, 16, 64))
+        assert f"| {seen} | {alone:.1f} | {few:.1f} | {many:.1f} | {limit} |" in page
+        assert (f"{many:.0f} us" if many > 10 else f"{many:.1f} us") in readme
+    targets = [row for row in result["targets"] if row["target"].startswith("prefill")]
+    assert [row["met"] for row in targets] == [True] * 3
+    words = " ".join(page.split())
+    for held in ("no window held", "a window held elsewhere"):
+        what = f"batch without the penalty, {held}"
+        small, large = (slowest(what=what, pool=pool) for pool in (4096, 100_000))
+        pair = "{:.1f} us in a pool of 4,096 request rows and {:.1f} us in one of 100,000"
+        pair = pair if held == "no window held" else "{:.1f} and {:.1f} us"
+        assert pair.format(small, large) in words
+
+
 def test_sizes_of_the_images_are_those_of_the_result_file() -> None:
     result = json.loads((ROOT / "bench/results/images.json").read_text())
     page = (ROOT / "docs/DEPLOY.md").read_text()
