@@ -37,7 +37,7 @@ TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 
 # EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
-SPECULATION = ("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle")
+SPECULATION = ("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive")
 
 
 def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...]:
@@ -62,6 +62,17 @@ CONFIGURATIONS = {
                 *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
                 *("--chunked-prefill-size", "16", "--page-size", "16"),
                 "--enable-return-hidden-states",
+            ),
+            FORKED,
+            draft="eagle",
+        ),
+        # Upstream would capture CUDA graphs for every size of tree.
+        Config(
+            "eagle-adaptive",
+            (
+                *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"),
+                "--speculative-adaptive",
+                "--disable-cuda-graph",
             ),
             FORKED,
             draft="eagle",
