@@ -59,13 +59,30 @@ def test_none(root: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: Bas
     assert sorted(path for path in root.rglob("*") if path.is_dir()) == folders
 
 
+CACHES = (
+    "one.cpython-311.pyc",
+    "one.cpython-311.pyc.140036812345",
+    "one._step-96.py311.nbi",
+    "one._step-96.py311.1.nbc",
+    "one._step-96.py311.1.nbc.tmp.0123456789abcdef",
+)
+
+
 def test_what_is_not_ours_stays(root: Path) -> None:
     (root / "a" / "__pycache__").mkdir()
-    (root / "a" / "__pycache__" / "one.pyc").write_bytes(b"")
+    for name in (*CACHES, "notes.txt"):
+        (root / "a" / "__pycache__" / name).write_bytes(b"")
+    (root / "a" / "mine.nbi").write_bytes(b"")
     (root / "a" / "empty").mkdir()
     files.remove_empty(root / "a")
-    assert sorted(path.name for path in (root / "a").iterdir()) == ["one", "three"]
-    for path in ("one", "three"):
+    mine = {"one", "three", "mine.nbi", "__pycache__/notes.txt"}
+    assert snapshot(root / "a", caches=True).keys() == mine
+    assert not (root / "a" / "empty").exists()
+    for path in mine:
+        assert files.first_file(root / "a") is not None
         (root / "a" / path).unlink()
+    for name in CACHES:
+        (root / "a" / "__pycache__" / name).write_bytes(b"")
+    assert files.first_file(root / "a") is None
     files.remove_empty(root / "a")
     assert not (root / "a").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,36 @@ def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
     assert list((site / "sglang_lz").rglob("*.pyc"))
     world.ok("revert", path=site)
     assert snapshot(site) == before
+    assert not (site / "sglang_lz").exists()
+
+
+def test_there_and_back_twice_with_what_numba_compiled(world: World) -> None:
+    site = world.site()
+    before = snapshot(site, caches=True)
+    (world.package / "compiled.py").write_text(
+        "import numba\n\n@numba.njit(cache=True)\ndef twice(x):\n    return x + x\n\ntwice(1)\n"
+    )
+    cache = site / "sglang_lz" / "__pycache__"
+    env = os.environ | {"PYTHONPATH": str(site)}
+    env |= {"NUMBA_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": ""}  # caches where they are by default
+    for _ in range(2):
+        world.ok("apply", site)
+        subprocess.run([sys.executable, "-c", "import sglang_lz.compiled"], env=env, check=True)
+        assert {file.suffix for file in cache.iterdir()} == {".pyc", ".nbi", ".nbc"}
+        world.ok("revert", path=site)
+        assert snapshot(site, caches=True) == before
+        assert not (site / "sglang_lz").exists()
+
+
+def test_a_folder_of_caches_alone_is_no_package(world: World) -> None:
+    """As pip leaves it, and a server that compiled after `revert`."""
+    site = world.site()
+    cache = site / "sglang_lz" / "__pycache__"
+    cache.mkdir(parents=True)
+    (cache / "compiled._step-96.py311.nbi").write_bytes(b"")
+    world.ok("apply", site)
+    world.ok("doctor", path=site)
+    world.ok("revert", site)
     assert not (site / "sglang_lz").exists()
 
 
@@ -140,14 +171,16 @@ def test_apply_twice(world: World) -> None:
     assert "already has sglang 0.5.23+lz1" in world.fails("apply", site)
     tree = world.upstream_checkout()
     world.ok("apply", tree)
-    assert "already has a sglang_lz" in world.fails("apply", tree)
+    assert "already has a sglang_lz" in (sentence := world.fails("apply", tree))
+    assert "`sglang-lz revert` first" in sentence
 
 
 def test_foreign_sglang_lz_is_not_overwritten(world: World) -> None:
     site = world.site()
     (site / "sglang_lz").mkdir()
     (site / "sglang_lz" / "notes.txt").write_text("mine")
-    assert "already has a sglang_lz" in world.fails("apply", site)
+    assert "already has a sglang_lz" in (sentence := world.fails("apply", site))
+    assert f"move {site / 'sglang_lz' / 'notes.txt'} away first" in sentence
 
 
 def test_revert_what_was_not_applied(world: World) -> None:

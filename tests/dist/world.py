@@ -145,12 +145,13 @@ def write_lock(path: Path, wheel: Path, python: str = PYTHON, version: str = "0.
     )
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, but for bytecode and what git keeps."""
+def snapshot(folder: Path, *, caches: bool = False) -> dict[str, bytes]:
+    """Return every file below a folder, but for what git keeps and, unless asked for, caches."""
+    hidden = {".git"} if caches else {".git", "__pycache__"}
     return {
         str(file.relative_to(folder)): file.read_bytes()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and not {"__pycache__", ".git"} & set(file.parts)
+        if file.is_file() and not hidden & set(file.parts)
     }
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import DistError
+
+GENERATED = re.compile(r".+\.(pyc(\.\d+)?|nb[ic](\.tmp\.[0-9a-f]+)?)")
+"""Names of what Python (bytecode) and numba (machine code) keep in ``__pycache__``, and of what
+they leave there when they are killed while they write it."""
 
 
 def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:
@@ -61,13 +66,23 @@ def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:
             shutil.rmtree(stage, ignore_errors=True)
 
 
+def is_generated(file: Path) -> bool:
+    """Whether ``file`` is a cache that Python or numba made and makes again."""
+    return file.parent.name == "__pycache__" and bool(GENERATED.fullmatch(file.name))
+
+
+def first_file(folder: Path) -> Path | None:
+    """Return a file below ``folder`` that is no generated cache; None if there is none."""
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
+    return next((file for file in files if not is_generated(file)), None)
+
+
 def remove_empty(folder: Path) -> None:
-    """Remove ``folder`` with its bytecode caches, as far as nothing else is in it."""
-    for cache in list(folder.rglob("__pycache__")):
-        if all(file.suffix == ".pyc" for file in cache.iterdir()):
-            shutil.rmtree(cache)
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not any(path.iterdir()):
+    """Remove ``folder`` with its generated caches, as far as nothing else is in it."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # what a folder holds before the folder
+        if is_generated(path):
+            path.unlink()
+        elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

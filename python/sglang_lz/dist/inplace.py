@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import DistError
-from .files import remove_empty, replace_all
+from .files import first_file, remove_empty, replace_all
 from .gitapply import Read, transform, tree_state
 from .lock import NAME, Lock
 from .overlay import VERSION_FILE, make_overlay, stamp_version
@@ -63,10 +63,10 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
                 f"changed; install {NAME}=={lock.version} and run again."
             )
     tree_state(PatchSet.load(patches_dir()).select(groups), read, lock.version)
-    if (root / "sglang_lz").exists():
-        raise DistError(
-            f"{root} already has a sglang_lz, nothing was changed; `sglang-lz revert` or remove it."
-        )
+    # pip, or a server that outlived `revert`, leaves a folder of nothing but caches.
+    if found_file := first_file(root / "sglang_lz"):
+        undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found_file} away"
+        raise DistError(f"{root} already has a sglang_lz, nothing was changed; {undo} first.")
     read_upstream = read if dist_info else _without(read, VERSION_FILE)
     overlay = make_overlay(read_upstream, lock, groups, "cuda", "apply")
     changes: dict[str, bytes | None] = dict(overlay.files)
