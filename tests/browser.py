@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+from _tools import PAGE_TOOLS, find
+
 QUIET = [
     "--disable-background-networking",
     "--disable-component-update",
@@ -24,11 +24,6 @@ QUIET = [
     "--no-sandbox",
     "--remote-debugging-pipe",
 ]
-
-
-def find_browser() -> str | None:
-    """The path of a browser, if one is installed."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
@@ -103,8 +98,8 @@ class Page:
 @contextmanager
 def browser(profile: Path) -> Iterator[Page]:
     """A browser with its profile in an empty folder; ended at the end."""
-    program = find_browser()
-    assert program, f"none of {', '.join(NAMES)} is installed"
+    program = find(*PAGE_TOOLS.programs)
+    assert program
     read_commands, commands = os.pipe()
     answers, write_answers = os.pipe()
     # The protocol's descriptors are 3 and 4.

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 
 from device import DEVICE
 
-# Here, since with pytest-xdist the process that prints it loads no other conftest.
-pytest_plugins = ["server.summary"]
+# Here, since with pytest-xdist the process that prints for them loads no other conftest.
+pytest_plugins = ["server.summary", "system_tools"]
 
 # Shared machines stall: time limits on single examples would fail for no fault of the code.
 settings.register_profile(

@@ -13,23 +13,14 @@ from importlib.metadata import distribution
 
 import pytest
 
-from deploy.containers import (
-    CONTAINERS,
-    PYTHON_OF_BASE,
-    Podman,
-    ToolsMissing,
-    add_torch,
-    install_tools,
-    pip_mounts,
-)
+from _tools import IMAGE_TOOLS
+from deploy.containers import CONTAINERS, PYTHON_OF_BASE, Podman, add_torch, pip_mounts
+from system_tools import require
 
 
 @pytest.fixture(scope="session")
 def podman() -> Iterator[Podman]:
-    try:
-        install_tools()
-    except ToolsMissing as error:
-        pytest.fail(str(error), pytrace=False)
+    require(IMAGE_TOOLS)
     podman = Podman(CONTAINERS / "podman")
     yield podman
     podman.clear()

@@ -10,48 +10,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
 from importlib.metadata import distribution, distributions
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from _tools import ROOT, find
+
 CONTAINERS = ROOT / ".cache" / "containers"
 PYTHON_OF_BASE = (3, 11)
 """Of Debian bookworm, which stands in for the image of slim Python that Docker Hub has."""
 MOST_FILES_AND_PROCESSES = 20000
 """podman's own limits are far higher, and setting those takes rights that root may not have."""
-
-TOOLS = ("podman", "buildah", "runc", "catatonit", "mmdebstrap")
-"""Programs that the tests need; Debian's packages have the same names."""
-
-
-class ToolsMissing(Exception):
-    """The message says which, and what to do."""
-
-
-def install_tools(tools: Sequence[str] = TOOLS, tests: str = "test_*_image.py") -> None:
-    """Install what is missing of the tools that some files of tests need, where we may.
-
-    Raises:
-        ToolsMissing: we may not.
-        subprocess.CalledProcessError: apt-get could not; the reason is on standard error.
-    """
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if not missing:
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        names = " ".join(missing)
-        raise ToolsMissing(
-            f"tests/deploy/{tests} need {', '.join(missing)}, which takes root (on Debian and "
-            f"Ubuntu: apt-get install {names}); without these tests: "
-            f"scripts/test full --ignore-glob='tests/deploy/{tests}'."
-        )
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    env.pop("TMPDIR", None)  # of ours, which apt's own user cannot reach
-    subprocess.run(["apt-get", "update", "--quiet"], env=env, check=True)
-    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends"]
-    subprocess.run([*install, *missing], env=env, check=True)
 
 
 class Podman:
@@ -70,7 +39,7 @@ class Podman:
         ]
         engine = {"cgroup_manager": "cgroupfs", "events_logger": "file"}
         engine |= {"tmp_dir": f"{folder}/libpod"}
-        engine |= {"runtime": "runc"} if shutil.which("runc") else {}
+        engine |= {"runtime": "runc"} if find("runc") else {}
         self.env = os.environ | {
             "BUILDAH_ISOLATION": "chroot",
             "CONTAINERS_STORAGE_CONF": self._write("storage.conf", {"storage": storage}),

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from _tools import PAGE_TOOLS, ROOT
 from bench_run import write_run
-from browser import Page, browser, find_browser
-from deploy.containers import ROOT, ToolsMissing, install_tools
+from browser import Page, browser
+from system_tools import require
 
 SWEEP = (("lz 0.15", "lz", 0.15, 0.0, 0.1), ("lz 0.3", "lz", 0.3, 0.1, 0.1))
 NARROW = (360, 390)
@@ -47,11 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if find_browser() is None:
-        try:
-            install_tools(["chromium"], "test_report_page.py")
-        except ToolsMissing as error:
-            pytest.fail(str(error), pytrace=False)
+    require(PAGE_TOOLS)
     with browser(tmp_path_factory.mktemp("browser") / "profile") as page:
         yield page
 

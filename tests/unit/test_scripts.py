@@ -22,6 +22,7 @@ sys.path.insert(0, str(SCRIPTS))
 environment = importlib.import_module("_environment")
 serve = importlib.import_module("_serve")
 run_tests = importlib.import_module("_test")
+tools = importlib.import_module("_tools")
 
 PATIENCE_SECONDS = 60
 
@@ -300,6 +301,178 @@ def test_digest_sees_contents_names_and_words(tmp_path: Path) -> None:
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "b.cpython-311.pyc").write_bytes(b"made by Python")
     assert now() == digests[-1]
+
+
+# Which programs of the system
+
+
+class Debian:
+    """A machine whose apt-get notes its calls and installs what it knows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.log.touch()
+
+    def put(self, name: str, script: str = "") -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.folder / name).chmod(0o755)
+
+    def put_apt_get(self, knows: str = "*", status: int = 0) -> None:
+        """With status 0 it installs what a pattern of the shell matches, with others nothing."""
+        self.put(
+            "apt-get",
+            f'echo "$@" >> {self.log}\n'
+            f"[ {status} = 0 ] || exit {status}\n"
+            f'cd {self.folder}; for word; do case "$word" in\n'
+            "-*|*=*|update|install) ;;\n"
+            f"{knows}) : > $word; /bin/chmod 755 $word ;;\n"
+            "*) exit 100 ;;\n"
+            "esac; done",
+        )
+
+    def calls(self) -> list[list[str]]:
+        """The words of each call, without the options that all have."""
+        return [line.split()[5:] for line in self.log.read_text().splitlines()]
+
+
+def run_unsupervised(command: list[str], *, env: dict[str, str], cwd: Path) -> int:
+    return subprocess.run(command, env=env, cwd=cwd, check=False).returncode
+
+
+@pytest.fixture
+def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Debian:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tools, "ROOTS_FOLDERS", ())
+    monkeypatch.setattr(tools, "APT_LISTS", tmp_path / "lock")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    # Its own `run` ends every child of this process, of other tests too.
+    monkeypatch.setattr(tools._supervise, "run", run_unsupervised)
+    machine = Debian(tmp_path)
+    machine.put_apt_get()
+    return machine
+
+
+def test_what_tests_need_is_installed_once(debian: Debian) -> None:
+    debian.put("podman")
+    for _ in range(2):
+        tools.install(tools.ALL)
+        assert not any(each.missing() for each in tools.ALL)
+    others = [name for name in tools.IMAGE_TOOLS.programs if name != "podman"]
+    assert debian.calls() == [["update"], ["install", *others], ["install", "chromium"]]
+    assert all("DPkg::Lock::Timeout=" in line for line in debian.log.read_text().splitlines())
+    (debian.folder / "chromium").unlink()  # somebody removed it
+    tools.install(tools.ALL)
+    assert debian.calls()[3:] == [["update"], ["install", "chromium"]]
+
+
+def test_any_browser_will_do(debian: Debian) -> None:
+    debian.put("google-chrome")
+    tools.install([tools.PAGE_TOOLS])
+    assert debian.calls() == []
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+TAKE = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_another_update_is_waited_for(debian: Debian) -> None:
+    """As the real one, this apt-get fails at once while another holds its lock."""
+    script = (debian.folder / "apt-get").read_text()
+    debian.put("apt-get", f'{sys.executable} -c "{TAKE}" {tools.APT_LISTS} || exit 100\n{script}')
+    command = [sys.executable, "-c", HOLD, str(tools.APT_LISTS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        release = threading.Timer(1, other.stdin.close)
+        release.start()
+        tools.install([tools.PAGE_TOOLS])
+        release.join()
+    assert debian.calls() == [["update"], ["install", "chromium"]]
+
+
+INSTALL_ALL = """
+import os, sys
+from pathlib import Path
+import _tools
+os.geteuid = lambda: 0
+_tools.APT_LISTS, _tools.ROOTS_FOLDERS = Path(sys.argv[1]), ()
+_tools.install(_tools.ALL)
+"""
+
+
+def test_two_set_ups_install_once(debian: Debian) -> None:
+    command = [sys.executable, "-c", INSTALL_ALL, str(tools.APT_LISTS)]
+    env = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    for both in [subprocess.Popen(command, env=env) for _ in range(2)]:
+        assert both.wait(PATIENCE_SECONDS) == 0
+    installed = [["install", *tools.IMAGE_TOOLS.programs], ["install", "chromium"]]
+    assert debian.calls() == [["update"], *installed]
+
+
+def test_only_root_installs_and_only_with_apt_get(
+    debian: Debian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    tools.install(tools.ALL)
+    assert debian.calls() == []
+    assert "uidmap" in tools.IMAGE_TOOLS.missing()  # rootless podman needs it
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "uidmap" not in tools.IMAGE_TOOLS.missing()
+    (debian.folder / "apt-get").unlink()
+    tools.install(tools.ALL)
+    assert debian.calls() == []
+
+
+def test_an_installation_that_fails_is_one_sentence(
+    debian: Debian, capfd: pytest.CaptureFixture[str]
+) -> None:
+    debian.put_apt_get(status=100)
+    tools.install([tools.PAGE_TOOLS])
+    said = capfd.readouterr().err.splitlines()
+    assert said[-2:] == [
+        f"sglang-lz: apt-get could not {what}, see the lines above."
+        for what in ("update", "install chromium")
+    ]
+    assert tools.PAGE_TOOLS.missing() == ["chromium"]
+
+
+def test_a_package_that_there_is_not_keeps_no_other_away(debian: Debian) -> None:
+    debian.put_apt_get(knows="chromium")
+    tools.install(tools.ALL)
+    assert tools.PAGE_TOOLS.missing() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images", "page"),
+    [
+        ([], True, True),
+        (["-k", "tests"], True, True),
+        (["tests"], True, True),
+        (["tests/unit", "tests/deploy"], True, True),
+        (["tests/server/test_modes.py::test_a", "-x"], False, False),
+        (["-x", "tests/server"], True, True),  # it might be the value of -x
+        (["tests/deploy/test_report_page.py"], False, True),
+        (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True, False),
+    ],
+)
+def test_only_what_the_tests_need_is_installed(
+    arguments: list[str], images: bool, page: bool
+) -> None:
+    wanted = [tools.IMAGE_TOOLS] * images + [tools.PAGE_TOOLS] * page
+    assert list(tools.needed(arguments)) == wanted
+
+
+def test_the_files_that_need_tools_exist() -> None:
+    for each in tools.ALL:
+        assert list(tools.ROOT.glob(each.tests))
 
 
 # Nothing outside the checkout
