@@ -12,6 +12,7 @@ import sys
 import tarfile
 from importlib.metadata import distribution, distributions
 from pathlib import Path
+from resource import RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
 from typing import Any
 
 from _tools import ROOT, find
@@ -20,7 +21,7 @@ CONTAINERS = ROOT / ".cache" / "containers"
 PYTHON_OF_BASE = (3, 11)
 """Of Debian bookworm, which stands in for the image of slim Python that Docker Hub has."""
 MOST_FILES_AND_PROCESSES = 20000
-"""podman's own limits are far higher, and setting those takes rights that root may not have."""
+"""podman's own limits are far higher, and setting those takes rights that we may not have."""
 
 
 class Podman:
@@ -32,11 +33,10 @@ class Podman:
         for each in (folder, downloads):
             each.mkdir(parents=True, exist_ok=True)
         storage = {"driver": "overlay", "graphroot": f"{folder}/graph", "runroot": f"{folder}/run"}
-        # For a machine without systemd, without a firewall, and with limits for root.
-        limits = [
-            f"{name}={MOST_FILES_AND_PROCESSES}:{MOST_FILES_AND_PROCESSES}"
-            for name in ("nofile", "nproc")
-        ]
+        storage |= {"rootless_storage_path": f"{folder}/graph"}  # of others than root
+        # For a machine without systemd, without a firewall, and with limits.
+        kinds = (("nofile", _most(RLIMIT_NOFILE)), ("nproc", _most(RLIMIT_NPROC)))
+        limits = [f"{name}={most}:{most}" for name, most in kinds]
         engine = {"cgroup_manager": "cgroupfs", "events_logger": "file"}
         engine |= {"tmp_dir": f"{folder}/libpod"}
         engine |= {"runtime": "runc"} if find("runc") else {}
@@ -49,7 +49,10 @@ class Podman:
             ),
             "TMPDIR": str(downloads),
         }
+        if os.geteuid():
+            self.env["XDG_RUNTIME_DIR"] = f"{folder}/run"
         self.clear()  # what an interrupted run left
+        (folder / "run").mkdir(mode=0o700)
 
     def _write(self, name: str, sections: dict[str, dict[str, Any]]) -> str:
         lines = []
@@ -78,8 +81,11 @@ class Podman:
         """End all containers and remove everything that podman keeps."""
         if (self.folder / "graph").exists():
             self("rm", "--all", "--force", "--time", "0")
-        for part in ("graph", "run", "libpod"):
-            shutil.rmtree(self.folder / part, ignore_errors=True)
+        parts = [str(self.folder / part) for part in ("graph", "run", "libpod")]
+        if os.geteuid():  # files of a container's users are not this user's to remove
+            self.run("unshare", "rm", "-rf", *parts)
+        for part in parts:
+            shutil.rmtree(part, ignore_errors=True)
 
     def build(self, flavour: str, base: str, *options: str) -> str:
         """Build an image from the checkout with scripts/image and return its name."""
@@ -87,6 +93,11 @@ class Podman:
         command = [str(ROOT / "scripts" / "image"), flavour, "--base", base, "--tag", tag]
         subprocess.run([*command, *options], env=self.env, check=True)
         return tag
+
+
+def _most(kind: int) -> int:
+    _, hard = getrlimit(kind)
+    return MOST_FILES_AND_PROCESSES if hard < 0 else min(hard, MOST_FILES_AND_PROCESSES)
 
 
 def add_torch(tree: Path) -> None:

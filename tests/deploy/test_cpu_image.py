@@ -5,6 +5,7 @@ One container serves all of them; the last test ends it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -40,6 +41,14 @@ class Container:
         done = self.podman.run("exec", self.id, *command)
         return done.returncode, (done.stdout + done.stderr).strip()
 
+    def state(self) -> dict[str, Any]:
+        """What podman knows of how it runs."""
+        return self.podman.inspect("container", self.id)["State"]
+
+    def init(self) -> Path:
+        """The folder in /proc of its first process."""
+        return Path("/proc", str(self.state()["Pid"]))
+
     def chat(self, **fields: Any) -> requests.Response:
         """Ask what the README asks, decoding greedily."""
         question = {"role": "user", "content": "List the keywords of the language."}
@@ -71,7 +80,7 @@ def container(podman: Podman, image: str) -> Iterator[Container]:
     )
     deadline = time.monotonic() + STARTUP_SECONDS
     while podman.run("healthcheck", "run", container.id).returncode != 0:
-        state = podman.inspect("container", container.id)["State"]
+        state = container.state()
         log = podman.run("logs", "--tail", "40", container.id)
         assert state["Running"], f"the server ended: {log.stdout}{log.stderr}"
         assert time.monotonic() < deadline, f"not healthy: {log.stdout}{log.stderr}"
@@ -103,12 +112,13 @@ def test_a_bad_value_is_refused_by_name(container: Container) -> None:
 
 def test_the_server_is_unprivileged(container: Container) -> None:
     assert container.execute("id", "-u") == (0, "10001")
-    init = Path("/proc", str(container.podman.inspect("container", container.id)["State"]["Pid"]))
+    init = container.init()
+    user = str(host_uid(init, 10001))
     (server,) = (init / "task" / init.name / "children").read_text().split()
     for process in (init, init.with_name(server)):
         status = (process / "status").read_text().splitlines()
         fields = dict(line.split(":\t") for line in status if ":\t" in line)
-        assert fields["Uid"].split() == ["10001"] * 4
+        assert fields["Uid"].split() == [user] * 4
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
         assert fields["NoNewPrivs"] == "1"
 
@@ -170,7 +180,9 @@ def test_sigterm_lets_a_running_request_finish(container: Container) -> None:
     response = container.chat(stream=True, lz_penalty=0.15, ignore_eos=True, max_tokens=600)
     lines = (line for line in response.iter_lines() if line)
     assert json.loads(next(lines).removeprefix(b"data: "))["choices"]  # it has begun
-    assert processes_of(container)
+    namespace, monitor = (container.init() / "ns/pid").readlink(), container.state()["ConmonPid"]
+    running = processes_of(namespace, monitor)
+    assert {container.init(), Path("/proc", str(monitor))} < set(running)  # and the server
     stop = ["stop", "--time", str(GRACE_SECONDS), container.id]
     stopping = threading.Thread(target=container.podman, args=stop)
     stopping.start()
@@ -179,22 +191,37 @@ def test_sigterm_lets_a_running_request_finish(container: Container) -> None:
     assert json.loads(last.removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
     assert chunks
     stopping.join()
-    state = container.podman.inspect("container", container.id)["State"]
+    state = container.state()
     assert (state["Status"], state["ExitCode"]) == ("exited", 0)  # killed, it would have 137
     deadline = time.monotonic() + GRACE_SECONDS
-    while processes_of(container) and time.monotonic() < deadline:
+    while processes_of(namespace, monitor) and time.monotonic() < deadline:
         time.sleep(0.1)  # podman's monitor of the container goes last
-    assert processes_of(container) == []
+    assert processes_of(namespace, monitor) == []
 
 
-def processes_of(container: Container) -> list[Path]:
-    """The folders in /proc of what runs in a container."""
-    return [p for p in Path("/proc").glob("[0-9]*") if container.id in control_groups(p)]
+def host_uid(process: Path, uid: int) -> int:
+    """Which user a user of a container is on this machine, by the folder of one of its processes.
+
+    Another one where podman runs without root.
+    """
+    for line in (process / "uid_map").read_text().splitlines():
+        inside, outside, count = map(int, line.split())
+        if inside <= uid < inside + count:
+            return outside + uid - inside
+    raise AssertionError(f"{process} has no user {uid}")
 
 
-def control_groups(process: Path) -> str:
-    """The control groups of a process, by its folder in /proc; a container's have its name."""
-    try:
-        return (process / "cgroup").read_text()
-    except OSError:  # it ended while we looked
-        return ""
+def processes_of(namespace: Path, monitor: int) -> list[Path]:
+    """The folders in /proc of what runs in a container's namespace of pids, and of its monitor."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended while we looked, or is another user's
+            name, _, fields = (process / "stat").read_text().rpartition(")")
+            if fields.split()[0] == "Z":
+                continue
+            if int(process.name) == monitor:
+                runs = name.endswith("(conmon")  # else another process has its number now
+            else:
+                runs = (process / "ns/pid").readlink() == namespace
+            found += [process] if runs else []
+    return found
