@@ -18,6 +18,10 @@ _OPENAI = "sglang.srt.entrypoints.openai"
 HOOKS = MappingProxyType(
     {
         ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): ("plan_step",),
+        (
+            "sglang.srt.model_executor.model_runner",
+            "ModelRunner._init_post_memory_pool_components",
+        ): ("reserve_windows",),
         ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): ("apply_step",),
         ("sglang.srt.speculative.eagle_utils", "eagle_sample"): ("verify_step", "accept_step"),
         (
@@ -43,8 +47,21 @@ HOOKS = MappingProxyType(
 )
 
 
+def check() -> None:
+    """Refuse to go on in a process in which upstream would not call us.
+
+    Raises:
+        ValueError: one sentence that names the function.
+    """
+    if problems := missing():
+        raise ValueError(
+            f"{problems[0]}, so lz_penalty would be ignored: something replaced the function after "
+            "it was imported; start without that plugin (SGLANG_PLUGINS) or hook."
+        )
+
+
 def missing() -> list[str]:
-    """One sentence for each function in this process's modules that lacks a call of ours.
+    """One clause for each function in this process's modules that lacks a call of ours.
 
     A function counts if it makes the call itself, or goes on to one that does: a wrapper to what it
     wraps, a method to its base class's. Modules that are not imported here are not looked at.

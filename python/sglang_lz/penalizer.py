@@ -10,6 +10,7 @@ merging and filtering of batches needs no counterpart here.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from array import array
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lz import hooks
 from sglang_lz.params import DEFAULT_WINDOW_SIZE
 from sglang_lz.support import unsupported_modes
 from sglang_lz.window import PARAMS, PENALTY, Seed, WindowState, bytes_of_row
@@ -315,9 +317,11 @@ def reserve_windows(runner: ModelRunner) -> None:
 
     Raises:
         RuntimeError: the memory cannot be had.
+        ValueError: something replaced a function that calls us.
     """
     if not _samples(runner) or any(unsupported_modes(_config_of_any_role)):
         return
+    hooks.check()
     pool, capacity = runner.req_to_token_pool, _max_window_size()
     rows = pool.req_to_token.shape[0]
     size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
@@ -338,6 +342,7 @@ def reserve_windows(runner: ModelRunner) -> None:
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
     """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook)."""
+    _check_hooks_again()
     mode = batch.forward_mode
     if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
         return
@@ -351,6 +356,7 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
 
 def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
     """Apply the penalty that `plan_step` planned, if any (upstream's hook, before sampling)."""
+    _check_hooks_again()
     step: LZStep | None = getattr(forward_batch, "lz_step", None)
     if step is not None:
         step.penalizer.apply(step, logits, forward_batch)
@@ -426,6 +432,12 @@ def warm_up(
                 num_correct_drafts=none.int(),
                 width=width,
             )
+
+
+@functools.cache
+def _check_hooks_again() -> None:
+    """`hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
+    hooks.check()
 
 
 def _samples(runner: ModelRunner) -> bool:

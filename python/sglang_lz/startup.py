@@ -59,18 +59,5 @@ def check_server(config: Any) -> None:
             f"this sglang-lz is damaged ({'; '.join(problems)}): reinstall its wheel, or run "
             "`sglang-lz doctor` for the whole list."
         )
-    check_hooks()
+    hooks.check()
     logger.info("LZ penalty ready: lz_max_window_size=%d", max_window_size)
-
-
-def check_hooks() -> None:
-    """Refuse to start a process in which upstream would not call us.
-
-    Raises:
-        ValueError: one sentence that names the function.
-    """
-    if problems := hooks.missing():
-        raise ValueError(
-            f"{problems[0]}, so lz_penalty would be ignored: something replaced the function after "
-            "it was imported; start without that plugin (SGLANG_PLUGINS) or hook."
-        )
