@@ -126,12 +126,12 @@ def _seen(position, params):
 
 def _step_kernel(
     logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-    offset, tokens, match, params, capacity, BLOCK: tl.constexpr,
+    offset, tokens, match, row_params, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     request_row = tl.load(request_rows + row).to(tl.int64)
     position = tl.load(seq_lens + row).to(tl.int32) - 1
-    params += request_row * PARAMS
+    params = row_params + request_row * PARAMS
     penalty = tl.load(params + PENALTY)
     if penalty == 0:
         return
@@ -176,13 +176,13 @@ def _write_path(path, depth, drafts, first_child, next_sibling, nodes, node, NOD
 
 def _verify_kernel(
     logits, row_stride, token_stride, vocab_size, request_rows, root, drafts, first_child,
-    next_sibling, nodes, paths, depth, tokens, match, params, capacity,
+    next_sibling, nodes, paths, depth, tokens, match, row_params, capacity,
     NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     node = tl.program_id(1)
     request_row = tl.load(request_rows + tree).to(tl.int64)
-    params += request_row * PARAMS
+    params = row_params + request_row * PARAMS
     penalty = tl.load(params + PENALTY)
     if penalty == 0:
         return
@@ -207,11 +207,11 @@ def _verify_kernel(
 
 def _accept_kernel(
     request_rows, root, paths, depth, accept_index, index_stride, num_correct_drafts,
-    tokens, match, params, capacity, BLOCK: tl.constexpr,
+    tokens, match, row_params, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     request_row = tl.load(request_rows + tree).to(tl.int64)
-    params += request_row * PARAMS
+    params = row_params + request_row * PARAMS
     if tl.load(params + PENALTY) == 0:
         return
     tokens += request_row * capacity
@@ -320,7 +320,8 @@ def _compiled_once(kernel: Any) -> Any:
     """A kernel of which one binary serves every batch, vocabulary and slice of a buffer.
 
     Triton compiles anew for arguments that are 1 or divide by 16, unless told not to; a server
-    would stop for that in the middle of serving.
+    would stop for that in the middle of serving. (No argument may be called `params`, `options` or
+    `specialization`: the launcher that Triton writes has variables of these names.)
     """
     arguments = [name for name in inspect.signature(kernel).parameters if not name.isupper()]
     return triton.jit(kernel, do_not_specialize=arguments, do_not_specialize_on_alignment=arguments)

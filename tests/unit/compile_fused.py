@@ -22,7 +22,7 @@ POINTERS = {
     **dict.fromkeys(("request_rows", "seq_lens", "input_ids", "root", "drafts"), "*i64"),
     **dict.fromkeys(("first_child", "next_sibling"), "*i64"),
     "match": "*i16",
-    **dict.fromkeys(("params", "logits"), "*fp32"),
+    **dict.fromkeys(("row_params", "logits"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
