@@ -20,7 +20,7 @@ STAND_IN = ROOT / "scripts" / "gpu" / "cutedsl_dual_gemm.py"
 STOOD_IN_FOR = "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py"
 
 LEFT_OUT = re.compile(
-    # SGLang's: diffusion, tests, and compiled code that only a server loads.
+    # SGLang's: diffusion, tests, and compiled code that no Python server loads.
     r"sglang/(multimodal_gen|test|srt/rust_extensions/.*\.so$)"
     # sglang-kernel's: other GPUs, attention kernels that Triton's replace.
     r"|sgl_kernel/(sm100/|(flash|flashmla|infllm)_ops\.)|triton_kernels/"
