@@ -39,19 +39,45 @@ GPU_SERVER = [
     "--disable-prefill-cuda-graph",
 ]
 CPU_SERVER = ["--dtype", "float32", "--max-total-tokens", "4096"]
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck")
+SANITIZED = "equal_the_torch_operators or same_bits or go_round"
+"""Those of KERNEL_TESTS that launch step, verify and accept on small random states."""
+SERVER_CHECKS = {
+    "memory": ["memory"],
+    "speculate": ["chain", "tree", "adaptive"],
+    "burst": ["burst"],
+    "two-batch": ["two-batch"],
+}
+"""The checks of scripts/_gpu_server.py in each step."""
+COMPILED = {
+    "plain": [],
+    "largest": ["--window", "8192"],
+    "trees": ["--nodes", "1", "2", "4", "6", "8", "16", "64"],
+}
+"""Servers whose compilations are counted: arguments of scripts/_gpu_compile.py."""
 MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 
 EPILOG = f"""\
 steps, in the order in which they run:
-  kernel   the kernels' tests against torch and tests/oracle.py
-  bench    bench/kernel.py: kernel.json, and with matplotlib kernel.png
-  sglang   the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
-  table    bench/serving.py static: serving.json, model after model
+  kernel     the kernels' tests against torch and tests/oracle.py
+  bench      bench/kernel.py: kernel.json, and with matplotlib kernel.png
+  sglang     the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
+  compile    kernels that Triton compiles after the warm-up, none: compile-*.json
+  sanitizer  compute-sanitizer's memcheck and racecheck over the kernels' tests:
+             memcheck.txt, racecheck.txt
+  memory     a server without room for the windows ends with one sentence: memory.json
+  speculate  EAGLE as chain, tree and --speculative-adaptive, overlap scheduling and CUDA graphs,
+             against the same without overlap, at every node: chain.json, tree.json, adaptive.json
+  burst      prefills of 1 to 256 requests beside running ones, with and without: burst.json
+  table      bench/serving.py static: serving.json, model after model
+only by its name:
+  two-batch  two-batch overlap against the same without; needs two GPUs and DeepEP: two-batch.json
 
 What is done is not done again: the state is {STATE} in --out, beside what was measured. Where only
 what a command wrote comes back from the machine, put that into {BEFORE.relative_to(ROOT)}/, and
-the next run begins with it. sglang and table need .gpu/ (scripts/gpu-bundle) where SGLang is not
-installed.
+the next run begins with it. All steps that start SGLang need .gpu/ (scripts/gpu-bundle) where it
+is not installed.
 
 exit status: {DONE} all done, {FAILED} a step failed or cannot run, 2 wrong arguments,
 {MORE} the time was up: run it again
@@ -73,10 +99,37 @@ class Machine:
     python: str = sys.executable
 
     def commands(self, step: str) -> list[list[str]]:
-        """The commands of a step, in order; each may be run again after an interruption."""
+        """The commands of a step, in order; each may be run again after an interruption.
+
+        Raises:
+            SetupError: the step needs compute-sanitizer and there is none.
+        """
+        rehearse = ["--rehearse"] if self.rehearse else []
+        pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         if step == "kernel":
-            pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             return [[*pytest, str(KERNEL_TESTS), HOST_TEST]]
+        if step == "sanitizer":
+            tests = [*pytest, str(KERNEL_TESTS), "-k", SANITIZED]
+            if self.rehearse:  # no kernel to look at: that the tests run is all to see
+                return [tests]
+            if shutil.which(SANITIZER) is None:
+                raise SetupError(f"there is no {SANITIZER} here; it comes with CUDA's toolkit.")
+            look = [SANITIZER, "--error-exitcode", "9", "--tool"]
+            return [
+                [*look, tool, "--log-file", str(self.out / f"{tool}.txt"), *tests] for tool in TOOLS
+            ]
+        if step == "compile":
+            count = [self.python, str(ROOT / "scripts" / "_gpu_compile.py"), *rehearse]
+            return [
+                [*count, "--out", str(self.out / f"compile-{name}.json"), *arguments]
+                for name, arguments in COMPILED.items()
+            ]
+        if step in SERVER_CHECKS:
+            check = [self.python, str(ROOT / "scripts" / "_gpu_server.py"), *rehearse]
+            return [
+                [*check, name, "--out", str(self.out / f"{name}.json")]
+                for name in SERVER_CHECKS[step]
+            ]
         if step == "bench":
             bench = [self.python, str(ROOT / "bench" / "kernel.py")]
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
@@ -109,7 +162,10 @@ class Machine:
             env.setdefault("OMP_NUM_THREADS", "1")
         else:
             env["LZ_TEST_DEVICE"] = "cuda"
-        if step in ("kernel", "bench"):
+        if step == "sanitizer":
+            # Else torch hands out parts of a large block, and a step past one's end goes unseen.
+            env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        if step in ("kernel", "bench", "sanitizer", "compile"):
             _prepend(env, "PYTHONPATH", ROOT / "python")
         elif not self.rehearse and importlib.util.find_spec("sglang") is None:
             _prepend(env, "PYTHONPATH", unpack(BUNDLE, CACHE / "gpu-site"))
@@ -255,7 +311,9 @@ def describe_gpu(python: str) -> str:
 
 def key_of(machine: Machine, gpu: str) -> str:
     """What the results depend on: the GPU, the versions, and the sources that are measured."""
-    found = files_below(ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench")
+    folders = [ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench"]
+    found = files_below(*folders, ROOT / "tests" / "server", ROOT / "scripts" / "gpu")
+    found += [ROOT / "scripts" / f"_gpu_{name}.py" for name in ("compile", "server", "smoke")]
     sources = [file for file in found if file.suffix in (".py", ".patch", ".lock")]
     measured = digest(ROOT, [*sources, KERNEL_TESTS])[:16]
     return f"{'rehearsal on a CPU' if machine.rehearse else gpu}, sources {measured}"
@@ -265,7 +323,12 @@ def _prepend(env: dict[str, str], name: str, path: Path) -> None:
     env[name] = os.pathsep.join(filter(None, [str(path), env.get(name)]))
 
 
-STEPS = ("kernel", "bench", "sglang", "table")
+STEPS = (
+    *("kernel", "bench", "sglang", "compile", "sanitizer", "memory", "speculate", "burst"),
+    "table",  # last, since it takes most of the time
+)
+NAMED = ("two-batch",)
+"""Steps that run only when they are named, since one GPU cannot."""
 
 
 def check(arguments: list[str]) -> int:
@@ -282,8 +345,9 @@ def check(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=570, help="default: %(default)s")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
     given = parser.parse_args(arguments)
-    if unknown := [step for step in given.step if step not in STEPS]:
-        parser.error(f"no step is named {unknown[0]!r}; there are {', '.join(STEPS)}")
+    every = (*STEPS, *NAMED)
+    if unknown := [step for step in given.step if step not in every]:
+        parser.error(f"no step is named {unknown[0]!r}; there are {', '.join(every)}")
     if given.seconds <= START_SECONDS + GRACE_SECONDS:
         parser.error(f"--seconds must be above {START_SECONDS + GRACE_SECONDS:g}")
     machine = Machine(given.out.resolve(), given.rehearse)
@@ -295,7 +359,7 @@ def check(arguments: list[str]) -> int:
     key = key_of(machine, gpu)
     say(key)
     state = State(machine.out, BEFORE, key)
-    steps = [step for step in STEPS if step in given.step] if given.step else STEPS
+    steps = [step for step in every if step in given.step] if given.step else STEPS
     return run_steps(machine, state, steps, began + given.seconds)
 
 

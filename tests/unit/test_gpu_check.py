@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from trees import Tree
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 environment = importlib.import_module("_environment")
 gpu_bundle = importlib.import_module("_gpu_bundle")
 gpu_check = importlib.import_module("_gpu_check")
+gpu_server = importlib.import_module("_gpu_server")
 stand_in = importlib.import_module("gpu.cutedsl_dual_gemm")
 
 
@@ -127,7 +133,7 @@ def test_results_of_other_sources_are_refused(tmp_path: Path, quick: None) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["kernels"], "no step is named 'kernels'; there are kernel, bench, sglang, table"),
+        (["kernels"], "no step is named 'kernels'; there are kernel, bench, sglang, compile"),
         (["--seconds", "45"], "--seconds must be above 45"),
     ],
 )
@@ -150,13 +156,204 @@ def test_without_a_gpu_one_sentence_says_so(
 
 
 @pytest.mark.parametrize("rehearse", [False, True])
-def test_every_command_names_a_file_of_the_checkout(tmp_path: Path, rehearse: bool) -> None:
+def test_every_command_names_a_file_of_the_checkout(
+    tmp_path: Path, rehearse: bool, sanitizer: Path
+) -> None:
     machine = gpu_check.Machine(tmp_path, rehearse)
-    for step in gpu_check.STEPS:
+    for step in (*gpu_check.STEPS, *gpu_check.NAMED):
         for command in machine.commands(step):
             files = [word for word in command if word.endswith(".py")]
             assert len(files) == 1
             assert Path(files[0]).is_file()
+
+
+@pytest.fixture
+def sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compute-sanitizer on the PATH; it notes its arguments and ends like the real one."""
+    path = tmp_path / "bin" / gpu_check.SANITIZER
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/looked\nexit ${{FOUND:-0}}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+    return path
+
+
+def test_the_sanitizer_looks_with_both_tools_and_its_finds_fail_the_step(
+    tmp_path: Path, quick: None, sanitizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(out: Path) -> int:
+        machine = gpu_check.Machine(out, rehearse=False)
+        state = gpu_check.State(out, tmp_path / "before", "key")
+        deadline = time.monotonic() + 60
+        return int(gpu_check.run_steps(machine, state, ["sanitizer"], deadline))
+
+    assert steps(tmp_path / "clean") == gpu_check.DONE
+    looked = (tmp_path / "looked").read_text().splitlines()
+    for tool, line in zip(("memcheck", "racecheck"), looked, strict=True):
+        assert line.startswith(f"--error-exitcode 9 --tool {tool} --log-file {tmp_path}/clean/")
+    monkeypatch.setenv("FOUND", "9")
+    assert steps(tmp_path / "found") == gpu_check.FAILED
+
+
+def test_without_a_sanitizer_the_step_says_so_but_is_rehearsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(environment.SetupError, match=r"^there is no compute-sanitizer here"):
+        gpu_check.Machine(tmp_path, rehearse=False).commands("sanitizer")
+    (command,) = gpu_check.Machine(tmp_path, rehearse=True).commands("sanitizer")
+    # As its own process would: whether the expression still names tests.
+    found = subprocess.run(
+        [*command, "--collect-only"], cwd=SCRIPTS.parent, capture_output=True, text=True, check=True
+    )
+    for test in ("torch_operators[0-", "whenever_it_runs", "links_that_go_round"):
+        assert test in found.stdout
+
+
+@pytest.mark.parametrize("command", range(len(gpu_check.COMPILED)))
+def test_a_server_compiles_nothing_after_its_warm_up(tmp_path: Path, command: int) -> None:
+    """By Triton's own decisions for Hopper, no GPU needed."""
+    machine = gpu_check.Machine(tmp_path, rehearse=True)
+    words = machine.commands("compile")[command]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    (result,) = (json.loads(path.read_text()) for path in tmp_path.glob("compile-*.json"))
+    assert result["warm-up"]
+    assert result["after warm-up"] == []
+
+
+def test_a_late_compilation_is_seen(tmp_path: Path) -> None:
+    program = (
+        "import _gpu_compile as c; warm_up = c.warm_up; "
+        "c.warm_up = lambda device, capacity, tree_sizes: warm_up(device, capacity, []); c.main()"
+    )
+    out = tmp_path / "out.json"
+    found = subprocess.run(
+        [sys.executable, "-c", program, "--rehearse", "--out", str(out), "--nodes", "2"],
+        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "compiled after the warm-up: _verify_kernel, _accept_kernel" in found.stderr
+    assert json.loads(out.read_text())["after warm-up"][0] == "_verify_kernel"
+
+
+def test_the_way_to_every_node() -> None:
+    tree = Tree([7, 1, 2, 3, 1], [0, 0, 0, 2, 3])
+    found = gpu_server.paths(*tree.links())
+    assert found == {node: tree.path(node) for node in range(5)}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """The watch's record of one draft tree whose penalty is the oracle's, and its request."""
+    lz = gpu_server.Lz(0.5, 16, 4, True, "rate")
+    prompt, outputs = [5, 6, 7, 5, 6], [7, 5, 6]
+    tree = Tree([5, 6, 6, 7], [0, 0, 1, 2])  # its root is the second output
+    first, sibling = tree.links()
+    after = [
+        gpu_server.penalty_of(lz, prompt, [7, *(tree.tokens[step] for step in tree.path(node))])
+        for node in range(4)
+    ]
+    np.savez(
+        tmp_path / "1-0.npz",
+        before=np.zeros((4, gpu_server.vocab_size())),
+        after=np.array(after),
+        root=np.array([len(prompt) + 1]),
+        tokens=np.array([tree.tokens]),
+        first_child=np.array([first]),
+        next_sibling=np.array([sibling]),
+    )
+    line = {"file": "1-0.npz", "requests": ["a"]}
+    (tmp_path / "1-trees.jsonl").write_text(json.dumps(line) + "\n")
+    sample = gpu_server.Sample(prompt, outputs, np.zeros((3, 1)), {})
+    return tmp_path, {"a": (gpu_server.Case(prompt, 3, lz), sample)}
+
+
+def test_every_node_of_a_recorded_tree_is_judged(recorded: tuple[Path, dict[str, Any]]) -> None:
+    folder, known = recorded
+    found = gpu_server.judge_trees(folder, known)
+    assert found == {"nodes": 4, "sizes of trees": [4], "deviation of a node, nats": 0.0}
+    arrays = dict(np.load(folder / "1-0.npz"))
+    arrays["after"][3, 9] += 0.01
+    np.savez(folder / "1-0.npz", **arrays)
+    with pytest.raises(gpu_server.CheckError, match=r"penalty of node 3 of a is 0\.01 off"):
+        gpu_server.judge_trees(folder, known)
+    case, sample = known["a"]
+    other = gpu_server.Sample(sample.prompt, [7, 6, 6], sample.rows, {})
+    with pytest.raises(gpu_server.CheckError, match="at output 1 has another root"):
+        gpu_server.judge_trees(folder, {"a": (case, other)})
+
+
+def answer(outputs: list[int], *likely: tuple[float, float]) -> Any:
+    """What a server did with one request; its rows are the logprobs of tokens 0 and 1."""
+    sample = gpu_server.Sample([3], outputs, np.array(likely), {})
+    return gpu_server.Run([sample], {gpu_server.ALLOWED: 5e-4})
+
+
+def test_answers_of_two_servers_are_held_against_each_other() -> None:
+    one = answer([0, 1], (-0.1, -2.4), (-1.0, -0.5))
+    found = gpu_server.compare(one, one)
+    assert found == {"answers": 1, "token for token": 1, "difference, nats": 0.0}
+    with pytest.raises(gpu_server.CheckError, match=r"answer 0 differs by 0\.002 nats"):
+        gpu_server.compare(one, answer([0, 1], (-0.102, -2.402), (-1.0, -0.5)))
+    with pytest.raises(gpu_server.CheckError, match="parts at token 1 without a near tie"):
+        gpu_server.compare(one, answer([0, 0], (-0.1, -2.4), (-1.0, -0.5)))
+
+
+def test_answers_may_part_at_a_near_tie_and_differ_after_it() -> None:
+    one = answer([0, 1], (-0.7, -0.7), (-1.0, -0.5))
+    other = answer([1, 1], (-0.7, -0.7), (-9.0, -0.1))
+    assert gpu_server.compare(one, other)["token for token"] == 0
+
+
+def test_only_a_gpu_may_be_noisy_and_not_too_much() -> None:
+    assert gpu_server.allowed_by(1e-5, rehearse=True) == gpu_server.TOLERANCE
+    assert gpu_server.allowed_by(1e-5, rehearse=False) == gpu_server.TOLERANCE
+    assert gpu_server.allowed_by(0.02, rehearse=False) == pytest.approx(0.08)
+    for noise, rehearse in ((3e-4, True), (0.3, False)):
+        with pytest.raises(gpu_server.CheckError, match="without the penalty differ"):
+            gpu_server.allowed_by(noise, rehearse)
+
+
+def test_drafts_that_show_nothing_fail_the_check() -> None:
+    def run(correct: int, nodes: int) -> Any:
+        meta = {"spec_num_correct_drafts": correct, "spec_num_proposed_drafts": 9}
+        sample = gpu_server.Sample([3], [], np.zeros((0, 2)), meta)
+        return gpu_server.Run([sample], {"nodes": nodes})
+
+    gpu_server.drafted(run(3, 1))
+    for correct, nodes in ((0, 1), (9, 1), (3, 0)):
+        with pytest.raises(gpu_server.CheckError):
+            gpu_server.drafted(run(correct, nodes))
+
+
+SENTENCE = (
+    "RuntimeError: the LZ penalty cannot reserve 99 bytes on cuda: lower --lz-max-window-size, "
+    "which is 1024, or --max-running-requests."
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "words"),
+    [
+        (1, "torch.OutOfMemoryError: CUDA out of memory.\n", "no sentence names the penalty"),
+        (-9, f"{gpu_server.READY}\n{SENTENCE}\n", "the server started"),
+        (0, f"{SENTENCE}\n", "the server started"),
+    ],
+)
+def test_a_server_without_room_must_say_what_to_change(status: int, log: str, words: str) -> None:
+    found = gpu_server.judge_exhaustion(-9, f"before\n{SENTENCE}\nafter\n")
+    assert found == {"exit status": -9, "sentence": SENTENCE}
+    with pytest.raises(gpu_server.CheckError, match=words):
+        gpu_server.judge_exhaustion(status, log)
+
+
+def test_two_batches_need_two_gpus_and_deepep() -> None:
+    with pytest.raises(gpu_server.CheckError, match="needs two GPUs and DeepEP"):
+        gpu_server.two_batch(rehearse=False, gpus=1)
 
 
 def wheel(path: Path, **files: bytes) -> Path:

@@ -1,0 +1,187 @@
+"""Imported first by every process of a server that scripts/_gpu_server.py starts: watches it.
+
+Python imports a module of this name from PYTHONPATH at its start. Each function of `WATCHED` is
+handed one module of ours right after its import. All is written into the folder that LZ_GPU_CHECK
+names, in files that begin with the process's id, so that each rank has its own.
+
+Nothing here waits for the device while requests run, or what is to be seen might go away.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TREES = 200
+"""So many batches of draft trees are recorded at most."""
+WRITE = "write"
+"""A file of this name asks for what is recorded."""
+
+
+def append(name: str, line: Any) -> None:
+    """Append a line of JSON to this process's file of that name."""
+    with Path(os.environ["LZ_GPU_CHECK"], f"{os.getpid()}-{name}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def note_compilations(fused: ModuleType) -> None:
+    """Append a line for each of our kernels that Triton compiles or loads from its cache."""
+    from triton import knobs
+
+    before = knobs.runtime.jit_post_compile_hook
+
+    def note(**event: Any) -> Any:
+        if event["fn"].module == fused.__name__:
+            append("compiled", event["repr"])
+        return before(**event) if before else None
+
+    knobs.runtime.jit_post_compile_hook = note
+
+
+def record_trees(penalizer: Any) -> None:
+    """Keep the logits of batches of draft trees before and after the penalty, until `WRITE`."""
+    verify_step = penalizer.verify_step
+    kept: list[tuple[list[str], dict[str, Any]]] = []
+    asked = Path(os.environ["LZ_GPU_CHECK"], WRITE)
+    written = False
+
+    def recording(trees: Any, batch: Any, logits: Any) -> Any:
+        nonlocal written
+        if written:
+            return verify_step(trees, batch, logits)
+        if asked.exists():
+            write(kept)
+            written = True
+        before = logits.clone()
+        verified = verify_step(trees, batch, logits)
+        if verified is not None and len(kept) < TREES:
+            tensors = {
+                "before": before,
+                "after": logits.clone(),
+                "root": batch.seq_lens.clone(),
+                "tokens": trees.draft_token.view(-1, trees.draft_token_num).clone(),
+                "first_child": trees.retrieve_next_token.clone(),
+                "next_sibling": trees.retrieve_next_sibling.clone(),
+            }
+            kept.append(([req.rid for req in batch.reqs], tensors))
+        return verified
+
+    penalizer.verify_step = recording
+
+
+def write(kept: Sequence[tuple[list[str], dict[str, Any]]]) -> None:
+    """Write recorded trees: for each a file of arrays and a line that names it; a line at last."""
+    import numpy as np
+
+    for number, (rids, tensors) in enumerate(kept):
+        path = Path(os.environ["LZ_GPU_CHECK"], f"{os.getpid()}-{number}.npz")
+        np.savez(path, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+        append("trees", {"file": path.name, "requests": rids})
+    append("written", len(kept))
+
+
+def time_prefills(penalizer: Any) -> None:
+    """Append a line for each prefill with a penalty: what planning and applying took the host.
+
+    On CUDA also from the first to the last thing that applying gave the stream to do. Seconds.
+    """
+    plan_step, apply_step = penalizer.plan_step, penalizer.apply_step
+    open_spans: list[tuple[dict[str, Any], Any, Any]] = []
+
+    def planned(batch: Any, runner: Any, forward_batch: Any) -> None:
+        began = time.perf_counter()
+        plan_step(batch, runner, forward_batch)
+        spent = time.perf_counter() - began
+        if batch.forward_mode.is_extend() and getattr(forward_batch, "lz_step", None) is not None:
+            requests = sum(bool(req.sampling_params.lz_penalty) for req in batch.reqs)
+            forward_batch.lz_check = {"requests": requests, "plan": spent}
+
+    def applied(logits: Any, forward_batch: Any) -> None:
+        line = getattr(forward_batch, "lz_check", None)
+        if line is None:
+            apply_step(logits, forward_batch)
+            while open_spans and open_spans[0][2].query():
+                done, start, end = open_spans.pop(0)
+                append("prefills", done | {"stream": start.elapsed_time(end) / 1e3})
+            return
+        start = end = None
+        if logits.is_cuda:
+            import torch
+
+            event: Any = torch.cuda.Event
+            start, end = event(enable_timing=True), event(enable_timing=True)
+            start.record()
+        began = time.perf_counter()
+        apply_step(logits, forward_batch)
+        line["apply"] = time.perf_counter() - began
+        if end is None:
+            append("prefills", line)
+        else:
+            end.record()
+            open_spans.append((line, start, end))
+
+    penalizer.plan_step, penalizer.apply_step = planned, applied
+
+
+def watch_penalizer(penalizer: ModuleType) -> None:
+    """Watch upstream's calls into the penalizer, as far as LZ_GPU_WATCH asks for it."""
+    watch = {"trees": record_trees, "prefills": time_prefills}.get(os.environ["LZ_GPU_WATCH"])
+    if watch is not None:
+        watch(penalizer)
+
+
+def exhaust_memory(window: ModuleType) -> None:
+    """Where LZ_GPU_WATCH says so: make the windows larger than any memory."""
+    if os.environ["LZ_GPU_WATCH"] != "memory":
+        return
+    make = window.WindowState.__init__
+
+    def make_too_large(self: Any, rows: int, *args: Any, **options: Any) -> None:
+        # One row is the warm-up's, no server's.
+        make(self, rows << 32 if rows > 1 else rows, *args, **options)
+
+    window.WindowState.__init__ = make_too_large
+
+
+WATCHED: dict[str, Callable[[ModuleType], None]] = {
+    "sglang_lz.fused": note_compilations,
+    "sglang_lz.penalizer": watch_penalizer,
+    "sglang_lz.window": exhaust_memory,
+}
+
+
+class AfterImport:
+    """A finder in front of all others that hands the modules of `WATCHED` to their function."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders find, its loader followed by the function."""
+        if name not in WATCHED:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_watch(module: ModuleType) -> None:
+                load(module)
+                WATCHED[name](module)
+
+            spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+if "LZ_GPU_CHECK" in os.environ:
+    sys.meta_path.insert(0, AfterImport())
