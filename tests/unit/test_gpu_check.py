@@ -230,7 +230,7 @@ def test_a_late_compilation_is_seen(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     found = subprocess.run(
         [sys.executable, "-c", program, "--rehearse", "--out", str(out), "--nodes", "2"],
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        cwd=SCRIPTS,
         capture_output=True,
         text=True,
         check=False,
