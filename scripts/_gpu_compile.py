@@ -57,11 +57,7 @@ def warm_up(device: torch.device, capacity: int, tree_sizes: list[int]) -> None:
     """What a server does before it serves; arguments as `serve`."""
     from sglang_lz import fused, penalizer
 
-    if hasattr(penalizer, "warm_up"):
-        penalizer.warm_up(fused, capacity, device, tree_sizes)
-        return
-    for nodes in tree_sizes or [0]:
-        fused.warm_up(capacity, device, nodes=nodes)
+    penalizer.warm_up(fused, capacity, device, tree_sizes)
 
 
 def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
