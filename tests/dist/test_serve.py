@@ -6,8 +6,11 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ import pytest
 from dist.world import SOURCE
 from sglang_lz.dist.seal import Seal
 from sglang_lz.dist.serve import DEMO_MODEL, server_arguments
+from sglang_lz.launch_server import CannotServe, check_address, check_temporary_folder
+
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """What upstream's parser would make of a few of the arguments."""
@@ -66,11 +71,67 @@ def test_the_environment_says_where_to_listen() -> None:
 
 # What is started
 
-SERVER = """\
-import json, os, sys
-names = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-print(json.dumps([os.getpid(), sys.argv[1:], [os.environ.get(name) for name in names]]))
-"""
+# As much of upstream as is called before it serves; it says what it was given.
+UPSTREAM = {
+    "sglang/__init__.py": "",
+    "sglang/srt/__init__.py": "",
+    "sglang/srt/server_args.py": """\
+class ServerArgs:
+    def __init__(self, options):
+        vars(self).update(vars(options))
+
+    def resolve_once(self):
+        if self.model_path == "no-model":
+            raise OSError("no-model is no model\\n\\nSee a page.")
+        if self.model_path == "a-bug":
+            raise KeyError("a bug")
+
+    def check_server_args(self):
+        if self.lz_max_window_size < 1:
+            raise ValueError("--lz-max-window-size must be positive")
+""",
+    "sglang/srt/utils/__init__.py": """\
+def get_device():
+    return "cpu"
+
+def kill_process_tree(parent_pid, include_parent):
+    pass
+""",
+    "sglang/srt/utils/common.py": """\
+def get_cpu_ids_by_node():
+    return ["0,1,2", "4,5,6,7"]
+""",
+    "sglang/launch_server.py": """\
+import argparse, json, os, sys
+from sglang.srt.server_args import ServerArgs
+
+NAMES = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
+
+def load_plugins():
+    pass
+
+def prepare_server_args(arguments):
+    parser = argparse.ArgumentParser(prog="upstream")
+    for name in ("--host", "--dtype", "--served-model-name", "--device", "--config"):
+        parser.add_argument(name)
+    for name in ("--max-total-tokens", "--max-running-requests"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--sleep-on-idle", action="store_true")
+    parser.add_argument("--enable-dp-attention", action="store_true")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--model-path", "--model", dest="model_path", required=True)
+    parser.add_argument("--lz-max-window-size", type=int, default=1024)
+    parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)
+    parser.add_argument("--dp-size", "--data-parallel-size", "--dp", type=int, default=1)
+    parser.add_argument("--pp-size", "--pipeline-parallel-size", type=int, default=1)
+    parser.add_argument("--nnodes", type=int, default=1)
+    return ServerArgs(parser.parse_args(arguments))
+
+def run_server(server_args):
+    server_args.check_server_args()
+    print(json.dumps([os.getpid(), sys.argv[1:], {n: os.environ.get(n) for n in NAMES}]))
+""",
+}
 
 
 @pytest.fixture
@@ -80,39 +141,67 @@ def site(tmp_path: Path) -> Path:
     shutil.copytree(SOURCE, tmp_path / "sglang_lz", ignore=ignored)
     seal = Seal("1+lz1.cpu", "1", "1", "cpu", "build", (), (), {})
     (tmp_path / "sglang_lz" / "seal.json").write_bytes(seal.dump())
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "sglang" / "__init__.py").touch()
-    (tmp_path / "sglang" / "launch_server.py").write_text(SERVER)
+    for name, text in UPSTREAM.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
-def start(site: Path, *arguments: str) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_LZ")}
-    for name in ("HF_HUB_OFFLINE", "OMP_NUM_THREADS"):
-        env.pop(name, None)
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of 127.0.0.1 that nothing else listens on, held without listening."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    unset = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in unset and not name.startswith("SGLANG_LZ")
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "sglang_lz", "serve", *arguments],
-        env=env | {"PYTHONPATH": str(site)},
+        env=env | {"PYTHONPATH": str(site)} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_it_becomes_the_server(site: Path) -> None:
-    process = start(site, "--tp", "2", "--model-path", "a model")
-    pid, arguments, variables = json.loads(process.communicate()[0])
+def started(process: subprocess.Popen[str]) -> tuple[int, list[str], dict[str, str | None]]:
+    """The process, the arguments and the variables of the server that ran."""
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    pid, arguments, variables = json.loads(output)
+    return pid, arguments, variables
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    """What `sglang-lz serve` said, after the line that shows the command, of why it ended."""
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (2, "")
+    _, sentence = errors.splitlines()
+    return sentence.removeprefix("sglang-lz: ")
+
+
+def test_it_becomes_the_server(site: Path, port: int) -> None:
+    process = start(site, "--port", str(port), "--tp", "2", "--model-path", "a model")
+    pid, arguments, variables = started(process)
     assert pid == process.pid
     assert arguments[:4] == ["--host", "127.0.0.1", "--port", "30000"]
     assert arguments[-4:] == ["--tp", "2", "--model-path", "a model"]
-    assert variables == [None, None]
+    assert variables["HF_HUB_OFFLINE"] is None
+    assert variables["OMP_NUM_THREADS"] is None
 
 
-def test_the_demo_model_is_looked_for_nowhere_else(site: Path) -> None:
-    process = start(site)
-    _, arguments, variables = json.loads(process.communicate()[0])
+def test_the_demo_model_is_looked_for_nowhere_else(site: Path, port: int) -> None:
+    _, arguments, variables = started(start(site, "--port", str(port)))
     assert str(site / "sglang_lz" / "demo" / "model") in arguments
-    assert variables == ["1", "1"]
+    assert variables["HF_HUB_OFFLINE"] == variables["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_checkout_serves_nothing(site: Path) -> None:
@@ -121,3 +210,97 @@ def test_a_checkout_serves_nothing(site: Path) -> None:
     errors = process.communicate()[1]
     assert process.returncode == 2
     assert "in a checkout use scripts/serve" in errors
+
+
+# The cores of several ranks on a CPU
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cores"),
+    [
+        ("", None),
+        ("--tp 1 --dp-size=1", None),
+        ("--tp 2", "0,1,2|4,5,6,7"),
+        ("--tensor-parallel-size=2", "0,1,2|4,5,6,7"),
+        ("--data-parallel-size 3", "0,1|2,4|5,6,7"),
+        ("--pp-size 2 --tp-size 2", "0|1,2|4,5|6,7"),
+        ("--tp 2 --dp 2 --enable-dp-attention", "0,1,2|4,5,6,7"),
+        ("--tp 4 --nnodes 2", "0,1,2|4,5,6,7"),
+        ("--tp 3 --dp 3", "0|1|2|4|5|6|7|0|1"),
+        ("--tp 2 --device cuda", None),
+    ],
+)
+def test_ranks_share_the_cores(site: Path, port: int, arguments: str, cores: str | None) -> None:
+    _, _, variables = started(start(site, "--port", str(port), *arguments.split()))
+    assert variables["SGLANG_CPU_OMP_THREADS_BIND"] == cores
+
+
+def test_the_users_cores_win(site: Path, port: int) -> None:
+    process = start(site, "--port", str(port), "--tp", "2", SGLANG_CPU_OMP_THREADS_BIND="7|6")
+    assert started(process)[2]["SGLANG_CPU_OMP_THREADS_BIND"] == "7|6"
+
+
+# What does not start says why in one sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--polici x", "unrecognized arguments: --polici x; "),
+        ("--tp two", "argument --tp-size/--tensor-parallel-size/--tp: invalid int value: 'two'; "),
+        ("--lz-max-window-size 0", "--lz-max-window-size must be positive"),
+        ("--model-path no-model", "no-model is no model See a page."),
+        ("--model-path /no/model", "--model-path /no/model does not exist."),
+        ("--model-path ./no-model", "--model-path ./no-model does not exist."),
+        ("--model-path models/no/model", "--model-path models/no/model does not exist."),
+        # From a network for documentation (RFC 5737).
+        ("--host 203.0.113.1", "cannot listen on port {port} of 203.0.113.1 ("),
+        ("--port 65536", "--port must be an integer in [1, 65535], got 65536."),
+    ],
+)
+def test_a_wrong_argument(site: Path, port: int, arguments: str, sentence: str) -> None:
+    said = refused(start(site, "--port", str(port), *arguments.split()))
+    assert said.startswith(sentence.format(port=port))
+
+
+@pytest.mark.parametrize("name", ["owner/model", "owner/model/file.gguf", "s3://bucket/some/model"])
+def test_the_name_of_a_model_is_left_to_upstream(site: Path, port: int, name: str) -> None:
+    assert name in started(start(site, "--port", str(port), "--model-path", name))[1]
+
+
+def test_a_port_in_use(site: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refused(start(site, "--port", str(port)))
+    assert said == f"port {port} of 127.0.0.1 is in use; choose another with --port."
+
+
+def test_localhost_without_one_of_its_addresses(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    places = [
+        (socket.AF_INET, *stream, ("203.0.113.1", port)),
+        (socket.AF_INET, *stream, ("127.0.0.1", port)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+    check_address("localhost", port)
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container, test_cpu_image.py has none."""
+    monkeypatch.setattr(tempfile, "gettempdir", raiser(FileNotFoundError(2, "none")))
+    with pytest.raises(CannotServe, match=r"set TMPDIR to one.* --tmpfs /tmp:exec"):
+        check_temporary_folder()
+
+
+def raiser(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_bug_keeps_its_traceback(site: Path, port: int) -> None:
+    process = start(site, "--port", str(port), "--model-path", "a-bug")
+    errors = process.communicate()[1]
+    assert process.returncode == 1
+    assert errors.endswith("KeyError: 'a bug'\n")

@@ -9,9 +9,6 @@ import pytest
 
 from server.launch import Config
 
-# Upstream wants to be told which core each of two ranks may have.
-CORES = (("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),)
-
 SITE = Path(__file__).with_name("site")
 # What runs on a CPU only with help (site/sitecustomize.py).
 HELPED = (("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),)
@@ -78,9 +75,7 @@ CONFIGURATIONS = {
             draft="eagle",
         ),
         Config("eagle-tree", drafts("EAGLE", 3, 3, 8), FORKED, draft="eagle"),
-        Config(
-            "eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), (*CORES, *FORKED), draft="eagle"
-        ),
+        Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
         Config(
             "disaggregated-eagle",
             drafts("EAGLE", 3, 2, 6),
@@ -115,14 +110,14 @@ CONFIGURATIONS = {
             ),
             (*HOPE, *FORKED),
         ),
-        Config("tp2", ("--tp", "2"), (*CORES, *HELPED)),
+        Config("tp2", ("--tp", "2"), HELPED),
         # Here also seeds count, whichever server a request comes to and whatever else is there.
-        Config("dp2", ("--dp", "2", "--enable-deterministic-inference"), (*CORES, *FORKED)),
-        Config("pp2", ("--pp-size", "2"), (*CORES, *FORKED)),
+        Config("dp2", ("--dp", "2", "--enable-deterministic-inference"), FORKED),
+        Config("pp2", ("--pp-size", "2"), FORKED),
         Config(
             "dp-attention",
             (*("--tp", "2", "--dp", "2", "--enable-dp-attention"), *QWEN3),
-            (*CORES, *FORKED),
+            FORKED,
         ),
         Config(
             "adapters",

@@ -1,4 +1,4 @@
-"""Start and end the real server: `python -m sglang.launch_server` of pytest's own environment."""
+"""Start and end the real server, as `sglang-lz serve` of pytest's own environment does."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ class Server:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         flags = dict(_DEFAULT_FLAGS)
-        command = [sys.executable, "-m", "sglang.launch_server", *_BASE_FLAGS]
+        # The stock package has no command of its own.
+        module = ("sglang.launch_server",) if config.stock else ("sglang_lz", "serve")
+        command = [sys.executable, "-m", *module, *_BASE_FLAGS]
         command += ["--model-path", str(model_path()), "--port", str(port)]
         command += [
             part for name in flags if name not in config.flags for part in (name, flags[name])

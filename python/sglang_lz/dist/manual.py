@@ -96,7 +96,12 @@ Start `sglang.launch_server` on 127.0.0.1:30000, in place of this process. All a
 server's, and win over what this command sets: host and port, on the CPU flavour float32 and a small
 cache, and without --model-path the demo model, under the name "demo". With --config it sets none.
 
-Reads   the environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT, for 127.0.0.1 and 30000.
+Arguments that the server cannot start with, such as an unknown one, a path that does not exist or a
+port in use, end in one sentence on standard error and exit status 2. Several ranks on a CPU divide
+its cores among them.
+
+Reads   the environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT, for 127.0.0.1 and 30000, and
+        SGLANG_CPU_OMP_THREADS_BIND, upstream's own, for the cores of each rank, as in 0,1|2,3.
 Writes  nothing itself.""",
         """\
   sglang-lz serve

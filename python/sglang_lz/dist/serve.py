@@ -68,6 +68,6 @@ def serve(arguments: list[str]) -> NoReturn:
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
         # So small that threads only wait on each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "sglang.launch_server", *arguments]
+    command = [sys.executable, "-m", "sglang_lz.launch_server", *arguments]
     print(f"sglang-lz: python {' '.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)

@@ -1,0 +1,62 @@
+"""A server that would ignore the penalty does not start, and says why in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from server.launch import STARTUP_SECONDS, Config, environment, free_port, model_path
+
+PLUGIN = """\
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+
+def register():
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample",
+        lambda runner, logits_output, forward_batch: logits_output.next_token_logits.argmax(-1),
+        HookType.REPLACE,
+    )
+"""
+
+
+def refusal(path: Path) -> str:
+    """The last line that a server writes which finds `path` first on Python's path, and ends."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model_path())]
+    command += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(free_port())]
+    env = environment(Config("start", env=(("PYTHONPATH", str(path)),)))
+    ended = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=STARTUP_SECONDS, check=False
+    )
+    assert ended.returncode != 0
+    assert "Uvicorn running" not in ended.stderr
+    return ended.stderr.strip().splitlines()[-1]
+
+
+def test_a_plugin_in_the_place_of_a_hook_stops_it(tmp_path: Path) -> None:
+    (tmp_path / "taker.py").write_text(PLUGIN)
+    info = tmp_path / "taker-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: taker\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ntaker = taker:register\n")
+    message = refusal(tmp_path)
+    assert "ModelRunner.sample does not call sglang_lz's apply_step, so lz_penalty" in message
+
+
+def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
+    """As ours in every file but one, which lacks the call."""
+    import sglang
+
+    ours = Path(sglang.__file__).parent
+    changed = Path("srt", "model_executor", "model_runner.py")
+    for folder in reversed(changed.parents):
+        copy = tmp_path / "sglang" / folder
+        copy.mkdir()
+        for entry in (ours / folder).iterdir():
+            if entry.relative_to(ours) not in (changed, *changed.parents):
+                (copy / entry.name).symlink_to(entry)
+    source = (ours / changed).read_text()
+    (tmp_path / "sglang" / changed).write_text(source.replace("apply_step(", "id("))
+    message = refusal(tmp_path)
+    assert f"sglang is imported from {tmp_path}, not from {ours.parent}" in message
