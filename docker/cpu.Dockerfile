@@ -39,14 +39,15 @@ RUN --mount=type=bind,source=docker,target=/docker \
     && { PYTHONHASHSEED=0 python3 -Wignore -m compileall -qq -j0 --invalidation-mode unchecked-hash \
         -x '/sglang/(multimodal_gen|test)/|/transformers/models/.*/mod(eling|ular)_' "$site" || true; }
 
-# useradd writes down the day.
+# useradd writes down the day. Clusters that choose the user themselves choose group 0 for it.
 RUN groupadd --gid 10001 sglang \
     && SOURCE_DATE_EPOCH=0 useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home sglang \
-    && install --directory --owner 10001 --group 10001 /cache
+    && install --directory --owner 10001 --group 0 --mode 775 /cache
 # Engines hand their proxy on, which could not reach the server for its own warm-up.
 ENV NO_PROXY=127.0.0.1,localhost \
     no_proxy=127.0.0.1,localhost \
     HOME=/cache \
+    USER=sglang \
     XDG_CACHE_HOME=/cache \
     HF_HOME=/cache/huggingface \
     NUMBA_CACHE_DIR=/cache/numba \
@@ -59,8 +60,8 @@ WORKDIR /
 USER 10001:10001
 RUN sglang-lz doctor
 EXPOSE 30000
-HEALTHCHECK --start-period=5m --interval=30s --timeout=30s --retries=3 \
-    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"SGLANG_LZ_PORT\"]}/health_generate')"]
+HEALTHCHECK --start-period=5m --interval=5s --timeout=30s --retries=6 \
+    CMD ["python3", "-m", "sglang_lz.dist.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
 
 ARG VERSION=unknown

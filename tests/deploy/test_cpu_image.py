@@ -66,27 +66,40 @@ def image(podman: Podman, base: str, build_options: list[str]) -> str:
     return podman.build("cpu", base, "--engine", "podman", "--", *build_options)
 
 
-@pytest.fixture(scope="module")
-def container(podman: Podman, image: str) -> Iterator[Container]:
+# As docker has it, which puts nothing on /tmp by itself and knows no user but the image's.
+AS_DOCKER = ("--read-only", "--read-only-tmpfs=false", "--passwd=false")
+CONFINED = ("--cap-drop=all", "--security-opt=no-new-privileges", "--network=host")
+
+
+@contextlib.contextmanager
+def running(podman: Podman, image: str, *options: str) -> Iterator[Container]:
+    """A container whose server is healthy; removed at the end."""
     port = free_port()
-    # As docker has it, which puts nothing on /tmp by itself.
-    limits = ["--init", "--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp:exec"]
-    limits += ["--cap-drop=all", "--security-opt=no-new-privileges"]
     # Without systemd there is nothing that podman could set its timer in: we check by hand.
-    limits += ["--network=host", "--health-interval=disable"]
+    limits = ["--init", *AS_DOCKER, "--tmpfs=/tmp:exec", *CONFINED, "--health-interval=disable"]
     variables = ["--env=SGLANG_LZ_HOST=127.0.0.1", f"--env=SGLANG_LZ_PORT={port}"]
     container = Container(
-        podman, podman("run", "--detach", *limits, *variables, image), f"http://127.0.0.1:{port}"
+        podman,
+        podman("run", "--detach", *limits, *variables, *options, image),
+        f"http://127.0.0.1:{port}",
     )
-    deadline = time.monotonic() + STARTUP_SECONDS
-    while podman.run("healthcheck", "run", container.id).returncode != 0:
-        state = container.state()
-        log = podman.run("logs", "--tail", "40", container.id)
-        assert state["Running"], f"the server ended: {log.stdout}{log.stderr}"
-        assert time.monotonic() < deadline, f"not healthy: {log.stdout}{log.stderr}"
-        time.sleep(1)
-    yield container
-    podman("rm", "--force", "--volumes", "--time", "0", container.id)
+    try:
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while podman.run("healthcheck", "run", container.id).returncode != 0:
+            state = container.state()
+            log = podman.run("logs", "--tail", "40", container.id)
+            assert state["Running"], f"the server ended: {log.stdout}{log.stderr}"
+            assert time.monotonic() < deadline, f"not healthy: {log.stdout}{log.stderr}"
+            time.sleep(1)
+        yield container
+    finally:
+        podman("rm", "--force", "--volumes", "--time", "0", container.id)
+
+
+@pytest.fixture(scope="module")
+def container(podman: Podman, image: str) -> Iterator[Container]:
+    with running(podman, image) as container:
+        yield container
 
 
 def word_ids(text: str) -> list[int]:
@@ -121,6 +134,44 @@ def test_the_server_is_unprivileged(container: Container) -> None:
         assert fields["Uid"].split() == [user] * 4
         assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == 0
         assert fields["NoNewPrivs"] == "1"
+
+
+def test_clusters_may_choose_the_user(podman: Podman, image: str) -> None:
+    """As OpenShift does: a user that nobody knows, in group 0."""
+    with running(podman, image, "--user=1234:0") as container:
+        assert container.execute("id", "-u") == (0, "1234")
+        assert container.chat(lz_penalty=0.15).status_code == 200
+        assert container.execute("touch", "/cache/file") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "sentence"),
+    [
+        ((), (), "no folder for temporary files can be written; set TMPDIR to one"),
+        (("--tmpfs=/tmp:exec",), ("--polici=x",), "unrecognized arguments: --polici=x; "),
+        (("--tmpfs=/tmp:exec",), ("--model-path=/no/model",), "--model-path /no/model does not"),
+    ],
+)
+def test_what_does_not_start_says_why(
+    podman: Podman, image: str, options: list[str], arguments: list[str], sentence: str
+) -> None:
+    done = podman.run("run", "--rm", *AS_DOCKER, *CONFINED, *options, image, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"sglang-lz: {sentence}")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_health_check_is_one_line(podman: Podman, image: str) -> None:
+    config = podman.inspect("image", image)["Healthcheck"]
+    assert config["Interval"] == 5_000_000_000  # ns: health follows readiness within seconds
+    _, *check = config["Test"]
+    port = free_port()
+    options = [*AS_DOCKER, *CONFINED, f"--env=SGLANG_LZ_PORT={port}", "--entrypoint="]
+    # Its own timer, for which podman wants systemd, would add to what is said.
+    done = podman.run("run", "--rm", "--no-healthcheck", *options, image, *check)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"no answer on port {port}: ")
 
 
 @pytest.mark.parametrize("folder", ["/", "/run", "/usr/local/lib", "/var/tmp"])
