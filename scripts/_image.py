@@ -7,6 +7,7 @@ import datetime
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 
@@ -31,23 +32,44 @@ The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang
 def find_engine(wanted: str | None = None) -> str:
     """Return the engine to build with: `wanted`, or the first of `ENGINES` that works.
 
-    A client of docker without its service counts as none.
+    One that is installed and does not work is passed over, and the user told why.
 
     Raises:
         SetupError: there is none.
     """
+    passed_over: list[str] = []
     for engine in [wanted] if wanted else ENGINES:
-        try:
-            if subprocess.run([engine, "info"], capture_output=True, check=False).returncode == 0:
-                return engine
-        except OSError:
+        if shutil.which(engine) is None:
             continue
+        info = subprocess.run([engine, "info"], capture_output=True, text=True, check=False)
+        if info.returncode == 0:
+            for reason in passed_over:
+                say(f"{reason}; building with {engine} instead.")
+            return engine
+        passed_over.append(f"`{engine} info` fails ({complaint(info)})")
+    if passed_over:
+        raise SetupError(f"{' and '.join(passed_over)}, so there is nothing to build with.")
     if wanted:
-        raise SetupError(f"`{wanted} info` fails: {wanted} is not installed or does not run here.")
+        raise SetupError(f"{wanted} is not installed.")
     raise SetupError(
-        "no container engine works here; install docker, podman or buildah (on Debian and Ubuntu: "
-        "apt-get install podman) and start it."
+        "no container engine is installed; install docker with its buildx plugin, podman or "
+        "buildah (on Debian and Ubuntu: apt-get install podman)."
     )
+
+
+def complaint(failed: subprocess.CompletedProcess[str]) -> str:
+    """Return the first line of what an engine says went wrong."""
+    lines = [line.strip() for line in failed.stderr.splitlines()]
+    first = next(filter(None, lines), f"exit status {failed.returncode}")
+    return first.removeprefix("ERROR: ").rstrip(".")
+
+
+def lacks_buildx(engine: str) -> bool:
+    """Whether it is a docker without the plugin that docker 23 and newer build with."""
+    if engine != "docker":
+        return False
+    asked = subprocess.run([engine, "buildx", "version"], capture_output=True, check=False)
+    return asked.returncode != 0
 
 
 def build_command(
@@ -115,7 +137,9 @@ def _git(*arguments: str) -> str:
 def run_command(engine: str, which: str, tag: str) -> list[str]:
     """Return a command that runs the image; of buildah's images it is podman's."""
     engine = "podman" if engine == "buildah" else engine
-    command = [engine, "run", "--rm", "--init", "--publish", "127.0.0.1:30000:30000"]
+    # Engines kill after 10 s; what runs then may take longer.
+    command = [engine, "run", "--rm", "--init", "--stop-timeout", "300"]
+    command += ["--publish", "127.0.0.1:30000:30000"]
     if which == "cpu":
         return [*command, tag]
     if which == "router":
@@ -180,7 +204,14 @@ def image(arguments: list[str]) -> int:
     env.pop("SOURCE_DATE_EPOCH", None)  # it is in the command, in the engine's own way
     status = _supervise.run(command, env=env, cwd=ROOT)
     if status:
-        raise SetupError(f"{engine} could not build the image, see the lines above.")
+        reason = ""
+        if lacks_buildx(engine):
+            reason = (
+                " docker 23 and newer need the buildx plugin to build, and it is not installed: "
+                "install docker-buildx-plugin (docker's packages) or docker-buildx (Debian's and "
+                "Ubuntu's)."
+            )
+        raise SetupError(f"{engine} could not build the image, see the lines above.{reason}")
     listed = [engine, "images", "--format", "{{.Size}}", tags[0]]
     size = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.strip()
     say(f"built {' and '.join(tags)}, {size}; to run it:")

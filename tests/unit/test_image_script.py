@@ -34,31 +34,57 @@ def unsupervised(command: Sequence[str], **options: Any) -> int:
     return subprocess.run(command, check=False, **options).returncode
 
 
-def put(folder: Path, name: str, *, works: bool = True, builds: bool = True) -> None:
-    """An engine whose `info` and `build` succeed or fail."""
+def put(
+    folder: Path,
+    name: str,
+    *,
+    works: bool = True,
+    builds: bool = True,
+    buildx: bool = True,
+    complaint: str = "",
+) -> None:
+    """An engine whose `info`, `build` and `buildx` succeed or fail, with something to say."""
     file = folder / name
     file.write_text(
         "#!/bin/sh\n"
         'echo "$0 $*" >> "$0.log"\n'
-        f'case "$1" in info) exit {int(not works)};; build) exit {int(not builds)};; esac\n'
+        f"[ -z {shlex.quote(complaint)} ] || printf {shlex.quote(complaint)} >&2\n"
+        f'case "$1" in info) exit {int(not works)};; build) exit {int(not builds)};; '
+        f"buildx) exit {int(not buildx)};; esac\n"
         "echo 2.3 GB\n"
     )
     file.chmod(0o755)
 
 
-def test_the_first_engine_that_works_is_taken(engines: Path) -> None:
-    put(engines, "docker", works=False)  # a client without its service
+# As docker says it to a user outside its group.
+DENIED = "\nERROR: permission denied while trying to connect to the docker API at SOCKET\nmore\n"
+
+
+def test_the_first_engine_that_works_is_taken(
+    engines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(engines, "docker", works=False, complaint=DENIED)
     put(engines, "podman")
     put(engines, "buildah")
-    assert script.find_engine() == "podman"
     assert script.find_engine("buildah") == "buildah"
+    assert capsys.readouterr().err == ""
+    assert script.find_engine() == "podman"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "`docker info` fails (permission denied while trying to connect to the docker" in said
+    assert said.endswith("at SOCKET); building with podman instead.")
 
 
 def test_no_engine_is_one_sentence(engines: Path) -> None:
-    with pytest.raises(SetupError, match="install docker, podman or buildah"):
+    with pytest.raises(SetupError, match="install docker with its buildx plugin, podman or"):
         script.find_engine()
+    with pytest.raises(SetupError, match=r"^docker is not installed\.$"):
+        script.find_engine("docker")
+    put(engines, "docker", works=False, complaint=DENIED)
+    for wanted in ("docker", None):
+        with pytest.raises(SetupError, match=r"`docker info` fails \(permission denied.* SOCKET\)"):
+            script.find_engine(wanted)
     put(engines, "docker", works=False)
-    with pytest.raises(SetupError, match="`docker info` fails"):
+    with pytest.raises(SetupError, match=r"`docker info` fails \(exit status 1\)"):
         script.find_engine("docker")
 
 
@@ -112,7 +138,7 @@ def test_after_a_build_comes_the_next_command(
     put(engines, "docker")
     assert script.image([image, "--tag", "mine"]) == 0
     output = capsys.readouterr()
-    run = "docker run --rm --init --publish 127.0.0.1:30000:30000"
+    run = "docker run --rm --init --stop-timeout 300 --publish 127.0.0.1:30000:30000"
     assert output.out == f"{run} mine{arguments}\n"
     assert "built mine, 2.3 GB" in output.err
     assert "--format" not in (engines / "docker.log").read_text().partition("images")[0]
@@ -120,8 +146,16 @@ def test_after_a_build_comes_the_next_command(
 
 def test_a_failed_build_is_one_sentence(engines: Path) -> None:
     put(engines, "buildah", builds=False)
-    with pytest.raises(SetupError, match="buildah could not build the image"):
+    with pytest.raises(SetupError, match=r"buildah could not build the image.*lines above\.$"):
         script.image(["cpu"])
+
+
+@pytest.mark.parametrize("buildx", [False, True])
+def test_a_build_that_lacks_buildx_says_so(engines: Path, buildx: bool) -> None:
+    put(engines, "docker", builds=False, buildx=buildx)
+    with pytest.raises(SetupError, match="docker could not build the image") as caught:
+        script.image(["cpu"])
+    assert ("install docker-buildx-plugin" in str(caught.value)) == (not buildx)
 
 
 def test_a_wrong_time_is_refused(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
