@@ -17,6 +17,9 @@ MANIFESTS = ROOT / "docker" / "kubernetes"
 MONITORING = ROOT / "docker" / "monitoring"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "sglang-lz.json"
 
+# Counters of events that a healthy server may never have: exported from the first one on.
+EVENTS = frozenset({"sglang:num_aborted_requests_total", "sglang:num_retracted_requests_total"})
+
 Json = dict[str, Any]
 
 
@@ -47,11 +50,15 @@ def probe_paths(container: Json) -> set[str]:
 
 @dataclass(frozen=True)
 class Query:
-    """A query of the dashboard: the series that it reads and the labels that it names."""
+    """A query of the dashboard: the series that it reads and the labels that it names.
+
+    ``has_default`` says whether it has a value without any series.
+    """
 
     panel: str
     series: frozenset[str]
     labels: frozenset[str]
+    has_default: bool
 
 
 def read_query(panel: str, expression: str) -> Query:
@@ -71,7 +78,13 @@ def read_query(panel: str, expression: str) -> Query:
 
     tree = promql_parser.parse(expression.replace("$__rate_interval", "1m"))
     promql_parser.walk(tree, visit)
-    return Query(panel, frozenset(series), frozenset(labels))
+    has_default = (
+        isinstance(tree, promql_parser.BinaryExpr)
+        and str(tree.op) == "or"
+        and isinstance(tree.rhs, promql_parser.Call)
+        and tree.rhs.func.name == "vector"
+    )
+    return Query(panel, frozenset(series), frozenset(labels), has_default)
 
 
 def dashboard_queries() -> list[Query]:

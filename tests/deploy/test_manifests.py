@@ -24,6 +24,7 @@ import pytest
 from deployment import (
     COMPOSE,
     DASHBOARD,
+    EVENTS,
     MANIFESTS,
     MONITORING,
     ROOT,
@@ -552,6 +553,12 @@ class TestMonitoring:
         for query in queries:
             assert query.series
             assert query.series <= declared, query.panel
+
+    def test_what_never_happened_is_zero_and_not_missing(self) -> None:
+        events = [query for query in dashboard_queries() if query.series & EVENTS]
+        assert {series for query in events for series in query.series} == EVENTS
+        assert all(query.has_default for query in events)
+        assert not read_query("", "sum (rate(sglang:num_requests_total[1m]))").has_default
 
     def test_what_is_none_is_found(self) -> None:
         assert not read_query("", "rate(sglang:num_request_total[1m])").series <= declared_series()

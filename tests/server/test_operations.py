@@ -5,13 +5,10 @@ from __future__ import annotations
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployment import MANIFESTS, containers, dashboard_queries, load, probe_paths
+from deployment import EVENTS, MANIFESTS, containers, dashboard_queries, load, probe_paths
 from server.client import TIMEOUT_SECONDS, post_ok
 from server.configurations import on
 from server.launch import Server
-
-# Counters of events that a healthy server may never have: exported from the first one on.
-EVENTS = {"sglang:num_aborted_requests_total", "sglang:num_retracted_requests_total"}
 
 
 @on("overlap")
