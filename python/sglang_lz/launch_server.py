@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from sglang_lz.dist.seal import verify_imported
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -40,10 +42,13 @@ def main(arguments: Sequence[str]) -> None:
     """
     check_temporary_folder()
     # They take seconds to import, and the processes that the server spawns import this module.
+    import sglang
     from sglang.launch_server import load_plugins, prepare_server_args, run_server
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import get_device, kill_process_tree
 
+    if problems := verify_imported(sglang):  # one without our patches would not check itself
+        raise CannotServe(f"{problems[0]}; reinstall sglang-lz, or mend PYTHONPATH.")
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
     # Upstream calls it once everything is resolved, and it must not be called twice.
     ServerArgs.check_server_args = _refusing(ServerArgs.check_server_args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,9 @@ def register():
 """
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, launcher: tuple[str, ...] = ("sglang.launch_server",)) -> str:
     """The last line that a server writes which finds `path` first on Python's path, and ends."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model_path())]
+    command = [sys.executable, "-m", *launcher, "--model-path", str(model_path())]
     command += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(free_port())]
     env = environment(Config("start", env=(("PYTHONPATH", str(path)),)))
     ended = subprocess.run(
@@ -60,3 +61,11 @@ def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
     (tmp_path / "sglang" / changed).write_text(source.replace("apply_step(", "id("))
     message = refusal(tmp_path)
     assert f"sglang is imported from {tmp_path}, not from {ours.parent}" in message
+
+
+def test_a_stock_sglang_stops_it(tmp_path: Path) -> None:
+    """That has no check of ours; `sglang-lz serve` has."""
+    stock = Path(os.environ["LZ_STOCK_SITE"])
+    (tmp_path / "sglang").symlink_to(stock / "sglang")
+    message = refusal(tmp_path, ("sglang_lz", "serve"))
+    assert message.startswith(f"sglang-lz: sglang is imported from {stock.resolve()}, not from ")
