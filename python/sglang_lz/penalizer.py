@@ -259,11 +259,13 @@ class BatchedLZPenalizer:
         """
         if not (histories or self.users):
             return None, 0
+        generation = self.pool.req_generation.numpy()[rows]
         for i in histories:
-            self.users.add(int(rows[i]))
-            self.generation[rows[i]] = self.pool.req_generation[rows[i]]
-            self.window_size[rows[i]] = batch.reqs[i].sampling_params.lz_window_size
-        active = self.generation[rows] == self.pool.req_generation.numpy()[rows]
+            row = int(rows[i])
+            self.users.add(row)
+            self.generation[row] = generation[i]
+            self.window_size[row] = batch.reqs[i].sampling_params.lz_window_size
+        active = self.generation[rows] == generation
         width = max(self.window_size[rows[active]].tolist(), default=0)
         given_up = (self.seeded[rows] & ~active).nonzero()[0].tolist()
         if not width or not (histories or given_up):
