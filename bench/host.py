@@ -18,8 +18,8 @@ from sglang_lz import penalizer
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
 
 PREFILL = "prefill, a request"
-IDLE = "batch without the penalty, a window held elsewhere"
-NOBODY = "batch without the penalty, no window held"
+NOBODY = "decode without the penalty"
+PREFILL_NOBODY = "prefill without the penalty"
 BATCHES = (1, 16, 64)
 WINDOWS = (0, 512, 8192)
 POOLS = (4096, 100_000)
@@ -41,6 +41,9 @@ class _Mode:
     def is_mixed(self) -> bool:
         return False
 
+    def is_extend_without_speculative(self) -> bool:
+        return not self.decode
+
 
 def _penalizer(rows: int, capacity: int, device: torch.device) -> penalizer.BatchedLZPenalizer:
     pool: Any = SimpleNamespace(
@@ -55,6 +58,7 @@ def _batch(rows: range, tokens: list[int] | None, window: int) -> Any:
     if tokens is not None:
         params = SimpleNamespace(
             lz_penalty=LZ_PENALTY,
+            max_new_tokens=64,
             lz_window_size=window or 512,
             lz_buffer_size=32,
             lz_include_prompt=bool(window),
@@ -75,10 +79,6 @@ def _batch(rows: range, tokens: list[int] | None, window: int) -> Any:
         req_pool_indices_cpu=torch.arange(rows.start, rows.stop),
         decoding_reqs=None,
     )
-
-
-def _no() -> bool:
-    return False
 
 
 def _times(call: Callable[[], object], rounds: int, share: int) -> dict[str, float]:
@@ -105,8 +105,12 @@ def measure(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str
     Yields:
         One dict of COLUMNS a case; the time of a prefill is for each of its requests.
     """
-    # A stand-in as cheap as the original: it is called in what is timed.
-    with mock.patch.object(penalizer, "_is_decode_server", _no):
+    serving = SimpleNamespace(disaggregation_mode="null")
+
+    def get_disagg() -> Any:
+        return serving
+
+    with mock.patch("sglang.srt.runtime_context.get_disagg", get_disagg):
         yield from _prefills(device, rounds, quick)
         yield from _idle_batches(device, rounds, quick)
 
@@ -136,27 +140,45 @@ def _start(windows: penalizer.BatchedLZPenalizer, batch: Any) -> None:
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    runner: Any = SimpleNamespace(
+        is_draft_worker=False, is_generation=True, pp_group=SimpleNamespace(is_last_rank=True)
+    )
+    no_penalty = SimpleNamespace(sampling_params=SimpleNamespace(lz_penalty=0.0))
+    logits = torch.empty(0)
     for pool in (DECODING,) if quick else POOLS:
         windows = _penalizer(pool + 2, 16, device)
-        batch = _batch(range(2, DECODING + 2), None, 0)
-        for what in (NOBODY, IDLE):
-            if what == IDLE:
+        decode = _batch(range(2, DECODING + 2), None, 0)
+        prefill = _batch(range(2, DECODING + 2), [1], 0)
+        prefill.reqs = [no_penalty] * DECODING
+        for batch in (decode, prefill):
+            batch.req_to_token_pool = SimpleNamespace(lz_penalizer=windows)
+
+        def hooks(batch: Any) -> None:
+            forward_batch: Any = SimpleNamespace()
+            penalizer.plan_step(batch, runner, forward_batch)
+            penalizer.apply_step(logits, forward_batch)
+
+        for held in (False, True):
+            if held:
                 _start(windows, _batch(range(1, 2), [1, 2, 1], 8))
-            times = _times(functools.partial(windows.plan, batch), rounds, 1)
-            yield dict(zip(COLUMNS, (what, DECODING, None, None, pool), strict=False)) | times
+            for what, batch in ((NOBODY, decode), (PREFILL_NOBODY, prefill)):
+                times = _times(functools.partial(hooks, batch), rounds, 1)
+                words = f"{what}, {'a window held elsewhere' if held else 'no window held'}"
+                yield dict(zip(COLUMNS, (words, DECODING, None, None, pool), strict=False)) | times
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:
-    """What a request's start may cost: words, limit and the slowest history in large batches."""
+    """What a request's start may cost: words, limit and the slowest history."""
     found = []
     for window, limit in zip(WINDOWS, (5.0, 30.0, 300.0), strict=True):
-        times = [
-            row["median_us"]
-            for row in rows
-            if (row["what"], row["seen"], row["requests"]) == (PREFILL, window, BATCHES[-1])
-        ]
-        title = f"prefill with {window} tokens seen, for each of {BATCHES[-1]} requests, us"
-        found.append((title, limit, max(times, default=None)))
+        for requests in (BATCHES[0], BATCHES[-1]):
+            times = [
+                row["median_us"]
+                for row in rows
+                if (row["what"], row["seen"], row["requests"]) == (PREFILL, window, requests)
+            ]
+            title = f"prefill with {window} tokens seen, each of {requests}, us"
+            found.append((title, limit, max(times, default=None)))
     return found
 
 

@@ -313,9 +313,10 @@ def key_of(machine: Machine, gpu: str) -> str:
     """What the results depend on: the GPU, the versions, and the sources that are measured."""
     folders = [ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench"]
     found = files_below(*folders, ROOT / "tests" / "server", ROOT / "scripts" / "gpu")
-    found += [ROOT / "scripts" / f"_gpu_{name}.py" for name in ("compile", "server", "smoke")]
-    sources = [file for file in found if file.suffix in (".py", ".patch", ".lock")]
-    measured = digest(ROOT, [*sources, KERNEL_TESTS])[:16]
+    found += sorted((ROOT / "scripts").glob("*gpu*.*"))
+    found += sorted((ROOT / "tests").glob("*.py")) + sorted((ROOT / "tests" / "unit").glob("*.py"))
+    sources = [file for file in found if file.suffix in (".py", ".patch", ".lock", ".txt")]
+    measured = digest(ROOT, sources)[:16]
     return f"{'rehearsal on a CPU' if machine.rehearse else gpu}, sources {measured}"
 
 

@@ -544,8 +544,12 @@ def _two_batch(flags: Sequence[str], more: Sequence[str], rehearse: bool) -> dic
     cases = requests_of("two-batch", rehearse)
     runs = {}
     for name, added in (("two batches", more), ("one batch", [])):
-        with watched(name, [*flags, *added], "", rehearse) as (server, folder):
+        with watched(name, [*flags, *added], "splits", rehearse) as (server, folder):
             runs[name] = run_cases(server, folder, cases, rehearse)
+            splits = len(lines_of(folder, "splits"))
+        if added and not splits:  # upstream splits only what every rank can
+            raise CheckError("no batch with the penalty was split")
+        runs[name].findings["split batches"] = splits
     return {
         **{name: run.findings for name, run in runs.items()},
         "against each other": compare(runs["two batches"], runs["one batch"]),

@@ -48,6 +48,7 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "dcp_size": 1,
         "device": "cuda",
         "lz_max_window_size": 1024,
+        "allow_auto_truncate": False,
         "preferred_sampling_params": None,
     }
     context = SimpleNamespace(config_leaf=config.__getitem__)

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from sglang_lz.params import PREFIX, FieldError, check_name, shown
+from sglang_lz.params import FIELDS, PREFIX, FieldError, check_name, shown
 from sglang_lz.requests import LZFields, LZFieldsInOptions, resolve
 
 Place: TypeAlias = tuple[str, ...]
@@ -28,14 +28,8 @@ OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body"
 DEEPEST = 2
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
-# What the endpoints call the most tokens to generate.
-LIMITS = (
-    "max_new_tokens",
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "num_predict",
-)
+# What Ollama and SGLang call the most tokens to generate.
+LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
 
 
 async def check_fields(connection: HTTPConnection) -> None:
@@ -50,7 +44,29 @@ async def check_fields(connection: HTTPConnection) -> None:
         return
     place = place_of(connection.scope.get("route"))
     _check_keys(connection.query_params, ("the URL",), place)
-    objects = list(_objects(await _body(connection, place)))
+    check_body(await _body(connection, place), place)
+
+
+def check_json(body: Any, model: type) -> None:
+    """`check_fields` for a body that came without HTTP, and becomes this request model.
+
+    Raises:
+        FieldError: its LZ fields cannot be honoured.
+    """
+    check_body(body, place_in(model))
+
+
+def check_body(body: Any, place: Place | None) -> None:
+    """Refuse a parsed body whose LZ fields cannot be honoured.
+
+    Args:
+        body: what JSON or a form held; None for nothing.
+        place: where its LZ fields stand, None if they may stand nowhere.
+
+    Raises:
+        FieldError: one of them is wrong, misspelt, or elsewhere.
+    """
+    objects = list(_objects(body))
     for where, values in objects:
         _check_keys(values, where, place)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
@@ -58,8 +74,8 @@ async def check_fields(connection: HTTPConnection) -> None:
         if where == place:
             resolve(
                 values,
-                max_new_tokens=0 if any(values.get(name) == 0 for name in LIMITS) else None,
-                beam_width=_whole(values.get("beam_width")),
+                max_new_tokens=_limit(values, where),
+                beam_width=_beam_width(values, where),
                 is_encoder_decoder=_is_encoder_decoder(),
                 has_input_embeds=has_input_embeds,
             )
@@ -84,24 +100,29 @@ async def answer(request: Request, error: Exception) -> Response:
 
 def place_of(route: object) -> Place | None:
     """Where the LZ fields stand in the body of a route of FastAPI's; None if it takes none."""
+    parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
+    places = [place_in(parameter.field_info.annotation) for parameter in parameters]
+    return next((place for place in places if place is not None), None)
+
+
+def place_in(model: object) -> Place | None:
+    """Where the LZ fields stand in the body that a request model describes; None if nowhere."""
     from sglang.srt.managers.io_struct import GenerateReqInput, VertexGenerateReqInput
 
-    for parameter in route.dependant.body_params if isinstance(route, APIRoute) else ():
-        model = parameter.field_info.annotation
-        if model is GenerateReqInput:
-            return ("sampling_params",)
-        if model is VertexGenerateReqInput:
-            return ("parameters", "sampling_params")
-        if isinstance(model, type) and issubclass(model, LZFields):
-            return ()
-        if isinstance(model, type) and issubclass(model, LZFieldsInOptions):
-            return ("options",)
+    if model is GenerateReqInput:
+        return ("sampling_params",)
+    if model is VertexGenerateReqInput:
+        return ("parameters", "sampling_params")
+    if isinstance(model, type) and issubclass(model, LZFields):
+        return ()
+    if isinstance(model, type) and issubclass(model, LZFieldsInOptions):
+        return ("options",)
     return None
 
 
 async def _body(request: Request, place: Place | None) -> Any:
     """What stands in a request's body; None if it cannot name a field, or cannot be read."""
-    if request.headers.get("content-type", "").startswith(FORMS):
+    if request.headers.get("content-type", "").lower().startswith(FORMS):
         return dict(await request.form())
     raw = await request.body()
     # The routes that take none may get megabytes. JSON may spell a key with \\u00 escapes.
@@ -109,7 +130,7 @@ async def _body(request: Request, place: Place | None) -> Any:
         return None
     try:
         return await request.json()
-    except ValueError:  # upstream words that
+    except (ValueError, RecursionError):  # upstream words that
         return None
 
 
@@ -128,6 +149,9 @@ def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, An
 def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) -> None:
     for name, value in values.items():
         if not name.startswith(PREFIX):
+            continue
+        # Custom processors give their own parameters whatever names they like.
+        if where[-1:] == ("custom_params",) and name not in FIELDS:
             continue
         check_name(name, value)
         if where == place or value is None:
@@ -149,6 +173,14 @@ def _is_encoder_decoder() -> bool:
     return state is not None and bool(state.tokenizer_manager.model_config.is_encoder_decoder)
 
 
-def _whole(value: object) -> int | None:
-    """A number of beams if it is one; what is none, upstream refuses."""
+def _limit(values: Mapping[str, Any], where: Place) -> Any:
+    """The most tokens to generate, as upstream reads it there."""
+    if where:
+        return values.get(LIMITS[where[-1]])
+    return values.get("max_completion_tokens") or values.get("max_tokens")
+
+
+def _beam_width(values: Mapping[str, Any], where: Place) -> int | None:
+    """The number of beams if it is one; what is none, upstream refuses."""
+    value = values.get("beam_width") if where[-1:] == ("sampling_params",) else None
     return value if isinstance(value, int) else None

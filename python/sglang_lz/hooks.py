@@ -7,10 +7,10 @@ ignored without a word.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, MappingProxyType
+from functools import partial
+from types import CellType, CodeType, FunctionType, MappingProxyType
 
 _OPENAI = "sglang.srt.entrypoints.openai"
 
@@ -29,6 +29,10 @@ HOOKS = MappingProxyType(
             "TokenizerManager._create_tokenized_object",
         ): ("admit",),
         ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_lz_fields",),
+        (
+            "sglang.srt.entrypoints.grpc_bridge",
+            "RuntimeHandle._run_openai_request",
+        ): ("check_json",),
         (
             f"{_OPENAI}.serving_completions",
             "OpenAIServingCompletion._build_sampling_params",
@@ -64,7 +68,8 @@ def missing() -> list[str]:
     """One clause for each function in this process's modules that lacks a call of ours.
 
     A function counts if it makes the call itself, or goes on to one that does: a wrapper to what it
-    wraps, a method to its base class's. Modules that are not imported here are not looked at.
+    wraps, a method to its base class's. That a wrapper really calls what it holds is not seen.
+    Modules that are not imported here are not looked at.
     """
     found = []
     for (module, name), calls in HOOKS.items():
@@ -85,32 +90,48 @@ def _functions(holder: object, name: str) -> Iterator[FunctionType]:
     for parent in parents:
         holder = getattr(holder, parent)
     if not isinstance(holder, type):
-        yield from _wrapped(getattr(holder, last), last)
+        yield from _wrapped(getattr(holder, last), last, set())
         return
     for base in holder.__mro__:
         if last not in vars(base):
             continue
-        functions = list(_wrapped(vars(base)[last], last))
+        functions = list(_wrapped(vars(base)[last], last, set()))
         yield from functions
-        if not any("super" in function.__code__.co_names for function in functions):
+        # An override goes on by super() or by the base class's name.
+        if not any(last in function.__code__.co_names for function in functions):
             return
 
 
-def _wrapped(value: object, name: str) -> Iterator[FunctionType]:
-    """A function and what it wraps: in its closure, or by the same name among its globals.
+def _wrapped(value: object, name: str, seen: set[int]) -> Iterator[FunctionType]:
+    """A function and what it wraps: kept in its closure or its defaults, or among its globals under
+    the same name; what a partial, a callable object or a cache of functools holds.
 
-    Not by `__wrapped__`: what replaces a function may name it there, and never call it.
+    Not by `__wrapped__` of a function: what replaces another may name it there, and never call it.
     """
-    function = getattr(value, "__func__", value)
-    if not isinstance(function, FunctionType):
+    if id(value) in seen:
         return
-    yield function
-    inner = list(inspect.getclosurevars(function).nonlocals.values())
-    kept = inspect.getclosurevars(function).globals.values()
-    inner += [other for other in kept if getattr(other, "__name__", None) == name]
+    seen.add(id(value))
+    if isinstance(value, FunctionType):
+        yield value
+        cells = (value.__closure__ or ()) + tuple(map(CellType, value.__defaults__ or ()))
+        inner = [cell.cell_contents for cell in cells if _is_filled(cell)]
+        used = (value.__globals__.get(other) for other in value.__code__.co_names)
+        inner += [other for other in used if getattr(other, "__name__", None) == name]
+    elif isinstance(value, partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    else:
+        inner = [getattr(value, attribute, None) for attribute in ("__func__", "__wrapped__")]
+        inner += [vars(type(value)).get("__call__"), *getattr(value, "__dict__", {}).values()]
     for other in inner:
-        if other is not function:
-            yield from _wrapped(other, name)
+        if callable(other) and not isinstance(other, type):
+            yield from _wrapped(other, name, seen)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def _names(function: FunctionType) -> set[str]:

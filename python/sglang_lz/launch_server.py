@@ -107,7 +107,7 @@ def check_model_path(path: str) -> None:
     Raises:
         CannotServe: it can be no such name, OWNER/MODEL, and nothing is there.
     """
-    a_file_there = path.endswith(".gguf")  # OWNER/MODEL/.../FILE
+    a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
     deep = path.count("/") > 1 and "://" not in path and not a_file_there
     local = deep or path.startswith(("/", "./", "../", "~"))
     if local and not Path(os.path.expanduser(path)).exists():

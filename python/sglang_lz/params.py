@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +24,10 @@ PREFIX = "lz_"
 """What every name of ours in a request begins with, and no name of upstream's."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Of a list of any length without making the text of all of it.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = sys.maxsize
+_SHORT.maxlist = _SHORT.maxdict = 80
 
 
 class FieldError(ValueError):
@@ -124,10 +130,11 @@ def check_name(name: str, value: object) -> None:
     """
     if name in FIELDS:
         return
+    name = name[:80].encode("utf-8", "replace").decode()  # it is printed, and may be anything
     (nearest,) = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
     raise FieldError(
         name,
-        f"{name[:80]} must be spelt {nearest} or left out: no LZ field has that name, "
+        f"{name} must be spelt {nearest} or left out: no LZ field has that name, "
         f"got {shown(value)}.",
     )
 
@@ -169,7 +176,7 @@ def _bad(field: str, value: object, allowed: str) -> FieldError:
 
 def shown(value: object) -> str:
     """A value as an error message shows it, cut where it is long."""
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

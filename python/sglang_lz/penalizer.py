@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import logging
 from array import array
 from collections.abc import Collection, Mapping, Sequence
@@ -240,7 +241,7 @@ class BatchedLZPenalizer:
         generation = self.pool.req_generation.numpy()[rows]
         unknown = (self.looked_at[rows] != generation).nonzero()[0].tolist()
         self.looked_at[rows] = generation
-        new = [i for i in unknown if batch.reqs[i].sampling_params.lz_penalty]
+        new = [i for i in unknown if _generates_with_penalty(batch.reqs[i])]
         return {i: len(batch.reqs[i].full_untruncated_fill_ids) - 1 for i in new}
 
     def take(self, seed: Seed) -> None:
@@ -327,14 +328,16 @@ def reserve_windows(runner: ModelRunner) -> None:
     pool, capacity = runner.req_to_token_pool, _max_window_size()
     rows = pool.req_to_token.shape[0]
     size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
+    kernels_of(torch.device(runner.device))  # what fails here does not lack memory
     try:
         penalizer = BatchedLZPenalizer(pool, capacity, runner.device)
     except (RuntimeError, MemoryError) as error:
+        cause = (str(error).splitlines() or ["no memory"])[0]
         raise RuntimeError(
             f"the LZ penalty cannot reserve {rows * bytes_of_row(capacity)} bytes on "
-            f"{runner.device} ({size}): lower --lz-max-window-size, which is {capacity}, or "
-            "--max-running-requests."
-        ) from error
+            f"{runner.device} ({size}; {cause}): lower --lz-max-window-size, which is {capacity}, "
+            "or --max-running-requests."
+        ) from None
     warm_up(penalizer.kernels, capacity, penalizer.device, _tree_sizes())
     pool.lz_penalizer = penalizer
     logger.info(
@@ -399,12 +402,15 @@ def warm_up(
         tree_sizes: how many nodes its draft trees may have; empty without speculation.
     """
     state = WindowState(1, capacity, device)
-    none = torch.zeros(1, dtype=torch.int64, device=device)
+    none = torch.zeros(2, dtype=torch.int64, device=device)
     kernels.seed(state, _seed_of([], np.zeros(1, dtype=np.int64), {}, [0]))
-    for width in {min(DEFAULT_WINDOW_SIZE, capacity), capacity}:
+    # Upstream cuts the padding off the vocabulary: numba has other code for such rows.
+    shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
+    for width, wide in itertools.product({min(DEFAULT_WINDOW_SIZE, capacity), capacity}, shapes):
+        logits = wide[:, :1]
         kernels.step(
             state,
-            torch.zeros(1, 1, device=device),
+            logits[:2],
             request_rows=none,
             seq_lens=none,
             input_ids=none,
@@ -416,9 +422,9 @@ def warm_up(
             tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
             paths = kernels.verify(
                 state,
-                torch.zeros(nodes, 1, device=device),
-                request_rows=none,
-                root=none,
+                logits[:nodes],
+                request_rows=none[:1],
+                root=none[:1],
                 tokens=tree,
                 first_child=tree,
                 next_sibling=tree,
@@ -427,11 +433,11 @@ def warm_up(
             )
             kernels.accept(
                 state,
-                request_rows=none,
-                root=none,
+                request_rows=none[:1],
+                root=none[:1],
                 paths=paths,
                 accept_index=tree.int(),
-                num_correct_drafts=none.int(),
+                num_correct_drafts=none[:1].int(),
                 width=width,
             )
 
@@ -458,9 +464,16 @@ def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
 
 def _samples_with_penalty(req: Req) -> bool:
     """Whether this prefill ends in a sampled token (no middle chunk does) that LZ adjusts."""
-    return bool(req.sampling_params.lz_penalty) and req.extend_end == len(
-        req.full_untruncated_fill_ids
-    )
+    return _generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
+
+
+def _generates_with_penalty(req: Req) -> bool:
+    """Whether a request has a penalty, and room to generate: upstream may have left it none.
+
+    What then generates nothing is sampled only in company, and the penalty must not depend on that.
+    """
+    params = req.sampling_params
+    return bool(params.lz_penalty) and params.max_new_tokens != 0
 
 
 def _request_rows(batch: ScheduleBatch) -> NDArray[np.int64]:

@@ -81,9 +81,12 @@ def admit(
     Raises:
         FieldError: a wrong value, or a penalty that this server cannot apply exactly.
     """
+    limit = sampling_params.max_new_tokens
+    if limit == 0 and _may_truncate():
+        requested = {**requested, "lz_penalty": 0}  # perhaps the client asked for more
     params = resolve(
         requested,
-        max_new_tokens=sampling_params.max_new_tokens,
+        max_new_tokens=limit,
         beam_width=sampling_params.beam_width,
         is_encoder_decoder=is_encoder_decoder,
         has_input_embeds=has_input_embeds,
@@ -146,6 +149,23 @@ def resolve(
             "not supported there yet.",
         )
     return params
+
+
+def resent_fields(sampling_params: Any) -> dict[str, Any]:
+    """The LZ fields with which another server gets a request that was admitted here.
+
+    Without a penalty only that there is none, whatever that server prefers or allows.
+    """
+    if not sampling_params.lz_penalty:
+        return {"lz_penalty": 0}
+    return {name: getattr(sampling_params, name) for name in FIELDS}
+
+
+def _may_truncate() -> bool:
+    """Whether upstream may have lowered a request's `max_new_tokens` to what its prompt leaves."""
+    from sglang.srt.runtime_context import get_context
+
+    return bool(get_context().config_leaf("allow_auto_truncate"))
 
 
 def _without(params: Any) -> Any:

@@ -28,7 +28,8 @@ NOT_CALLS = {
     "OllamaOptions",
     "LZFields",  # base classes
     "LZFieldsInOptions",
-    "gate",  # a dependency of the application
+    "gate",  # a dependency of the application, and a call named below it
+    "resent_fields",  # its request is checked like any other
     "check_server",  # which does the checking
 }
 
@@ -65,7 +66,7 @@ def test_no_call_of_a_patch_is_forgotten() -> None:
             for names in re.findall(rb"^\+ *from sglang_lz\S* import (.*)$", patch.data, re.M):
                 imported |= set(names.decode().split(", "))
     known = {call for calls in hooks.HOOKS.values() for call in calls}
-    assert imported - NOT_CALLS == known
+    assert imported - NOT_CALLS == known - {"check_json"}  # imported with its module
 
 
 @pytest.mark.parametrize("target", [SAMPLE, VERIFY])
@@ -167,4 +168,73 @@ def test_a_copy_without_the_call_is_found(registry: Any, monkeypatch: pytest.Mon
 def test_what_is_not_imported_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, _ in hooks.HOOKS:
         monkeypatch.delitem(hooks.sys.modules, module, raising=False)
+    assert hooks.missing() == []
+
+
+def wrap_in_partial(original: Any) -> Any:
+    return functools.partial(lambda wrapped, *args: wrapped(*args), original)
+
+
+def wrap_in_object(original: Any) -> Any:
+    class Caller:
+        def __init__(self) -> None:
+            self.wrapped = original
+
+        def __call__(self, *args: Any) -> Any:
+            return self.wrapped(*args)
+
+    return Caller()
+
+
+def wrap_in_cache(original: Any) -> Any:
+    return functools.lru_cache(original)
+
+
+def wrap_by_default(original: Any) -> Any:
+    def wrapper(*args: Any, wrapped: Any = original) -> Any:
+        return wrapped(*args)
+
+    wrapper.__defaults__ = (original,)
+    return wrapper
+
+
+def wrap_with_helpers(original: Any) -> Any:
+    """Helpers that call each other, and a cell that is not filled yet."""
+
+    def one(count: int) -> Any:
+        return two(count - 1) if count else later
+
+    def two(count: int) -> Any:
+        return one(count)
+
+    def wrapper(*args: Any) -> Any:
+        one(0)
+        return original(*args)
+
+    if not one:
+        later = None
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "wrap", [wrap_in_partial, wrap_in_object, wrap_in_cache, wrap_by_default, wrap_with_helpers]
+)
+def test_other_wrappers_are_looked_through(
+    registry: Any, monkeypatch: pytest.MonkeyPatch, wrap: Any
+) -> None:
+    from sglang.srt.speculative import eagle_utils
+
+    monkeypatch.setattr(eagle_utils, "eagle_sample", wrap(eagle_utils.eagle_sample))
+    assert hooks.missing() == []
+
+
+def test_an_override_may_name_its_base_class(registry: Any) -> None:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    class Named(ModelRunner):
+        def sample(self, *args: Any) -> Any:
+            return ModelRunner.sample(self, *args)
+
+    registry.register(SAMPLE.rsplit(".", 1)[0], Named, _type("REPLACE"))
+    registry.apply_hooks()
     assert hooks.missing() == []

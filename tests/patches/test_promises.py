@@ -147,6 +147,8 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     payload = req.build_rebootstrap_payload()
     assert lz_part(payload["sampling_params"]) == LZ
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
+    req.sampling_params.lz_penalty = 0.0
+    assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == {"lz_penalty": 0}
 
 
 def test_what_only_scores_has_no_preferred_penalty() -> None:

@@ -232,7 +232,12 @@ def test_what_the_host_does_has_a_row_for_each_case() -> None:
     rows = list(host.measure(CPU, rounds=2, quick=True))
     assert all(tuple(row) == host.COLUMNS for row in rows)
     assert all(row["median_us"] > 0 for row in rows)
-    assert {row["what"] for row in rows} == {host.PREFILL, host.IDLE, host.NOBODY}
+    idle = {row["what"] for row in rows} - {host.PREFILL}
+    assert idle == {
+        f"{what}, {held}"
+        for what in (host.NOBODY, host.PREFILL_NOBODY)
+        for held in ("no window held", "a window held elsewhere")
+    }
     assert {row["seen"] for row in rows if row["what"] == host.PREFILL} == {0, 512}
     assert host.PREFILL in host.text_table(rows)
 
@@ -248,13 +253,18 @@ def test_a_measured_prefill_fills_the_windows(seen: int, monkeypatch: pytest.Mon
     assert windows.state.match[2, :seen].tolist() == expected
 
 
-def test_targets_of_a_request_s_start_are_for_a_large_batch() -> None:
+def test_targets_of_a_request_s_start_are_for_one_and_for_many() -> None:
     def row(seen: int, requests: int, us: float) -> dict[str, Any]:
         return {"what": host.PREFILL, "seen": seen, "requests": requests, "median_us": us}
 
     rows = [row(0, 1, 40.0), row(0, 64, 4.0), row(512, 64, 8.0), row(512, 64, 31.0)]
+    rows += [row(512, 1, 29.0), row(512, 16, 99.0)]
     measured = {
         entry["target"]: (entry["measured"], entry["met"]) for entry in kernel.targets([], rows)
     }
     of_start = [value for name, value in measured.items() if "prefill" in name]
-    assert of_start == [(4.0, True), (31.0, False), (None, None)]
+    assert of_start == [
+        *((40.0, False), (4.0, True)),
+        *((29.0, True), (31.0, False)),
+        *((None, None), (None, None)),
+    ]

@@ -153,6 +153,8 @@ def test_nothing_generated_has_no_preferred_penalty(server_config: dict[str, Any
     assert admit(max_new_tokens=1).lz_penalty == 0.5
     with pytest.raises(ValueError, match=r"where nothing is generated.*got 0\.25:"):
         admit(max_new_tokens=0, lz_penalty=0.25)
+    server_config["allow_auto_truncate"] = True  # then it is perhaps not the client's 0
+    assert admit(max_new_tokens=0, lz_penalty=0.25).lz_penalty == 0
 
 
 def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:

@@ -95,8 +95,8 @@ def verify_imported(sglang: ModuleType) -> list[str]:
 
     That need not be the one beside this package: a copy may stand before it on Python's path.
     """
-    ours = Path(__file__).resolve().parent.parent.parent
-    # Of the folder: the files in it may be links to ours, but for the one that matters.
+    # Of the folders: files may be links, all of an installation's or all but the one that matters.
+    ours = Path(__file__).parent.resolve().parent.parent
     theirs = Path(sglang.__file__ or "").parent.resolve().parent
     if theirs != ours:
         return [f"sglang is imported from {theirs}, not from {ours}, which is ours"]

@@ -131,9 +131,22 @@ def time_prefills(penalizer: Any) -> None:
     penalizer.plan_step, penalizer.apply_step = planned, applied
 
 
+def note_splits(penalizer: Any) -> None:
+    """Append a line for each batch with a penalty that upstream ran as two."""
+    apply_step = penalizer.apply_step
+
+    def applied(logits: Any, forward_batch: Any) -> None:
+        apply_step(logits, forward_batch)
+        if forward_batch.tbo_children and getattr(forward_batch, "lz_step", None) is not None:
+            append("splits", len(forward_batch.tbo_children))
+
+    penalizer.apply_step = applied
+
+
 def watch_penalizer(penalizer: ModuleType) -> None:
     """Watch upstream's calls into the penalizer, as far as LZ_GPU_WATCH asks for it."""
-    watch = {"trees": record_trees, "prefills": time_prefills}.get(os.environ["LZ_GPU_WATCH"])
+    watches = {"trees": record_trees, "prefills": time_prefills, "splits": note_splits}
+    watch = watches.get(os.environ["LZ_GPU_WATCH"])
     if watch is not None:
         watch(penalizer)
 
