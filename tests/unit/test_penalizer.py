@@ -108,6 +108,7 @@ def request(prompt: list[int], **lz: object) -> Request:
         "lz_buffer_size": 4,
         "lz_include_prompt": True,
         "lz_cost": "marginal",
+        "max_new_tokens": 64,
     }
     return Request(SimpleNamespace(**params | lz), array("q", prompt))
 
@@ -535,10 +536,31 @@ def test_memory_that_is_not_there_ends_the_start_in_one_sentence() -> None:
     size = MAX_WINDOW * 6 + 20
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
-        f"of {size} bytes): lower --lz-max-window-size, which is {MAX_WINDOW}, or "
-        "--max-running-requests."
+        f"of {size} bytes; CUDA out of memory. Tried to allocate 1.00 GiB.): lower "
+        f"--lz-max-window-size, which is {MAX_WINDOW}, or --max-running-requests."
     )
     assert not hasattr(pool, "lz_penalizer")
+
+
+def test_what_fails_beside_the_memory_is_not_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> ModuleType:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(penalizer, "kernels_of", broken)
+    with pytest.raises(RuntimeError, match="^no kernel image is available$"):
+        penalizer.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=Pool()))
+
+
+def test_a_request_without_room_to_generate_has_no_penalty() -> None:
+    """Upstream samples a batch of such requests only in company: it must not matter."""
+    pool = reserved_pool()
+    nothing = admitted(pool, request([1, 2, 1, 2, 1], max_new_tokens=0))
+    other = admitted(pool, request([1, 2, 1, 2, 1]))
+    _, before, after = forward(pool, "extend", [nothing, other], [])
+    assert (before[0] == after[0]).all()
+    assert_exact(other, before[1], after[1])
+    step, *_ = forward(pool, "extend", [admitted(pool, request([1, 1], max_new_tokens=0))], [])
+    assert step is None
 
 
 def test_a_pool_that_is_made_anew_has_windows_of_its_own() -> None:
