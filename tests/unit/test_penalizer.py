@@ -547,7 +547,7 @@ def test_what_fails_beside_the_memory_is_not_called_so(monkeypatch: pytest.Monke
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(penalizer, "kernels_of", broken)
-    with pytest.raises(RuntimeError, match="^no kernel image is available$"):
+    with pytest.raises(RuntimeError, match=r"^no kernel image is available$"):
         penalizer.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=Pool()))
 
 
