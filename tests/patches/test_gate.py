@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -219,22 +219,27 @@ def test_what_is_no_object_is_upstreams_to_word(
 @pytest.mark.parametrize(("path", "where"), TAKERS.items())
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
 class TestTakers:
+    @pytest.fixture
     def send(
-        self, client: TestClient, path: str, where: tuple[str, ...], stream: bool, **values: Any
-    ) -> Any:
-        body = {**nested(where, values), "stream": stream}
-        return client.post(path, json=body)
-
-    def test_a_wrong_value_is_refused_in_the_words_of_the_api(
         self,
         client: TestClient,
         server_config: dict[str, Any],
         path: str,
         where: tuple[str, ...],
         stream: bool,
+    ) -> Callable[..., Any]:
+        """Sends a request with these values where the route has its LZ fields."""
+
+        def post(**values: Any) -> Any:
+            return client.post(path, json={**nested(where, values), "stream": stream})
+
+        return post
+
+    def test_a_wrong_value_is_refused_in_the_words_of_the_api(
+        self, send: Callable[..., Any], path: str
     ) -> None:
         """Its place in the error says the field, as OpenAI does (`param`)."""
-        answer = self.send(client, path, where, stream, lz_penalty=11)
+        answer = send(lz_penalty=11)
         message = "lz_penalty must be a finite number in [0, 10], got 11."
         assert answer.status_code == 400
         error = {"type": "invalid_request_error", "message": message}
@@ -249,51 +254,36 @@ class TestTakers:
         }.get(path, {"object": "error", **named})
 
     def test_a_penalty_on_nothing_is_refused(
-        self,
-        client: TestClient,
-        server_config: dict[str, Any],
-        path: str,
-        where: tuple[str, ...],
-        stream: bool,
+        self, send: Callable[..., Any], where: tuple[str, ...]
     ) -> None:
         limit = LIMITS[where[-1]] if where else "max_tokens"
-        answer = self.send(client, path, where, stream, lz_penalty=0.5, **{limit: 0})
+        answer = send(lz_penalty=0.5, **{limit: 0})
         assert "where nothing is generated" in named(answer)
-        assert_passed(self.send(client, path, where, stream, lz_penalty=0, **{limit: 0}))
+        assert_passed(send(lz_penalty=0, **{limit: 0}))
         # Names that upstream does not read there, and the limit that it takes first.
         for other in {*LIMITS.values(), "max_completion_tokens"} - {limit}:
             values = {"lz_penalty": 0.5, limit: 3, other: 0}
-            assert_passed(self.send(client, path, where, stream, **values))
+            assert_passed(send(**values))
 
     def test_a_mode_that_cannot_honour_it_refuses(
-        self,
-        client: TestClient,
-        server_config: dict[str, Any],
-        path: str,
-        where: tuple[str, ...],
-        stream: bool,
+        self, send: Callable[..., Any], server_config: dict[str, Any]
     ) -> None:
         server_config["speculative_algorithm"] = "DFLASH"
-        assert "by DFLASH" in named(self.send(client, path, where, stream, lz_penalty=1))
-        assert_passed(self.send(client, path, where, stream, lz_window_size=8))
+        assert "by DFLASH" in named(send(lz_penalty=1))
+        assert_passed(send(lz_window_size=8))
 
     def test_beams_refuse_a_preferred_penalty_and_say_whose_it_is(
-        self,
-        client: TestClient,
-        server_config: dict[str, Any],
-        path: str,
-        where: tuple[str, ...],
-        stream: bool,
+        self, send: Callable[..., Any], server_config: dict[str, Any], where: tuple[str, ...]
     ) -> None:
         server_config["preferred_sampling_params"] = {"lz_penalty": 0.5}
-        answer = self.send(client, path, where, stream, beam_width=2)
+        answer = send(beam_width=2)
         if where[-1:] != ("sampling_params",):  # there upstream knows no beams
             assert_passed(answer)
             return
         message = named(answer)
         assert "beam search" in message
         assert "got 0.5 from the server's --preferred-sampling-params" in message
-        assert_passed(self.send(client, path, where, stream, beam_width=2, lz_penalty=0))
+        assert_passed(send(beam_width=2, lz_penalty=0))
 
 
 def test_each_of_several_requests_is_checked(

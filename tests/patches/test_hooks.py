@@ -28,8 +28,8 @@ NOT_CALLS = {
     "OllamaOptions",
     "LZFields",  # base classes
     "LZFieldsInOptions",
-    "gate",  # a dependency of the application, and a call named below it
-    "resent_fields",  # its request is checked like any other
+    "gate",  # a module, of which a route's dependency and `check_json` are called
+    "resent_fields",  # without it the prefill server sees a request of its own defaults
     "check_server",  # which does the checking
 }
 
