@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 
 from rivals import HISTORIES, LZ_PENALTY, VOCAB
-from sglang_lz import penalizer
+from sglang_lz import sampling
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.penalizer import BatchedLZPenalizer
 
 PREFILL = "prefill, a request"
 NOBODY = "decode without the penalty"
@@ -45,14 +46,19 @@ class _Mode:
         return not self.decode
 
 
-def _penalizer(rows: int, capacity: int, device: torch.device) -> penalizer.BatchedLZPenalizer:
-    pool: Any = SimpleNamespace(
-        req_to_token=torch.empty(rows, 1), req_generation=torch.ones(rows, dtype=torch.int64)
+RUNNER: Any = SimpleNamespace(
+    is_draft_worker=False, is_generation=True, pp_group=SimpleNamespace(is_last_rank=True)
+)
+
+
+def _pool(rows: int, capacity: int, device: torch.device) -> Any:
+    return SimpleNamespace(
+        req_generation=torch.ones(rows, dtype=torch.int64),
+        lz_penalizer=BatchedLZPenalizer(rows, capacity, device),
     )
-    return penalizer.BatchedLZPenalizer(pool, capacity, device)
 
 
-def _batch(rows: range, tokens: list[int] | None, window: int) -> Any:
+def _batch(pool: Any, rows: range, tokens: list[int] | None, window: int) -> Any:
     """A batch of requests in these rows, decoding, or at prefill with a penalty on these tokens."""
     reqs: list[Any] = [None] * len(rows)
     if tokens is not None:
@@ -77,6 +83,7 @@ def _batch(rows: range, tokens: list[int] | None, window: int) -> Any:
         forward_mode=_Mode(decode=tokens is None),
         reqs=reqs,
         req_pool_indices_cpu=torch.arange(rows.start, rows.stop),
+        req_to_token_pool=pool,
         decoding_reqs=None,
     )
 
@@ -116,55 +123,50 @@ def measure(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str
 
 
 def _prefills(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    pool = 64 if quick else POOLS[0]
+    rows = 64 if quick else POOLS[0]
     generator = torch.Generator().manual_seed(0)
     spread = torch.randperm(VOCAB, generator=generator)
     for window in WINDOWS[:2] if quick else WINDOWS:
         for history in HISTORIES if window else ["text"]:
             tokens = HISTORIES[history](1, window + 100, spread, generator)[0].tolist()
             for requests in BATCHES[:2] if quick else BATCHES:
-                windows = _penalizer(pool + 1, max(window, DEFAULT_MAX_WINDOW_SIZE), device)
-                batch = _batch(range(1, requests + 1), tokens, window)
-                times = _times(functools.partial(_start, windows, batch), rounds, requests)
+                pool = _pool(rows + 1, max(window, DEFAULT_MAX_WINDOW_SIZE), device)
+                batch = _batch(pool, range(1, requests + 1), tokens, window)
+                times = _times(functools.partial(_start, batch), rounds, requests)
                 yield (
-                    dict(zip(COLUMNS, (PREFILL, requests, window, history, pool), strict=False))
+                    dict(zip(COLUMNS, (PREFILL, requests, window, history, rows), strict=False))
                     | times
                 )
 
 
-def _start(windows: penalizer.BatchedLZPenalizer, batch: Any) -> None:
-    step = windows.plan(batch)
-    assert step is not None
-    assert step.seed is not None
-    windows.take(step.seed)
+def _start(batch: Any) -> None:
+    forward_batch: Any = SimpleNamespace()
+    sampling.plan_step(batch, RUNNER, forward_batch)
+    assert forward_batch.lz_step.seed is not None
+    batch.req_to_token_pool.lz_penalizer.take(forward_batch.lz_step.seed)
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    runner: Any = SimpleNamespace(
-        is_draft_worker=False, is_generation=True, pp_group=SimpleNamespace(is_last_rank=True)
-    )
     no_penalty = SimpleNamespace(sampling_params=SimpleNamespace(lz_penalty=0.0))
     logits = torch.empty(0)
-    for pool in (DECODING,) if quick else POOLS:
-        windows = _penalizer(pool + 2, 16, device)
-        decode = _batch(range(2, DECODING + 2), None, 0)
-        prefill = _batch(range(2, DECODING + 2), [1], 0)
+    for rows in (DECODING,) if quick else POOLS:
+        pool = _pool(rows + 2, 16, device)
+        decode = _batch(pool, range(2, DECODING + 2), None, 0)
+        prefill = _batch(pool, range(2, DECODING + 2), [1], 0)
         prefill.reqs = [no_penalty] * DECODING
-        for batch in (decode, prefill):
-            batch.req_to_token_pool = SimpleNamespace(lz_penalizer=windows)
 
         def hooks(batch: Any) -> None:
             forward_batch: Any = SimpleNamespace()
-            penalizer.plan_step(batch, runner, forward_batch)
-            penalizer.apply_step(logits, forward_batch)
+            sampling.plan_step(batch, RUNNER, forward_batch)
+            sampling.apply_step(logits, forward_batch)
 
         for held in (False, True):
             if held:
-                _start(windows, _batch(range(1, 2), [1, 2, 1], 8))
+                _start(_batch(pool, range(1, 2), [1, 2, 1], 8))
             for what, batch in ((NOBODY, decode), (PREFILL_NOBODY, prefill)):
                 times = _times(functools.partial(hooks, batch), rounds, 1)
                 words = f"{what}, {'a window held elsewhere' if held else 'no window held'}"
-                yield dict(zip(COLUMNS, (words, DECODING, None, None, pool), strict=False)) | times
+                yield dict(zip(COLUMNS, (words, DECODING, None, None, rows), strict=False)) | times
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:

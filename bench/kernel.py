@@ -2,8 +2,8 @@
 
 All take the same histories and logits, in one run:
 
-- ours: `sglang_lz.fused` (Triton) on CUDA, `sglang_lz.compiled` (numba) on a CPU;
-- reference: `sglang_lz.eager`, the same in torch operators;
+- ours: `sglang_lz.kernels.cuda` (Triton) on CUDA, `sglang_lz.kernels.cpu` (numba) on a CPU;
+- reference: `sglang_lz.reference.steps`, the same in torch operators;
 - dense: compares every token of the vocabulary with every window position, B x V x W, as the code
   published with the paper does, in slices of V that fit into memory;
 - frequency + repetition: what upstream's penalties run at each step: upstream's own classes if
@@ -76,8 +76,8 @@ from rivals import (
     touched_bytes,
     upstream_penalties,
 )
-from sglang_lz import eager
-from sglang_lz.penalizer import kernels_of
+from sglang_lz.kernels import import_for
+from sglang_lz.reference import steps as reference
 
 OURS = "ours"
 REFERENCE = "reference"
@@ -253,7 +253,7 @@ class Bench:
 
     def __init__(self, device: torch.device, effort: Effort, quick: bool) -> None:
         self.device, self.effort = device, effort
-        self.kernels = kernels_of(device)
+        self.kernels = import_for(device)
         # Upstream's takes longer to import and compile than a quick run may last.
         self.make_penalties: Callable[..., Any] = Penalties
         self.scale, self.is_upstream = scale, False
@@ -272,7 +272,7 @@ class Bench:
         self._check(case, inputs)
         ways: dict[str, Callable[[], Implementation]] = {
             OURS: lambda: ours(inputs, self.kernels, size),
-            REFERENCE: lambda: ours(inputs, eager, None),
+            REFERENCE: lambda: ours(inputs, reference, None),
         }
         if not case.nodes:
             ways[DENSE] = lambda: Dense(inputs, case.rows, effort.slice_bytes)
@@ -306,7 +306,7 @@ class Bench:
 
     def _check(self, case: Case, inputs: Inputs) -> None:
         way = Verify if case.nodes else Step
-        expected = outputs(way(inputs, eager, None), inputs)
+        expected = outputs(way(inputs, reference, None), inputs)
         check(case, OURS, outputs(way(inputs, self.kernels, None), inputs), expected)
         if case.nodes or case.rows * case.window * case.buffer >= 2**31:
             return

@@ -2,7 +2,8 @@
 
 Equation (2) of the paper, read literally, keeps the newest B tokens out of the window; LZ77 lets a
 source reach into them, and so does the server, which has no switch for it. So this generates
-without a server, greedily with transformers, with the penalty of `sglang_lz.codelength` both ways:
+without a server, greedily with transformers, with the penalty of `sglang_lz.reference.codelength`
+both ways:
 
     python bench/overlap.py --out bench/results/overlap.json
 
@@ -31,7 +32,7 @@ from common import ROOT, commit, compact_rows, machine, versions
 from loops import answers, tasks
 from loops.detector import DEGENERATE_REPEATS, longest_repetition
 from loops.scores import bootstrap
-from sglang_lz.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.reference.codelength import match_lengths, saved_bits, subtract_savings
 
 WINDOW, BUFFER = 512, 32
 MODELS = ROOT / "python" / "sglang_lz" / "demo"

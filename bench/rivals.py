@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_lz import eager
-from sglang_lz.codelength import match_lengths
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.reference import steps as reference
+from sglang_lz.reference.codelength import match_lengths
 from sglang_lz.window import WindowState
 
 LZ_PENALTY = 0.15
@@ -231,10 +231,10 @@ class Implementation:
 
 
 class Step(Implementation):
-    """A decode step of the LZ penalty by `fused`, `compiled` or `eager`."""
+    """A decode step of the LZ penalty by the kernels of CUDA or a CPU, or by the reference."""
 
     def __init__(self, inputs: Inputs, kernels: ModuleType, size: int | None) -> None:
-        super().__init__(inputs, size, capturable=kernels is not eager)
+        super().__init__(inputs, size, capturable=kernels is not reference)
         self.kernels = kernels
         self.state = inputs.window_state()
 

@@ -43,8 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, commit, compact_rows, machine, versions
-from sglang_lz.bench import add_arguments
 from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.upstream_benchmarks import add_arguments
 
 CONFIDENCE = 0.95
 # Input and output tokens of the paper's table.

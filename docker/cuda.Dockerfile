@@ -62,7 +62,7 @@ USER 10001:10001
 RUN sglang-lz doctor
 EXPOSE 30000
 HEALTHCHECK --start-period=30m --interval=5s --timeout=30s --retries=6 \
-    CMD ["python3", "-m", "sglang_lz.dist.health"]
+    CMD ["python3", "-m", "sglang_lz.distribution.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
 
 ARG VERSION=unknown

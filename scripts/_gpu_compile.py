@@ -55,9 +55,10 @@ def count(programs: list[str]) -> None:
 
 def warm_up(device: torch.device, capacity: int, tree_sizes: list[int]) -> None:
     """What a server does before it serves; arguments as `serve`."""
-    from sglang_lz import fused, penalizer
+    from sglang_lz import kernels
+    from sglang_lz.kernels import cuda as cuda_kernels
 
-    penalizer.warm_up(fused, capacity, device, tree_sizes)
+    kernels.warm_up(cuda_kernels, capacity, device, tree_sizes)
 
 
 def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
@@ -68,7 +69,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
         capacity: of the windows, in tokens.
         tree_sizes: nodes of the draft trees; none without speculation.
     """
-    from sglang_lz import fused
+    from sglang_lz.kernels import cuda as cuda_kernels
     from sglang_lz.window import WindowState
 
     calls = 0
@@ -85,7 +86,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
             torch.zeros(batch, vocab + 3, dtype=LOGITS, device=device)[:, 1 : vocab + 1],
         ):
             for prefilled, offset in ((0, 0), (0, 1), (0, 16), (1, 0), (batch, 0)):
-                fused.step(
+                cuda_kernels.step(
                     state,
                     logits,
                     request_rows=rows,
@@ -101,7 +102,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
             tree = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
             logits = torch.zeros(batch * nodes, vocab, dtype=LOGITS, device=device)
             for depth in sorted({1, nodes}):
-                paths = fused.verify(
+                paths = cuda_kernels.verify(
                     state,
                     logits,
                     request_rows=rows,
@@ -112,7 +113,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
                     depth=depth,
                     width=width,
                 )
-                fused.accept(
+                cuda_kernels.accept(
                     state,
                     request_rows=rows,
                     root=lengths,

@@ -2,7 +2,7 @@
 
 import sys
 
-from .dist.cli import main
+from .distribution.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from sglang_lz.dist.seal import verify_imported
+from sglang_lz.distribution.seal import verify_imported
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from sglang_lz import hooks
-from sglang_lz.dist.seal import verify_imported
+from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.params import PREFIX, LZParams, check_max_window_size, check_name
 from sglang_lz.support import unsupported_modes
 

@@ -36,7 +36,7 @@ from deployment import (
     probe_paths,
     read_query,
 )
-from sglang_lz.dist.lock import Lock
+from sglang_lz.distribution.lock import Lock
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.
 KUBERNETES = ("1.30", "1.37")

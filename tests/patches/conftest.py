@@ -46,17 +46,17 @@ def bench_runner(model_path: str) -> Any:
 
 @pytest.fixture
 def runner(bench_runner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    from sglang_lz import penalizer
+    from sglang_lz import sampling
 
     made = Runner(bench_runner)
-    apply_step = penalizer.apply_step
+    apply_step = sampling.apply_step
 
     def recorded(logits: torch.Tensor, forward_batch: Any) -> None:
         before = logits.clone()
         apply_step(logits, forward_batch)
         made.seen.append((before, logits.clone()))
 
-    monkeypatch.setattr(penalizer, "apply_step", recorded)
+    monkeypatch.setattr(sampling, "apply_step", recorded)
     bench_runner.clear()
     yield made
     bench_runner.clear()

@@ -33,7 +33,7 @@ class TestOneBatch:
         """One measurement of 12 output tokens."""
         from sglang.benchmark import one_batch
 
-        from sglang_lz.bench import penalize
+        from sglang_lz.upstream_benchmarks import penalize
 
         reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
         penalize(reqs, fields)

@@ -12,7 +12,8 @@ import torch
 
 from inprocess import LZ, Runner, assert_changed, change, make_request
 from oracle import visible_history
-from sglang_lz import compiled, penalizer
+from sglang_lz import sampling
+from sglang_lz.kernels import cpu as cpu_kernels
 from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
@@ -134,10 +135,10 @@ def test_numba_compiles_nothing_after_the_start(
     """A request would wait for it: seconds, where nothing can be kept on disk."""
     fresh = {}
     for name in ("_seed", "_step", "_verify", "_accept"):
-        fresh[name] = numba.njit(getattr(compiled, name).py_func)
-        monkeypatch.setattr(compiled, name, fresh[name])
-    monkeypatch.setattr(penalizer, "_tree_sizes", lambda: set(adaptive_sizes()))
-    penalizer.reserve_windows(runner.bench.torch_runner)
+        fresh[name] = numba.njit(getattr(cpu_kernels, name).py_func)
+        monkeypatch.setattr(cpu_kernels, name, fresh[name])
+    monkeypatch.setattr(sampling, "_tree_sizes", lambda: set(adaptive_sizes()))
+    sampling.reserve_windows(runner.bench.torch_runner)
     at_start = {name: kernel.signatures[:] for name, kernel in fresh.items()}
     # Rows of logits stand one after the other, or further apart.
     counts = {name: len(signatures) for name, signatures in at_start.items()}
@@ -167,8 +168,8 @@ def test_every_size_of_an_adaptive_tree_is_warmed_up(monkeypatch: pytest.MonkeyP
         speculative_adaptive_config=None,
     )
     monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
-    assert penalizer._tree_sizes() == {4}
+    assert sampling._tree_sizes() == {4}
     spec.speculative_adaptive = True
-    assert penalizer._tree_sizes() == {1, 2, 4, 6, 8} == {4, *adaptive_sizes()}
+    assert sampling._tree_sizes() == {1, 2, 4, 6, 8} == {4, *adaptive_sizes()}
     spec.speculative_adaptive, spec.speculative_num_draft_tokens = False, None
-    assert penalizer._tree_sizes() == set()
+    assert sampling._tree_sizes() == set()

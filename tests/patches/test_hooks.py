@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sglang_lz import hooks
-from sglang_lz.dist.patchset import PatchSet
+from sglang_lz.distribution.patchset import PatchSet
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 SAMPLE = "sglang.srt.model_executor.model_runner.ModelRunner.sample"

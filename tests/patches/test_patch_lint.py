@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_lz.dist.lint import lint
-from sglang_lz.dist.lock import ARCHES, PYTHONS, Lock
-from sglang_lz.dist.patchset import FLAVOUR_GROUPS, GROUPS, PatchSet
+from sglang_lz.distribution.lint import lint
+from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
+from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, GROUPS, PatchSet
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 

@@ -14,10 +14,10 @@ CHECKOUT = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "cpu"
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """`sglang_lz.fused` on DEVICE; nothing imports it before, since the product does so on CUDA."""
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The kernels of CUDA on DEVICE; nothing imports them before, as the product does on CUDA."""
     monkeypatch.setenv("TRITON_INTERPRET", str(int(DEVICE == "cpu")))
-    return importlib.import_module("sglang_lz.fused")
+    return importlib.import_module("sglang_lz.kernels.cuda")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import oracle
-from sglang_lz import compiled, eager
+from sglang_lz.kernels import cpu as cpu_kernels
+from sglang_lz.reference import steps as reference
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 path = list(sys.path)
@@ -60,8 +61,8 @@ def test_compared_matches_equal_the_oracle(buffer: int) -> None:
 def test_every_step_equals_the_oracle(history: str, way: str) -> None:
     inputs = inputs_of(history)
     implementation = {
-        "ours": lambda: rivals.Step(inputs, compiled, None),
-        "reference": lambda: rivals.Step(inputs, eager, None),
+        "ours": lambda: rivals.Step(inputs, cpu_kernels, None),
+        "reference": lambda: rivals.Step(inputs, reference, None),
         "dense": lambda: rivals.Dense(inputs, 2, 2**20),
         "dense in slices": lambda: rivals.Dense(inputs, 2, 1),
     }[way]()
@@ -74,7 +75,7 @@ def test_every_step_equals_the_oracle(history: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("history", ["text", "loop"])
-@pytest.mark.parametrize("kernels", [compiled, eager], ids=["ours", "reference"])
+@pytest.mark.parametrize("kernels", [cpu_kernels, reference], ids=["ours", "reference"])
 def test_every_node_equals_the_oracle(kernels: ModuleType, history: str) -> None:
     inputs = inputs_of(history, nodes=len(rivals.PARENTS))
     got = kernel.outputs(rivals.Verify(inputs, kernels, None), inputs)

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from sglang_lz.bench import add_arguments  # the installed one, before the script finds its own
+from sglang_lz.upstream_benchmarks import (
+    add_arguments,  # the installed one, before the script finds its own
+)
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 path = list(sys.path)

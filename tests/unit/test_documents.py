@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import overlap
-from sglang_lz.dist.patchset import FLAVOUR_GROUPS, PatchSet
+from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.params import FIELDS
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import match_lengths
-from sglang_lz import codelength, draft_tree, eager
-from sglang_lz.window import WindowView
+from sglang_lz import draft_tree
+from sglang_lz.reference import codelength
+from sglang_lz.reference import steps as reference
+from sglang_lz.reference.window_view import WindowView
 
 WIDTH = 10
 
@@ -87,7 +89,7 @@ def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
         on_path = [tokens[i] for i in [*reversed(path(parent, node)), 0]]
         assert paths[0, node, : len(on_path)].tolist() == on_path
         assert lengths[0, node] == len(on_path)
-    windows = eager.advance_along(
+    windows = reference.advance_along(
         before[torch.zeros(1, len(parent), dtype=torch.int64)], paths, lengths
     )
     for node in range(len(parent)):

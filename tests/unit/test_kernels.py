@@ -20,19 +20,20 @@ import torch
 
 from device import DEVICE
 from oracle import match_lengths
-from sglang_lz import compiled, eager
-from sglang_lz.penalizer import warm_up
+from sglang_lz.kernels import cpu as cpu_kernels
+from sglang_lz.kernels import warm_up
+from sglang_lz.reference import steps as reference
 from sglang_lz.window import PARAMS, Seed, WindowState
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"
-KERNELS = ["fused"] if ON_GPU else ["fused", "compiled"]
+KERNELS = ["cuda"] if ON_GPU else ["cuda", "cpu"]
 TOLERANCE = 2e-5
 
 
 @pytest.fixture
-def kernels_of_name(fused: ModuleType) -> dict[str, ModuleType]:
-    return {"fused": fused, "compiled": compiled}
+def kernels_of_name(cuda_kernels: ModuleType) -> dict[str, ModuleType]:
+    return {"cuda": cuda_kernels, "cpu": cpu_kernels}
 
 
 def window_state(
@@ -40,7 +41,7 @@ def window_state(
 ) -> WindowState:
     """Request row i + 1 holds histories[i]; params as the columns of `WindowState.params`."""
     state = WindowState(len(histories) + 1, capacity, "cpu")
-    compiled.seed(state, seed_of(range(1, len(histories) + 1), histories, params))
+    cpu_kernels.seed(state, seed_of(range(1, len(histories) + 1), histories, params))
     return state
 
 
@@ -120,7 +121,7 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
                 for given, history in zip(params, histories, strict=True)
             ]
         seed = seed_of(taken, histories, params)
-        eager.seed(state, seed)
+        reference.seed(state, seed)
         kernels_of_name[name].seed(device_state, seed)
         torch.testing.assert_close(device_state.params.cpu(), state.params)
         for row, history in zip(taken, histories, strict=True):
@@ -137,7 +138,7 @@ def test_the_match_lengths_of_a_history_equal_the_definition() -> None:
         history = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
         buffer = rng.randint(1, 40)
         got = np.full(40, -1, dtype=np.int16)
-        compiled._match_lengths(np.array(history), buffer, got)
+        cpu_kernels._match_lengths(np.array(history), buffer, got)
         expected = [0, *match_lengths(history, buffer)[::-1]]
         assert got[: len(history)].tolist() == expected[: len(history)]
 
@@ -153,7 +154,7 @@ def test_the_longest_loop_is_matched_in_linear_time() -> None:
             return super().__getitem__(index)
 
     match = np.zeros(8192, dtype=np.int16)
-    compiled._match_lengths.py_func(Counted([7] * 8192), 8192, match)
+    cpu_kernels._match_lengths.py_func(Counted([7] * 8192), 8192, match)
     assert match[1] == 8191
     assert Counted.reads < 10 * 8192
 
@@ -198,7 +199,7 @@ def decode(kernels, rng, state, device_state, rows, histories, token, vocab) -> 
         "input_ids": input_ids,
     }
     options = {"prefilled": prefilled, "offset": offset, "width": state.capacity}
-    eager.step(state, logits, **tensors, **options)
+    reference.step(state, logits, **tensors, **options)
     kernels.step(device_state, device_logits, **to_device(tensors), **options)
     assert_close(device_logits, logits)
 
@@ -221,7 +222,7 @@ def verify(kernels, rng, state, device_state, rows, histories, vocab) -> None:  
     }
     depth = max(len(path) for tree in paths for path in tree) + rng.randint(0, 2)
     options = {"depth": depth, "width": state.capacity}
-    expected = eager.verify(state, logits, **place, **tensors, **options)
+    expected = reference.verify(state, logits, **place, **tensors, **options)
     got = kernels.verify(
         device_state, device_logits, **to_device(place), **to_device(tensors), **options
     )
@@ -240,7 +241,7 @@ def verify(kernels, rng, state, device_state, rows, histories, vocab) -> None:  
         ),
         "num_correct_drafts": torch.tensor([len(path) - 1 for path in accepted], dtype=torch.int32),
     }  # fmt: skip
-    eager.accept(state, paths=expected, **place, **tensors, width=state.capacity)
+    reference.accept(state, paths=expected, **place, **tensors, width=state.capacity)
     kernels.accept(
         device_state, paths=got, **to_device(place), **to_device(tensors), width=state.capacity
     )
@@ -285,13 +286,13 @@ def test_long_windows_of_the_worst_kinds(
         "input_ids": torch.full((4,), LONG[case](length)),
     }
     options = {"prefilled": 0, "offset": 0, "width": window}
-    eager.step(state, logits, **tensors, **options)
+    reference.step(state, logits, **tensors, **options)
     kernels_of_name[name].step(device_state, device_logits, **to_device(tensors), **options)
     assert_close(device_logits, logits)
     assert_same(state, device_state, dict.fromkeys(range(1, 5), length + 1))
 
 
-def test_the_same_bits_whenever_it_runs(fused: ModuleType) -> None:
+def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     rng = random.Random(0)
     rows, window = (64, 512) if ON_GPU else (3, 60)
     histories = [[rng.randrange(9) for _ in range(window + 9)] for _ in range(rows)]
@@ -305,12 +306,12 @@ def test_the_same_bits_whenever_it_runs(fused: ModuleType) -> None:
     runs = [clone(logits) for _ in range(50 if ON_GPU else 2)]
     for run in runs:
         options = {"prefilled": rows, "offset": 0, "width": window}
-        fused.step(state, run, **to_device(tensors), **options)
+        cuda_kernels.step(state, run, **to_device(tensors), **options)
     assert all(torch.equal(run, runs[0]) for run in runs)
     assert not torch.equal(runs[0].cpu(), logits)
 
 
-def test_links_that_go_round_end(fused: ModuleType) -> None:
+def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
     """What stands in padding must not hang a GPU."""
     state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])
@@ -322,13 +323,13 @@ def test_links_that_go_round_end(fused: ModuleType) -> None:
         "next_sibling": ring,
     }
     logits = torch.zeros(4, 9, device=DEVICE)
-    paths = fused.verify(state, logits, **to_device(tensors), depth=4, width=8)
+    paths = cuda_kernels.verify(state, logits, **to_device(tensors), depth=4, width=8)
     assert paths.shape == (1, 4, 4)
     assert torch.isfinite(logits).all()
 
 
-def test_warming_up_runs_every_kernel_on_nobody(fused: ModuleType) -> None:
-    warm_up(fused, 600, torch.device(DEVICE), {1, 3})
+def test_warming_up_runs_every_kernel_on_nobody(cuda_kernels: ModuleType) -> None:
+    warm_up(cuda_kernels, 600, torch.device(DEVICE), {1, 3})
 
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.

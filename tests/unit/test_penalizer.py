@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
 from oracle import COSTS, delta_bits, visible_history
-from sglang_lz import penalizer
+from sglang_lz import kernels, penalizer, sampling
+from sglang_lz.window import WindowState
 from trees import Tree
 
 VOCAB = 5
@@ -36,15 +37,15 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penalizer, "_max_window_size", lambda: MAX_WINDOW)
-    monkeypatch.setattr(penalizer, "_is_decode_server", lambda: False)
-    monkeypatch.setattr(penalizer, "_tree_sizes", lambda: {3})
-    monkeypatch.setattr(penalizer, "unsupported_modes", lambda config: iter(()))
+    monkeypatch.setattr(sampling, "_max_window_size", lambda: MAX_WINDOW)
+    monkeypatch.setattr(sampling, "_is_decode_server", lambda: False)
+    monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
+    monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
 
 
 @pytest.fixture
 def decode_server(monkeypatch: pytest.MonkeyPatch, server: None) -> None:
-    monkeypatch.setattr(penalizer, "_is_decode_server", lambda: True)
+    monkeypatch.setattr(sampling, "_is_decode_server", lambda: True)
 
 
 class Mode:
@@ -126,7 +127,7 @@ def reserved_pool(**kind: object) -> Pool:
     """A pool as a server has it when it has started."""
     pool = Pool()
     runner = SimpleNamespace(**vars(RUNNER) | kind, req_to_token_pool=pool)
-    penalizer.reserve_windows(runner)
+    sampling.reserve_windows(runner)
     return pool
 
 
@@ -158,7 +159,7 @@ def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request])
         # Padding after the real tokens, as data-parallel attention leaves it.
         input_ids=batch_tensor([token for suffix in suffixes for token in suffix] + [0, 0]),
     )
-    penalizer.plan_step(batch, RUNNER, forward_batch)
+    sampling.plan_step(batch, RUNNER, forward_batch)
     return forward_batch
 
 
@@ -169,7 +170,7 @@ def forward(
     forward_batch = plan(pool, mode, prefills, decodes)
     before = torch.randn(len(prefills) + len(decodes), VOCAB)
     after = before.to(RUNNER.device, copy=True)
-    penalizer.apply_step(after, forward_batch)
+    sampling.apply_step(after, forward_batch)
     return getattr(forward_batch, "lz_step", None), before, after.cpu()
 
 
@@ -207,7 +208,7 @@ def verify_forward(
     )
     before = torch.randn(len(reqs) * nodes, VOCAB)
     judged = before.to(RUNNER.device, copy=True)
-    verified = penalizer.verify_step(verify_input, batch, judged)
+    verified = sampling.verify_step(verify_input, batch, judged)
     after = judged.cpu()
     accepted, indices = [], []
     for i, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
@@ -222,7 +223,7 @@ def verify_forward(
         bonus = rng.randrange(VOCAB)
         accepted.append([*(tree.tokens[node] for node in path[1:]), bonus])
         indices.append([i * nodes + node for node in path] + [-1] * (nodes - len(path)))
-    penalizer.accept_step(
+    sampling.accept_step(
         verified,
         batch_tensor(indices, torch.int32),
         batch_tensor([len(tokens) - 1 for tokens in accepted], torch.int32),
@@ -348,10 +349,10 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 def test_scheduler_with_the_kernels_of_a_gpu(
-    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
+    cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same on Triton's interpreter, or on the GPU at hand."""
-    monkeypatch.setattr(penalizer, "kernels_of", lambda device: fused)
+    monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
     monkeypatch.setattr(RUNNER, "device", DEVICE)
     run_state_machine_as_test(
         Scheduler, settings=settings(max_examples=8, stateful_step_count=20, deadline=None)
@@ -388,7 +389,7 @@ def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: boo
     forward(pool, "extend", [held, without], [])
     watched = pool.lz_penalizer
     seen = []
-    for name in ("generation", "window_size", "seeded"):
+    for name in ("_generation", "_window_size", "_seeded"):
         setattr(watched, name, Watched(getattr(watched, name), seen))
     pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
 
@@ -432,7 +433,7 @@ def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
     req = admitted(pool, request([1, 2, 1]))
     step = plan(pool, "extend", [req], [])
     with pytest.raises(TypeError, match=f"must be torch.float32 .* got {dtype}"):
-        penalizer.apply_step(torch.zeros(1, VOCAB, dtype=dtype), step)
+        sampling.apply_step(torch.zeros(1, VOCAB, dtype=dtype), step)
 
 
 def test_rows_without_the_penalty_are_left_alone() -> None:
@@ -504,12 +505,12 @@ def test_who_never_samples_keeps_no_windows(kind: dict[str, object]) -> None:
     req = admitted(pool, request([1, 2, 1]))
     batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
     forward_batch = SimpleNamespace()
-    penalizer.plan_step(batch, SimpleNamespace(**vars(RUNNER) | kind), forward_batch)
+    sampling.plan_step(batch, SimpleNamespace(**vars(RUNNER) | kind), forward_batch)
     assert not hasattr(forward_batch, "lz_step")
 
 
 def test_a_mode_that_is_refused_keeps_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penalizer, "unsupported_modes", lambda config: iter(["on a toaster"]))
+    monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(["on a toaster"]))
     pool = reserved_pool()
     assert not hasattr(pool, "lz_penalizer")
     without = admitted(pool, request([1, 2, 1], lz_penalty=0.0))
@@ -532,7 +533,7 @@ class NoMemory(TorchDispatchMode):
 def test_memory_that_is_not_there_ends_the_start_in_one_sentence() -> None:
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory():
-        penalizer.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
+        sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
     size = MAX_WINDOW * 6 + 20
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
@@ -546,9 +547,9 @@ def test_what_fails_beside_the_memory_is_not_called_so(monkeypatch: pytest.Monke
     def broken(device: torch.device) -> ModuleType:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(penalizer, "kernels_of", broken)
+    monkeypatch.setattr(kernels, "import_for", broken)
     with pytest.raises(RuntimeError, match=r"^no kernel image is available$"):
-        penalizer.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=Pool()))
+        sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=Pool()))
 
 
 def test_a_request_without_room_to_generate_has_no_penalty() -> None:
@@ -632,12 +633,12 @@ class Launches:
 
 
 @pytest.fixture
-def launches(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
+def launches(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
     """Let the device be one without data, on which no kernel runs."""
     made = {name: Launches() for name in ("_step", "_verify", "_accept")}
     for name, stand_in in made.items():
-        monkeypatch.setattr(fused, name, stand_in)
-    monkeypatch.setattr(penalizer, "kernels_of", lambda device: fused)
+        monkeypatch.setattr(cuda_kernels, name, stand_in)
+    monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
     return made
 
 
@@ -647,13 +648,14 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
     vocab, rows = 100_000, 3
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(pool, MAX_WINDOW, "meta")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "meta")
     logits = torch.zeros(rows, vocab, device="meta")
     for mode in ("extend", "decode"):
         batch = SimpleNamespace(
             forward_mode=Mode(mode),
             reqs=reqs,
             req_pool_indices_cpu=torch.tensor([req.row for req in reqs]),
+            req_to_token_pool=pool,
             decoding_reqs=None,
         )
         forward_batch = SimpleNamespace(
@@ -662,8 +664,8 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
             input_ids=torch.empty(rows, dtype=torch.int64, device="meta"),
         )
         with DeviceWatch() as watch:
-            step = pool.lz_penalizer.plan(batch)
-            pool.lz_penalizer.apply(step, logits, forward_batch)
+            sampling.plan_step(batch, RUNNER, forward_batch)
+            sampling.apply_step(logits, forward_batch)
         assert watch.waits == []
         assert max(watch.made, default=0) <= (rows * MAX_WINDOW if mode == "extend" else 0)
     assert launches["_step"].grids == [(rows,), (rows,)]
@@ -675,7 +677,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     vocab, rows, nodes = 100_000, 3, 4
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(pool, MAX_WINDOW, "meta")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "meta")
     on_device = {"dtype": torch.int64, "device": "meta"}
     batch = SimpleNamespace(
         forward_mode=Mode("extend"),
@@ -686,7 +688,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
         seq_lens=torch.empty(rows, **on_device),
         decoding_reqs=None,
     )
-    pool.lz_penalizer.plan(batch)
+    sampling.plan_step(batch, RUNNER, SimpleNamespace())
     verify_input = SimpleNamespace(
         draft_token=torch.empty(rows * nodes, **on_device),
         draft_token_num=nodes,
@@ -697,8 +699,8 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     logits = torch.zeros(rows * nodes, vocab, device="meta")
     accepted = torch.empty(rows, nodes, **on_device), torch.empty(rows, **on_device)
     with DeviceWatch() as watch:
-        verified = penalizer.verify_step(verify_input, batch, logits)
-        penalizer.accept_step(verified, *accepted)
+        verified = sampling.verify_step(verify_input, batch, logits)
+        sampling.accept_step(verified, *accepted)
     assert verified is not None
     assert watch.waits == []
     assert watch.made == [rows * nodes * nodes]  # the paths
@@ -709,7 +711,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
     """Although windows are there, of a request that waits for its turn."""
     pool = Pool()
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(pool, MAX_WINDOW, "cpu")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "cpu")
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])
@@ -733,32 +735,32 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("capacity", [16, 600, 8192])
 def test_nothing_is_compiled_after_the_start(
-    launches: dict[str, Launches], fused: ModuleType, capacity: int
+    launches: dict[str, Launches], cuda_kernels: ModuleType, capacity: int
 ) -> None:
     """Whatever size of tree adaptive speculation takes next; upstream's trees of one node have
     int32 tokens, all others int64."""
     sizes = {1, 2, 4, 6, 8, 40, 200}
     device = torch.device("meta")
-    penalizer.warm_up(fused, capacity, device, sizes)
+    kernels.warm_up(cuda_kernels, capacity, device, sizes)
     compiled_at_start = {name: set(kernel.binaries) for name, kernel in launches.items()}
     assert all(compiled_at_start.values())
-    state = penalizer.WindowState(4, capacity, device)
+    state = WindowState(4, capacity, device)
     rows = torch.zeros(3, dtype=torch.int64, device=device)
     place = {"request_rows": rows, "root": rows}
     for width in {1, capacity // 2, capacity}:
         logits = torch.zeros(3, 64, device=device)
-        fused.step(
+        cuda_kernels.step(
             state, logits, request_rows=rows, seq_lens=rows, input_ids=rows, prefilled=1, offset=7,
             width=width,
         )  # fmt: skip
         for nodes in sizes:
             tokens = torch.zeros(3, nodes, dtype=torch.int64, device=device)
-            paths = fused.verify(
+            paths = cuda_kernels.verify(
                 state, torch.zeros(3 * nodes, 64, device=device), **place,
                 tokens=tokens.int() if nodes == 1 else tokens, first_child=tokens,
                 next_sibling=tokens, depth=nodes, width=width,
             )  # fmt: skip
-            fused.accept(
+            cuda_kernels.accept(
                 state, **place, paths=paths, accept_index=tokens.int(),
                 num_correct_drafts=rows.int(), width=width,
             )  # fmt: skip
@@ -788,9 +790,12 @@ def test_the_decode_plan_does_not_look_at_requests() -> None:
         forward_mode=Mode("decode"),
         reqs=[Untouchable()],
         req_pool_indices_cpu=torch.tensor([req.row]),
+        req_to_token_pool=pool,
         decoding_reqs=None,
     )
-    assert pool.lz_penalizer.plan(batch) is not None
+    forward_batch = SimpleNamespace()
+    sampling.plan_step(batch, RUNNER, forward_batch)
+    assert forward_batch.lz_step is not None
 
 
 @pytest.mark.usefixtures("decode_server")
@@ -807,5 +812,5 @@ def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
         decoding_reqs=None,
     )
     forward_batch = SimpleNamespace()
-    penalizer.plan_step(batch, RUNNER, forward_batch)
+    sampling.plan_step(batch, RUNNER, forward_batch)
     assert (forward_batch.lz_step is not None) == (penalty > 0)

@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
-from sglang_lz.dist import seal
+from sglang_lz.distribution import seal
 
 
 def admit(model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any) -> Any:

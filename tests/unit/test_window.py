@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import match_lengths
-from sglang_lz import eager
-from sglang_lz.window import PARAMS, Seed, WindowState, WindowView, bytes_of_row
+from sglang_lz.reference import steps as reference
+from sglang_lz.reference.window_view import WindowView
+from sglang_lz.window import PARAMS, Seed, WindowState, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)
@@ -58,7 +59,7 @@ def test_appending_equals_seeding_at_every_step(
     window, buffer, first = case[0], case[1], min(case[2], len(prompt))
     state = WindowState(3, CAPACITY, "cpu")
     row = torch.tensor([1])
-    eager.seed(state, seed_of(1, prompt, window, buffer, first))
+    reference.seed(state, seed_of(1, prompt, window, buffer, first))
     history = list(prompt)
     assert_view(state, 1, history, (window, buffer, first))
     for token in outputs:
@@ -82,7 +83,7 @@ def test_rows_do_not_disturb_each_other(
     """Rows of one batch at different positions, with different parameters, in any order."""
     state = WindowState(4, CAPACITY, "cpu")
     for row, (history, (window, buffer, _)) in enumerate(zip(histories, mixed, strict=True)):
-        eager.seed(state, seed_of(row, history, window, buffer, 0))
+        reference.seed(state, seed_of(row, history, window, buffer, 0))
     rows = torch.tensor(order)
     position = torch.tensor([len(histories[row]) for row in order])
     append(state, rows, position, torch.tensor([extra[row] for row in order]))
@@ -93,8 +94,8 @@ def test_rows_do_not_disturb_each_other(
 def test_a_row_given_to_another_request_forgets_its_history() -> None:
     state = WindowState(1, CAPACITY, "cpu")
     row = torch.tensor([0])
-    eager.seed(state, seed_of(0, [0, 1] * 10, 8, 8, 0))
-    eager.seed(state, seed_of(0, [2, 0], 8, 8, 0))
+    reference.seed(state, seed_of(0, [0, 1] * 10, 8, 8, 0))
+    reference.seed(state, seed_of(0, [2, 0], 8, 8, 0))
     for position, token in ((2, 2), (3, 0)):
         append(state, row, torch.tensor([position]), torch.tensor([token]))
     assert_view(state, 0, [2, 0, 2, 0], (8, 8, 0))

@@ -32,23 +32,23 @@ def append(name: str, line: Any) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def note_compilations(fused: ModuleType) -> None:
+def note_compilations(cuda_kernels: ModuleType) -> None:
     """Append a line for each of our kernels that Triton compiles or loads from its cache."""
     from triton import knobs
 
     before = knobs.runtime.jit_post_compile_hook
 
     def note(**event: Any) -> Any:
-        if event["fn"].module == fused.__name__:
+        if event["fn"].module == cuda_kernels.__name__:
             append("compiled", event["repr"])
         return before(**event) if before else None
 
     knobs.runtime.jit_post_compile_hook = note
 
 
-def record_trees(penalizer: Any) -> None:
+def record_trees(sampling: Any) -> None:
     """Keep the logits of batches of draft trees before and after the penalty, until `WRITE`."""
-    verify_step = penalizer.verify_step
+    verify_step = sampling.verify_step
     kept: list[tuple[list[str], dict[str, Any]]] = []
     asked = Path(os.environ["LZ_GPU_CHECK"], WRITE)
     written = False
@@ -74,7 +74,7 @@ def record_trees(penalizer: Any) -> None:
             kept.append(([req.rid for req in batch.reqs], tensors))
         return verified
 
-    penalizer.verify_step = recording
+    sampling.verify_step = recording
 
 
 def write(kept: Sequence[tuple[list[str], dict[str, Any]]]) -> None:
@@ -88,12 +88,12 @@ def write(kept: Sequence[tuple[list[str], dict[str, Any]]]) -> None:
     append("written", len(kept))
 
 
-def time_prefills(penalizer: Any) -> None:
+def time_prefills(sampling: Any) -> None:
     """Append a line for each prefill with a penalty: what planning and applying took the host.
 
     On CUDA also from the first to the last thing that applying gave the stream to do. Seconds.
     """
-    plan_step, apply_step = penalizer.plan_step, penalizer.apply_step
+    plan_step, apply_step = sampling.plan_step, sampling.apply_step
     open_spans: list[tuple[dict[str, Any], Any, Any]] = []
 
     def planned(batch: Any, runner: Any, forward_batch: Any) -> None:
@@ -128,27 +128,27 @@ def time_prefills(penalizer: Any) -> None:
             end.record()
             open_spans.append((line, start, end))
 
-    penalizer.plan_step, penalizer.apply_step = planned, applied
+    sampling.plan_step, sampling.apply_step = planned, applied
 
 
-def note_splits(penalizer: Any) -> None:
+def note_splits(sampling: Any) -> None:
     """Append a line for each batch with a penalty that upstream ran as two."""
-    apply_step = penalizer.apply_step
+    apply_step = sampling.apply_step
 
     def applied(logits: Any, forward_batch: Any) -> None:
         apply_step(logits, forward_batch)
         if forward_batch.tbo_children and getattr(forward_batch, "lz_step", None) is not None:
             append("splits", len(forward_batch.tbo_children))
 
-    penalizer.apply_step = applied
+    sampling.apply_step = applied
 
 
-def watch_penalizer(penalizer: ModuleType) -> None:
-    """Watch upstream's calls into the penalizer, as far as LZ_GPU_WATCH asks for it."""
+def watch_sampling(sampling: ModuleType) -> None:
+    """Watch upstream's calls into our sampling, as far as LZ_GPU_WATCH asks for it."""
     watches = {"trees": record_trees, "prefills": time_prefills, "splits": note_splits}
     watch = watches.get(os.environ["LZ_GPU_WATCH"])
     if watch is not None:
-        watch(penalizer)
+        watch(sampling)
 
 
 def exhaust_memory(window: ModuleType) -> None:
@@ -165,8 +165,8 @@ def exhaust_memory(window: ModuleType) -> None:
 
 
 WATCHED: dict[str, Callable[[ModuleType], None]] = {
-    "sglang_lz.fused": note_compilations,
-    "sglang_lz.penalizer": watch_penalizer,
+    "sglang_lz.kernels.cuda": note_compilations,
+    "sglang_lz.sampling": watch_sampling,
     "sglang_lz.window": exhaust_memory,
 }
 

@@ -35,14 +35,14 @@ def fork_children(engine: ModuleType) -> None:
     engine._set_envs_and_config = configure_to_fork
 
 
-def record_digests(penalizer: ModuleType) -> None:
+def record_digests(sampling: ModuleType) -> None:
     """Append a line for each penalised step to the file of this rank in LZ_TEST_DIGESTS."""
     folder = os.environ.get("LZ_TEST_DIGESTS")
     if not folder:
         return
     import torch
 
-    apply_step, verify_step = penalizer.apply_step, penalizer.verify_step
+    apply_step, verify_step = sampling.apply_step, sampling.verify_step
 
     def note(hook: str, step: Any, request_rows: torch.Tensor, logits: torch.Tensor) -> None:
         if step is None:
@@ -63,7 +63,7 @@ def record_digests(penalizer: ModuleType) -> None:
         note("verify", verified, batch.req_pool_indices, logits)
         return verified
 
-    penalizer.apply_step, penalizer.verify_step = noted_apply, noted_verify
+    sampling.apply_step, sampling.verify_step = noted_apply, noted_verify
 
 
 def pad_attention(torch_native: ModuleType) -> None:
@@ -99,7 +99,7 @@ def forget_pinning(_: ModuleType) -> None:
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
-    "sglang_lz.penalizer": record_digests,
+    "sglang_lz.sampling": record_digests,
     "sglang.srt.entrypoints.engine": fork_children,
     "sglang.srt.layers.attention.torch_native_backend": pad_attention,
     "sglang.srt.lora.layers": forget_pinning,

@@ -36,7 +36,7 @@ def port() -> Iterator[int]:
 
 def check(port: int) -> tuple[int, str]:
     """The check's exit status and what it writes."""
-    command = [sys.executable, "-m", "sglang_lz.dist.health"]
+    command = [sys.executable, "-m", "sglang_lz.distribution.health"]
     env = os.environ | {"SGLANG_LZ_PORT": str(port)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr

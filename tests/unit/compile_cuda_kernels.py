@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_lz import fused
+from sglang_lz.kernels import cuda as cuda_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -33,13 +33,13 @@ LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 
 def compiled_for_hopper(kernel, block: int):
-    constants = {"BLOCK": block, "NODES": fused.SMALLEST_TREE}
+    constants = {"BLOCK": block, "NODES": cuda_kernels.SMALLEST_TREE}
     types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(
         kernel, signature, {name: constants[name] for name in signature if name in constants}
     )
-    return triton.compile(source, HOPPER, {"num_warps": fused._warps(block)})
+    return triton.compile(source, HOPPER, {"num_warps": cuda_kernels._warps(block)})
 
 
 def resources(compiled) -> str:
@@ -59,6 +59,6 @@ def order(compiled) -> str:
 
 for name in ("_step", "_verify", "_accept"):
     for block in (512, 1024):
-        program = compiled_for_hopper(getattr(fused, name), block)
+        program = compiled_for_hopper(getattr(cuda_kernels, name), block)
         registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
         print(f"{name} {block} {registers} {stack} {order(program)}")

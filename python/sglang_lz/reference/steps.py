@@ -1,7 +1,6 @@
-"""The steps of the LZ penalty in torch operators, to read, and for the others to equal.
+"""The steps of the LZ penalty in torch operators: what each kernel must equal.
 
-Each function has siblings of the same name and arguments in `sglang_lz.fused`, which runs on CUDA,
-and in `sglang_lz.compiled`, which runs on a CPU.
+`sglang_lz.kernels.cuda` and `sglang_lz.kernels.cpu` have functions of the same names and arguments.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sglang_lz import draft_tree
-from sglang_lz.codelength import match_lengths, saved_bits, subtract_savings
-from sglang_lz.window import BUFFER_SIZE, IS_RATE, PENALTY, Seed, WindowState, WindowView
+from sglang_lz.reference.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.reference.window_view import WindowView
+from sglang_lz.window import BUFFER_SIZE, IS_RATE, PENALTY, Seed, WindowState
 
 
 def seed(state: WindowState, seed: Seed) -> None:

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from dist.world import World
-from sglang_lz.dist.lint import BUDGET, lint
+from distribution.world import World
+from sglang_lz.distribution.lint import BUDGET, lint
 
 CALL = "sampling/call.patch"
 LINES = "".join(f"+line {n}\n" for n in range(BUDGET.added_lines_per_hunk + 1))
@@ -116,5 +116,5 @@ def test_budget(
     assert lint(world.patches) == []
     import dataclasses
 
-    monkeypatch.setattr("sglang_lz.dist.lint.BUDGET", dataclasses.replace(BUDGET, **limit))
+    monkeypatch.setattr("sglang_lz.distribution.lint.BUDGET", dataclasses.replace(BUDGET, **limit))
     assert words in lint(world.patches)[0]

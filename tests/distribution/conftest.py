@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist.world import (
+from distribution.world import (
     EDITS,
     FORMAT,
     MESSAGE,
@@ -29,7 +29,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.wheel.parent.mkdir()
     write_upstream_wheel(world.wheel, UPSTREAM)
     shutil.copytree(
-        SOURCE / "dist", world.package / "dist", ignore=shutil.ignore_patterns("__pycache__")
+        SOURCE / "distribution",
+        world.package / "distribution",
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     shutil.copy(SOURCE / "__main__.py", world.package)
     (world.package / "__init__.py").write_text('__version__ = "0.1.0"\n')

@@ -1,4 +1,4 @@
-"""``python -m sglang_lz.dist.health``: the images' health check, for the server in the container."""
+"""``python -m sglang_lz.distribution.health``: the images' health check of their server."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from dist.world import SOURCE, World
-from sglang_lz.dist.cli import COMMANDS
+from distribution.world import SOURCE, World
+from sglang_lz.distribution.cli import COMMANDS
 
 STDLIB = set(sys.stdlib_module_names)
 
@@ -46,7 +46,7 @@ def test_no_command(world: World) -> None:
 
 def test_standard_library_only(world: World) -> None:
     """It must run before anything is installed."""
-    for file in (SOURCE / "dist").glob("*.py"):
+    for file in (SOURCE / "distribution").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = []
             if isinstance(node, ast.Import):

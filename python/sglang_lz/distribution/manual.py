@@ -114,7 +114,7 @@ Writes  nothing itself.""",
 Check patches/ without upstream's files: the series lists every patch once and no other, every patch
 parses, modifies only .py files of sglang, has full blob ids that follow on each other, and a header
 with Subject, Why, Upstream and Remove-when; no added line ends with a blank; the set is within its
-budget (sglang_lz/dist/lint.py).
+budget (sglang_lz/distribution/lint.py).
 
 Reads   patches/. Writes nothing; prints one line a finding.""",
         """\

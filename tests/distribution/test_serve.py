@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from dist.world import SOURCE
-from sglang_lz.dist.seal import Seal
-from sglang_lz.dist.serve import DEMO_MODEL, server_arguments
+from distribution.world import SOURCE
+from sglang_lz.distribution.seal import Seal
+from sglang_lz.distribution.serve import DEMO_MODEL, server_arguments
 from sglang_lz.launch_server import CannotServe, check_address, check_temporary_folder
 
 

@@ -1,7 +1,7 @@
 """A small world for the distribution tools: an upstream of seven files, its wheel, five patches.
 
 Everything is made with plain git and zipfile, not with the code under test. The tools run as a user
-runs them, in a process of their own, from a checkout that holds a copy of sglang_lz/dist.
+runs them, in a process of their own, from a checkout that holds a copy of sglang_lz/distribution.
 """
 
 from __future__ import annotations

@@ -1,12 +1,22 @@
-"""The steps of the LZ penalty as Triton kernels: the CUDA path, one launch a step.
+"""The steps of the LZ penalty for CUDA, as Triton kernels: one launch a step.
 
-Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
-does. One program serves one logits row. It touches at most W logits, so its cost does not depend on
-the vocabulary; it allocates nothing, waits for nothing, and gives bitwise the same logits whenever
-it runs, on every rank. A row without the penalty is left at once.
+For every token a that stands in the window of a row (docs/SPEC.md section 2):
 
-Columns are distances, as in `window.WindowView`: column k is the token at distance k + 1. The
-newest tokens of a row are a *path*, newest first, that the stored window does not hold yet: the
+    logits[a] -= penalty * max over the columns k of a: max(0, log2 V - cost[k])
+
+    marginal   cost[k] = log2(k + 1) + (log2((l + 1) / (l * d)) - 1  if m[k + 1] == l >= 1)
+    rate       cost[k] = (log2(k + 1) + log2(m[k + 1] + 1)) / (m[k + 1] + 1)
+
+Column k is the token at distance k + 1, so k is its source and m[k + 1] the length of the match
+that ends right before it; l is the longest match of the row and d the distance of the nearest that
+is so long. A step makes the new match lengths from the old ones: m'[k] = m[k] + 1, as far as buffer
+and window reach, where column k holds the newest token, else 0.
+
+One program serves one row of logits. It touches at most W of them, so its cost does not depend on
+the vocabulary; it allocates nothing, waits for nothing, and gives the same bits whenever it runs,
+on every rank. A row without the penalty returns at once.
+
+The newest tokens of a row are a *path*, newest first, that the stored window does not hold yet: the
 sampled token at decode, none after a prefill, the way up to the root for a node of a draft tree.
 """
 
@@ -22,7 +32,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_lz import compiled, window
+from sglang_lz import window
+from sglang_lz.kernels import cpu
 from sglang_lz.params import DEFAULT_WINDOW_SIZE
 from sglang_lz.window import Seed, WindowState
 
@@ -53,8 +64,8 @@ def _tokens_at(column, path, on_path, tokens, slot, capacity, mask):
 
 @triton.jit
 def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length, buffer_size):
-    """`window.WindowView.advance` along the whole path: a source that matches all of it goes on
-    with the match of its predecessor, which stood at the same distance before the path."""
+    """m of each column after the path. A source that matches all of the path goes on with the match
+    of its predecessor, which stood at the same distance before the path."""
     before = tl.load(match + column, mask=column < length, other=0).to(tl.int32)
     growing = (column >= 1) & (column < length)
     lengths = tl.full(column.shape, 0, tl.int32)
@@ -237,12 +248,12 @@ def _accept_kernel(
 
 
 def seed(state: WindowState, seed: Seed) -> None:
-    """See `eager.seed`. The host writes the windows in one pass, and the device fetches them."""
+    """See `reference.steps.seed`. The host writes the windows in one pass for the device to fetch."""
     device = state.tokens.device
     pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
     count, is_seen = len(seed.rows), len(seed.history) > 0
     staged = WindowState(count, state.capacity if is_seen else 1, "cpu", pinned)
-    compiled.seed(staged, replace(seed, rows=np.arange(count)))
+    cpu.seed(staged, replace(seed, rows=np.arange(count)))
     rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
     state.params[rows] = staged.params.to(device, non_blocking=True)
     if is_seen:
@@ -261,7 +272,7 @@ def step(
     offset: int,
     width: int,
 ) -> None:
-    """See `eager.step`."""
+    """See `reference.steps.step`."""
     block = _block(width, state.capacity)
     _step[(len(request_rows),)](
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
@@ -282,7 +293,7 @@ def verify(
     depth: int,
     width: int,
 ) -> Tensor:
-    """See `eager.verify`."""
+    """See `reference.steps.verify`."""
     batch, nodes = tokens.shape
     paths = torch.empty(batch, nodes, depth, dtype=torch.int32, device=logits.device)
     block = _block(width, state.capacity)
@@ -306,7 +317,7 @@ def accept(
     num_correct_drafts: Tensor,
     width: int,
 ) -> None:
-    """See `eager.accept`."""
+    """See `reference.steps.accept`."""
     batch, _, depth = paths.shape
     block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
     _accept[(batch,)](

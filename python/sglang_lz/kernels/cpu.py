@@ -1,9 +1,7 @@
-"""The steps of the LZ penalty compiled by numba: the CPU's path, one row after the other.
+"""The steps of the LZ penalty for a CPU, compiled by numba, one row after the other.
 
-Each function has a sibling of the same name and arguments in `sglang_lz.eager`, which says what it
-does. The words are those of `sglang_lz.fused`: a *path* holds the newest tokens, newest first, that
-the stored window does not hold yet. Seeds are written here on every device: their tokens are on the
-host.
+The formulas and the words are those of `sglang_lz.kernels.cuda`. `seed` also runs for CUDA: the
+tokens of a prompt are on the host.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def _seed(rows, position, end, history, given, tokens, match, params):
 @_compiled
 def _advance(path, tokens, match, params, position, window, matched):
     """Write the seen tokens after a path, newest first, and their match lengths; see
-    `fused._match_lengths`. `position` is that of the newest token. Returns how many are seen."""
+    `cuda._match_lengths`. `position` is that of the newest token. Returns how many are seen."""
     seen = position + 1 - int(params[FIRST_VISIBLE])
     length = max(0, min(seen, int(params[WINDOW_SIZE])))
     buffer_size = int(params[BUFFER_SIZE])
@@ -187,7 +185,7 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
 
 
 def seed(state: WindowState, seed: Seed) -> None:
-    """See `eager.seed`."""
+    """See `reference.steps.seed`."""
     _seed(seed.rows, seed.position, seed.end, seed.history, seed.params, *state.arrays)
 
 
@@ -202,7 +200,7 @@ def step(
     offset: int,
     width: int,
 ) -> None:
-    """See `eager.step`."""
+    """See `reference.steps.step`."""
     _step(
         logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
         prefilled, offset, *state.arrays,
@@ -221,7 +219,7 @@ def verify(
     depth: int,
     width: int,
 ) -> Tensor:
-    """See `eager.verify`."""
+    """See `reference.steps.verify`."""
     paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
     _verify(
         logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
@@ -240,7 +238,7 @@ def accept(
     num_correct_drafts: Tensor,
     width: int,
 ) -> None:
-    """See `eager.accept`."""
+    """See `reference.steps.accept`."""
     _accept(
         request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
         num_correct_drafts.numpy(), *state.arrays,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dist.world import EDITS, TAGS, UPSTREAM, World, git, snapshot, write_upstream_wheel
-from sglang_lz.dist import fetch
-from sglang_lz.dist.lock import ARCHES, PYTHONS, Lock
+from distribution.world import EDITS, TAGS, UPSTREAM, World, git, snapshot, write_upstream_wheel
+from sglang_lz.distribution import fetch
+from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
 
 NEW = """\
 Add a thing

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist.world import EDITS, SAMPLER, UPSTREAM, World, git, patched
-from sglang_lz.dist.errors import DistError
-from sglang_lz.dist.gitapply import blob_id, transform, tree_state
-from sglang_lz.dist.patchset import Patch, PatchSet
+from distribution.world import EDITS, SAMPLER, UPSTREAM, World, git, patched
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.gitapply import blob_id, transform, tree_state
+from sglang_lz.distribution.patchset import Patch, PatchSet
 
 FILES = {path: text.encode() for path, text in UPSTREAM.items()}
 

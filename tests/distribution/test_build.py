@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dist.world import (
+from distribution.world import (
     EDITS,
     METADATA,
     TAGS,
@@ -117,7 +117,7 @@ def test_metadata_of_the_result_is_valid(world: World, flavour: str) -> None:
     assert rows == {name: [record_hash(data), str(len(data))] for name, data in files.items()}
     scripts = files[f"{info}/entry_points.txt"].decode()
     assert "sglang = sglang.cli:main\n" in scripts
-    assert "sglang-lz = sglang_lz.dist.cli:main\n" in scripts
+    assert "sglang-lz = sglang_lz.distribution.cli:main\n" in scripts
     assert "sglang_lz" in files[f"{info}/top_level.txt"].decode().split()
     notice = files[f"{info}/licenses/NOTICE.sglang-lz"].decode()
     changed = [n for n, t in UPSTREAM.items() if n in files and files[n] != t.encode()]

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from dist.world import EDITS, INFO, SAMPLER, World, git, patched, record_hash, snapshot
 
 LZ = [name for name in EDITS if not name.startswith("cpu/")]
@@ -63,15 +62,18 @@ def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
 def test_there_and_back_twice_with_what_numba_compiled(world: World) -> None:
     site = world.site()
     before = snapshot(site, caches=True)
-    (world.package / "compiled.py").write_text(
+    (world.package / "kernels.py").write_text(
         "import numba\n\n@numba.njit(cache=True)\ndef twice(x):\n    return x + x\n\ntwice(1)\n"
     )
     cache = site / "sglang_lz" / "__pycache__"
     env = os.environ | {"PYTHONPATH": str(site)}
-    env |= {"NUMBA_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": ""}  # caches where they are by default
+    env |= {
+        "NUMBA_CACHE_DIR": "",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }  # caches in their usual places
     for _ in range(2):
         world.ok("apply", site)
-        subprocess.run([sys.executable, "-c", "import sglang_lz.compiled"], env=env, check=True)
+        subprocess.run([sys.executable, "-c", "import sglang_lz.kernels"], env=env, check=True)
         assert {file.suffix for file in cache.iterdir()} == {".pyc", ".nbi", ".nbc"}
         world.ok("revert", path=site)
         assert snapshot(site, caches=True) == before
@@ -83,7 +85,7 @@ def test_a_folder_of_caches_alone_is_no_package(world: World) -> None:
     site = world.site()
     cache = site / "sglang_lz" / "__pycache__"
     cache.mkdir(parents=True)
-    (cache / "compiled._step-96.py311.nbi").write_bytes(b"")
+    (cache / "kernels._step-96.py311.nbi").write_bytes(b"")
     world.ok("apply", site)
     world.ok("doctor", path=site)
     world.ok("revert", site)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from dist.world import World
+from distribution.world import World
 
 SEAL = "sglang_lz/seal.json"
 PATCHES = "sglang_lz/_patches"
@@ -235,11 +235,11 @@ def test_wheel_that_is_none(world: World) -> None:
 
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server calls: the same findings, for the sglang that is imported."""
-    from sglang_lz.dist import seal
+    from sglang_lz.distribution import seal
 
     sglang = ModuleType("sglang")
     sglang.__file__ = str(site / "sglang" / "__init__.py")
-    monkeypatch.setattr(seal, "__file__", str(site / "sglang_lz" / "dist" / "seal.py"))
+    monkeypatch.setattr(seal, "__file__", str(site / "sglang_lz" / "distribution" / "seal.py"))
     assert seal.verify_imported(sglang) == []
     append("sglang/sampler.py", "#\n")(site)
     assert seal.verify_imported(sglang) == ["sglang/sampler.py was changed after it was sealed"]

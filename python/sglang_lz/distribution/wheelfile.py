@@ -17,7 +17,7 @@ from .errors import DistError
 
 NOTICE = "licenses/NOTICE.sglang-lz"
 """Below dist-info: which of upstream's files we changed (Apache License 2.0, section 4(b))."""
-SCRIPT = "sglang-lz = sglang_lz.dist.cli:main"
+SCRIPT = "sglang-lz = sglang_lz.distribution.cli:main"
 
 _TIME = (1980, 1, 1, 0, 0, 0)
 

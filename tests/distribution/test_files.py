@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dist.world import snapshot
-from sglang_lz.dist import files
-from sglang_lz.dist.errors import DistError
+from distribution.world import snapshot
+from sglang_lz.distribution import files
+from sglang_lz.distribution.errors import DistError
 
 CHANGES: dict[str, bytes | None] = {
     "a/one": b"new",

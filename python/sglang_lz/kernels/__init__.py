@@ -1,0 +1,77 @@
+"""The steps of the LZ penalty that run in a server: `cuda` in Triton, `cpu` in numba.
+
+Both have the functions `seed`, `step`, `verify` and `accept`, with the arguments that
+`sglang_lz.reference.steps` describes and the results that it computes in torch operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Collection
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from sglang_lz.params import DEFAULT_WINDOW_SIZE
+from sglang_lz.window import PARAMS, Seed, WindowState
+
+
+def import_for(device: torch.device) -> ModuleType:
+    """Import the kernels of a device, and with them the compiler that they need."""
+    return importlib.import_module(f"{__name__}.{'cpu' if device.type == 'cpu' else 'cuda'}")
+
+
+def warm_up(
+    kernels: ModuleType, capacity: int, device: torch.device, tree_sizes: Collection[int]
+) -> None:
+    """Compile what a server will need, on a row without the penalty, before it serves.
+
+    Args:
+        kernels: those of `device`.
+        capacity: the largest window, in tokens.
+        device: where the server runs.
+        tree_sizes: how many nodes its draft trees may have; empty without speculation.
+    """
+    state = WindowState(1, capacity, device)
+    none = torch.zeros(2, dtype=torch.int64, device=device)
+    row = np.zeros(1, dtype=np.int64)
+    no_params = np.zeros((1, PARAMS), dtype=np.float32)
+    kernels.seed(state, Seed(row, position=row - 1, end=row, history=row[:0], params=no_params))
+    # Upstream cuts the padding off the vocabulary: numba has other code for such rows.
+    shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
+    for width, wide in itertools.product({min(DEFAULT_WINDOW_SIZE, capacity), capacity}, shapes):
+        logits = wide[:, :1]
+        kernels.step(
+            state,
+            logits[:2],
+            request_rows=none,
+            seq_lens=none,
+            input_ids=none,
+            prefilled=0,
+            offset=0,
+            width=width,
+        )
+        for nodes, depth in {(size, depth) for size in tree_sizes for depth in (1, size)}:
+            tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
+            paths = kernels.verify(
+                state,
+                logits[:nodes],
+                request_rows=none[:1],
+                root=none[:1],
+                tokens=tree,
+                first_child=tree,
+                next_sibling=tree,
+                depth=depth,
+                width=width,
+            )
+            kernels.accept(
+                state,
+                request_rows=none[:1],
+                root=none[:1],
+                paths=paths,
+                accept_index=tree.int(),
+                num_correct_drafts=none[:1].int(),
+                width=width,
+            )

@@ -1,0 +1,1 @@
+"""What the kernels must equal, in torch operators and without haste; no server runs it."""

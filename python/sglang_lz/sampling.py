@@ -1,0 +1,306 @@
+"""What upstream calls where it samples (patches/sampling), and how its batches are read.
+
+`reserve_windows` makes the windows of a server when it starts. Of a batch that samples one token a
+row, `plan_step` reads the host's data while the forward batch is made, and `apply_step` applies the
+penalty right before sampling. Of a batch that verifies draft trees, `verify_step` applies it to
+every node, and `accept_step` keeps what was accepted. Everything that is not upstream's is in
+`sglang_lz.penalizer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sglang_lz import hooks, kernels
+from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
+from sglang_lz.support import unsupported_modes
+from sglang_lz.window import bytes_of_row
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+    VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
+
+logger = logging.getLogger(__name__)
+
+
+def reserve_windows(runner: ModelRunner) -> None:
+    """Reserve the windows of a model's requests for good (upstream's hook).
+
+    Upstream calls it where it has made the pool of request rows, and before it captures CUDA graphs
+    or takes what memory is left. The kernels are compiled here too, so that no request waits.
+
+    Args:
+        runner: upstream's model runner, with its pool.
+
+    Raises:
+        RuntimeError: the memory cannot be had.
+        ValueError: something replaced a function that calls us.
+    """
+    if not _samples(runner) or any(unsupported_modes(_config_of_any_role)):
+        return
+    hooks.check()
+    pool, capacity = runner.req_to_token_pool, _max_window_size()
+    rows = pool.req_to_token.shape[0]
+    size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
+    kernels.import_for(torch.device(runner.device))  # what fails here does not lack memory
+    try:
+        penalizer = BatchedLZPenalizer(rows, capacity, runner.device)
+    except (RuntimeError, MemoryError) as error:
+        cause = (str(error).splitlines() or ["no memory"])[0]
+        raise RuntimeError(
+            f"the LZ penalty cannot reserve {rows * bytes_of_row(capacity)} bytes on "
+            f"{runner.device} ({size}; {cause}): lower --lz-max-window-size, which is {capacity}, "
+            "or --max-running-requests."
+        ) from None
+    kernels.warm_up(penalizer.kernels, capacity, penalizer.device, _tree_sizes())
+    pool.lz_penalizer = penalizer
+    logger.info(
+        "LZ penalty: %s, %.1f MiB in all, reserved", size, rows * bytes_of_row(capacity) / 2**20
+    )
+
+
+def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
+    """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
+
+    Reads host data only. Loops over requests only when their tokens are on the host: at prefill and
+    when they are handed over.
+    """
+    _check_hooks_again()
+    mode = batch.forward_mode
+    if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
+        return
+    penalizer = _penalizer(batch)
+    if penalizer is None:
+        ignored = not mode.is_decode() and any(map(_samples_with_penalty, batch.reqs))
+        assert not ignored, "a penalty was admitted in a mode that is refused"
+        return
+    forward_batch.lz_step = _plan(penalizer, batch)
+
+
+def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
+    """Apply the penalty that `plan_step` planned, if any (upstream's hook, before sampling)."""
+    _check_hooks_again()
+    step: LZStep | None = getattr(forward_batch, "lz_step", None)
+    if step is not None:
+        step.penalizer.apply(
+            step,
+            logits,
+            request_rows=forward_batch.req_pool_indices,
+            seq_lens=forward_batch.seq_lens,
+            input_ids=forward_batch.input_ids,
+        )
+
+
+def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZVerify | None:
+    """Apply the penalty to every node of a batch of draft trees (upstream's hook, before sampling).
+
+    Args:
+        trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
+        batch: gives the request row of each batch row and the position of its root.
+        logits: next-token logits, float32 [batch x nodes, V]; changed in place.
+
+    Returns:
+        What `accept_step` needs; None if no row has a penalty.
+
+    Raises:
+        TypeError: the logits have another dtype.
+    """
+    penalizer = _penalizer(batch)
+    if penalizer is None or not (penalizer.users or _is_decode_server()):
+        return None
+    rows, generation = _request_rows(batch)
+    histories = _handed_over(penalizer, batch, rows, generation)
+    seed, width = penalizer.admit(rows, generation, histories)
+    if not width:
+        return None
+    return penalizer.verify(
+        seed,
+        logits,
+        request_rows=batch.req_pool_indices,
+        root=batch.seq_lens,
+        tokens=trees.draft_token.view(-1, trees.draft_token_num),
+        first_child=trees.retrieve_next_token,
+        next_sibling=trees.retrieve_next_sibling,
+        depth=trees.max_tree_depth,
+        width=width,
+    )
+
+
+def accept_step(
+    verified: LZVerify | None, accept_index: Tensor, num_correct_drafts: Tensor
+) -> None:
+    """Keep the accepted tokens of the trees that `verify_step` judged (upstream's hook).
+
+    Args:
+        verified: what `verify_step` returned.
+        accept_index: accepted nodes of each row, root first, as rows of the logits, integer
+            [batch, depth].
+        num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
+    """
+    if verified is not None:
+        verified.penalizer.accept(verified, accept_index, num_correct_drafts)
+
+
+def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:
+    """Which rows of `batch` need the penalty, and what their windows lack; None if no row."""
+    prefilled, offset = _split(batch)
+    histories = {
+        i: _history(req, req.extend_end)
+        for i, req in enumerate(batch.reqs[:prefilled])
+        if _samples_with_penalty(req)
+    }
+    if not (histories or penalizer.users or _is_decode_server()):
+        return None
+    rows, generation = _request_rows(batch)
+    penalizer.give_up(rows[:prefilled])
+    handed_over = _handed_over(penalizer, batch, rows, generation)
+    for i, history in handed_over.items():
+        complete = int(batch.seq_lens_cpu[i]) == history.end + 1
+        assert complete, "not all of a new row's tokens are here"
+    seed, width = penalizer.admit(rows, generation, histories | handed_over)
+    if not width:
+        return None
+    return LZStep(penalizer, seed, len(batch.reqs), prefilled, offset, width)
+
+
+def _handed_over(
+    penalizer: BatchedLZPenalizer,
+    batch: ScheduleBatch,
+    rows: NDArray[np.int64],
+    generation: NDArray[np.int64],
+) -> dict[int, History]:
+    """The histories of rows with a penalty whose prefill was another server's, each only once.
+
+    A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a row
+    whose generation was never looked at is new, so no step loops over all requests. Their tokens on
+    the host are complete only now: nothing was sampled here yet, and the newest is the last.
+    """
+    if not _is_decode_server():
+        return {}
+    new = penalizer.look_at(rows, generation)
+    reqs = {i: batch.reqs[i] for i in new if _generates_with_penalty(batch.reqs[i])}
+    return {i: _history(req, len(req.full_untruncated_fill_ids) - 1) for i, req in reqs.items()}
+
+
+def _history(req: Req, end: int) -> History:
+    """The first `end` tokens of a request, as its window sees them.
+
+    They are copied here: upstream may change them before the device has them.
+    """
+    params = req.sampling_params
+    first = 0 if params.lz_include_prompt else len(req.origin_input_ids)
+    start = max(first, end - params.lz_window_size)
+    return History(
+        req.full_untruncated_fill_ids[start:end] if start < end else (),
+        end,
+        first,
+        params.lz_penalty,
+        params.lz_window_size,
+        params.lz_buffer_size,
+        params.lz_cost == "rate",
+    )
+
+
+@functools.cache
+def _check_hooks_again() -> None:
+    """`hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
+    hooks.check()
+
+
+def _samples(runner: ModelRunner) -> bool:
+    """Whether a runner samples tokens: no draft model or embedding model does, and of the ranks of
+    a pipeline only the last."""
+    return bool(
+        not runner.is_draft_worker and runner.is_generation and runner.pp_group.is_last_rank
+    )
+
+
+def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
+    """The penalizer of a batch; None where `reserve_windows` found that the mode is refused."""
+    penalizer: BatchedLZPenalizer | None = getattr(batch.req_to_token_pool, "lz_penalizer", None)
+    return penalizer
+
+
+def _samples_with_penalty(req: Req) -> bool:
+    """Whether this prefill ends in a sampled token (no middle chunk does) that LZ adjusts."""
+    return _generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
+
+
+def _generates_with_penalty(req: Req) -> bool:
+    """Whether a request has a penalty, and room to generate: upstream may have left it none.
+
+    What then generates nothing is sampled only in company, and the penalty must not depend on that.
+    """
+    params = req.sampling_params
+    return bool(params.lz_penalty) and params.max_new_tokens != 0
+
+
+def _request_rows(batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The request row of each batch row and its generation, on the host, int64 [rows]."""
+    rows = batch.req_pool_indices_cpu.numpy()[: len(batch.reqs)]
+    return rows, batch.req_to_token_pool.req_generation.numpy()[rows]
+
+
+def _split(batch: ScheduleBatch) -> tuple[int, int]:
+    """How many leading rows are prefills, and what turns a later row into its index in input_ids.
+
+    A decode row of an extend batch is one input token: upstream appends decode rows to a chunk
+    (mixed chunk), or runs a whole decode batch as an extend (`decoding_reqs`). The host does not
+    know those tokens yet, so these rows are appended to from the device.
+    """
+    if batch.forward_mode.is_decode():
+        return 0, 0
+    if batch.forward_mode.is_mixed():
+        decoding = len(batch.mix_running_indices_cpu)
+        prefilled = len(batch.reqs) - decoding
+        return prefilled, batch.extend_num_tokens - len(batch.reqs)
+    if batch.decoding_reqs is not None:
+        return 0, 0
+    return len(batch.reqs), 0
+
+
+def _max_window_size() -> int:
+    from sglang.srt.runtime_context import get_exec
+
+    size: int = get_exec().features.lz_max_window_size
+    return size
+
+
+def _tree_sizes() -> set[int]:
+    """How many nodes draft trees may have; empty without speculation."""
+    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+
+    spec = get_spec()
+    sizes = {spec.speculative_num_draft_tokens or 0} - {0}
+    if spec.speculative_adaptive:
+        steps = resolve_candidate_steps_from_config(spec.speculative_adaptive_config)
+        sizes |= {step + 1 for step in steps}
+    return sizes
+
+
+def _config_of_any_role(name: str) -> Any:
+    from sglang.srt.runtime_context import get_context
+
+    # A server may change its role between prefill and decode, and is then sent what it refused.
+    return "null" if name == "disaggregation_mode" else get_context().config_leaf(name)
+
+
+def _is_decode_server() -> bool:
+    from sglang.srt.runtime_context import get_disagg
+
+    # Not the argument of the server's start: a server may change its role.
+    mode: str = get_disagg().disaggregation_mode
+    return mode == "decode"
