@@ -7,10 +7,10 @@ For every token a that stands in the window of a row (docs/SPEC.md section 2):
     marginal   cost[k] = log2(k + 1) + (log2((l + 1) / (l * d)) - 1  if m[k + 1] == l >= 1)
     rate       cost[k] = (log2(k + 1) + log2(m[k + 1] + 1)) / (m[k + 1] + 1)
 
-Column k is the token at distance k + 1, so k is its source and m[k + 1] the length of the match
-that ends right before it; l is the longest match of the row and d the distance of the nearest that
-is so long. A step makes the new match lengths from the old ones: m'[k] = m[k] + 1, as far as buffer
-and window reach, where column k holds the newest token, else 0.
+Column k is the token at distance k + 1. m[k + 1] is the length of the match that ends right before
+it, l the longest match of the row, and d the distance of the nearest source that is so long. A step
+makes the new match lengths from the old ones: m'[k] = m[k] + 1, as far as buffer and window reach,
+where column k holds the newest token, else 0.
 
 One program serves one row of logits. It touches at most W of them, so its cost does not depend on
 the vocabulary; it allocates nothing, waits for nothing, and gives the same bits whenever it runs,
@@ -248,7 +248,7 @@ def _accept_kernel(
 
 
 def seed(state: WindowState, seed: Seed) -> None:
-    """See `reference.steps.seed`. The host writes the windows in one pass for the device to fetch."""
+    """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
     device = state.tokens.device
     pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
     count, is_seen = len(seed.rows), len(seed.history) > 0
