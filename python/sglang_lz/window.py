@@ -1,4 +1,4 @@
-"""The window of every request row, on the device."""
+"""The window of every request row: the layout that the penalizer and the kernels share."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Seed:
 class WindowState:
     """Tokens, match lengths and parameters of each request row; rows never move when a batch does.
 
-    The newest token's position (0-based, prompt included) is not kept: whoever steps knows it.
+    The position of the newest token (0-based, prompt included) is an argument of each step.
 
     Attributes:
         capacity: the largest window, in tokens.
         tokens: the token of position p in column p % capacity, int32 [rows, capacity].
         match: the match length of the source at distance k + 1 in column k, int16 [rows, capacity];
-            past the seen columns what an earlier window left.
+            past the seen columns it holds what an earlier window left.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
-            1 for the `rate` cost. A row whose penalty is 0 is nobody's. (Positions below 2**24 are
+            1 for the `rate` cost. A row whose penalty is 0 is skipped. (Positions below 2**24 are
             exact.)
         arrays: these three as numpy sees them; none on a device.
     """

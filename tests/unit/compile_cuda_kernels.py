@@ -18,11 +18,15 @@ from sglang_lz.kernels import cuda as cuda_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
-    **dict.fromkeys(("tokens", "paths", "accept_index", "num_correct_drafts"), "*i32"),
-    **dict.fromkeys(("request_rows", "seq_lens", "input_ids", "root", "drafts"), "*i64"),
-    **dict.fromkeys(("first_child", "next_sibling"), "*i64"),
-    "match": "*i16",
-    **dict.fromkeys(("row_params", "logits"), "*fp32"),
+    **dict.fromkeys(
+        ("tokens_ptr", "paths_ptr", "accept_index_ptr", "num_correct_drafts_ptr"), "*i32"
+    ),
+    **dict.fromkeys(
+        ("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"), "*i64"
+    ),
+    **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
+    "match_ptr": "*i16",
+    **dict.fromkeys(("params_ptr", "logits_ptr"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 

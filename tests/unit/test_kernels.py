@@ -328,7 +328,9 @@ def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
     assert torch.isfinite(logits).all()
 
 
-def test_warming_up_runs_every_kernel_on_nobody(cuda_kernels: ModuleType) -> None:
+def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
+    cuda_kernels: ModuleType,
+) -> None:
     warm_up(cuda_kernels, 600, torch.device(DEVICE), {1, 3})
 
 
@@ -343,7 +345,7 @@ ORDER = {
 def test_the_kernels_compile_for_hopper_in_order_and_spill_nothing() -> None:
     """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
     they are interpreted."""
-    script = Path(__file__).with_name("compile_fused.py")
+    script = Path(__file__).with_name("compile_cuda_kernels.py")
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     programs = [line.split() for line in found.stdout.splitlines()]

@@ -259,7 +259,7 @@ class Scheduler(RuleBasedStateMachine):
         self.pool = reserved_pool()
         self.overlap = overlap
         self.decode_server = decode_server
-        self.role = mock.patch.object(penalizer, "_is_decode_server", return_value=decode_server)
+        self.role = mock.patch.object(sampling, "_is_decode_server", return_value=decode_server)
         self.role.start()
         self.waiting: list[Request] = []
         self.running: list[Request] = []

@@ -53,26 +53,28 @@ SMALLEST_TREE = 32
 
 
 @triton.jit
-def _tokens_at(column, path, on_path, tokens, slot, capacity, mask):
+def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
     """The tokens of some columns; `slot` is where column `on_path` stands in the ring."""
     at = slot - (column - on_path)
     at = tl.where(at < 0, at + capacity, at)
-    new = tl.load(path + column, mask=mask & (column < on_path), other=0).to(tl.int32)
-    old = tl.load(tokens + at, mask=mask & (column >= on_path), other=0)
+    new = tl.load(path_ptr + column, mask=mask & (column < on_path), other=0).to(tl.int32)
+    old = tl.load(tokens_ptr + at, mask=mask & (column >= on_path), other=0)
     return tl.where(column < on_path, new, old)
 
 
 @triton.jit
-def _match_lengths(column, path, on_path, tokens, match, slot, capacity, length, buffer_size):
+def _match_lengths(
+    column, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
+):
     """m of each column after the path. A source that matches all of the path goes on with the match
     of its predecessor, which stood at the same distance before the path."""
-    before = tl.load(match + column, mask=column < length, other=0).to(tl.int32)
+    before = tl.load(match_ptr + column, mask=column < length, other=0).to(tl.int32)
     growing = (column >= 1) & (column < length)
     lengths = tl.full(column.shape, 0, tl.int32)
     for newer in range(on_path):
-        newest = tl.load(path + newer).to(tl.int32)
+        newest = tl.load(path_ptr + newer).to(tl.int32)
         seen = growing & (column + newer < length)
-        token = _tokens_at(column + newer, path, on_path, tokens, slot, capacity, seen)
+        token = _tokens_at(column + newer, path_ptr, on_path, tokens_ptr, slot, capacity, seen)
         growing = growing & (token == newest)
         lengths += growing.to(tl.int32)
     lengths += tl.where(growing, before, 0)
@@ -101,22 +103,22 @@ def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
 
 @triton.jit
 def _penalise(
-    column, logits, token_stride, vocab_size, path, on_path, tokens, match, slot, capacity,
-    length, params, penalty,
+    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, match_ptr, slot,
+    capacity, length, params_ptr, penalty,
 ):  # fmt: skip
-    """Lower one row of logits. Returns the match lengths; every load of the stored window is done
-    by then, in every thread, so that they may be written."""
-    buffer_size = tl.load(params + BUFFER_SIZE).to(tl.int32)
-    is_rate = tl.load(params + IS_RATE) != 0
-    token = _tokens_at(column, path, on_path, tokens, slot, capacity, column < length)
+    """Lower one row of logits; returns its match lengths. By then every thread has loaded what it
+    needs of the stored window, so that may be written."""
+    buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
+    is_rate = tl.load(params_ptr + IS_RATE) != 0
+    token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < length)
     known = (column < length) & (token >= 0) & (token < vocab_size)
-    at = logits + tl.where(known, token, 0).to(tl.int64) * token_stride
+    at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
     original = tl.load(at, mask=known, other=0.0)
     matched = _match_lengths(
-        column, path, on_path, tokens, match, slot, capacity, length, buffer_size
+        column, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
     )
     matched_before = _match_lengths(
-        column + 1, path, on_path, tokens, match, slot, capacity, length, buffer_size
+        column + 1, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
     )
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
     savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
@@ -128,50 +130,53 @@ def _penalise(
 
 
 @triton.jit
-def _seen(position, params):
+def _seen(position, params_ptr):
     """How many columns of a window are seen whose newest token stands at `position`."""
-    window_size = tl.load(params + WINDOW_SIZE).to(tl.int32)
-    first_visible = tl.load(params + FIRST_VISIBLE).to(tl.int32)
+    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
+    first_visible = tl.load(params_ptr + FIRST_VISIBLE).to(tl.int32)
     return tl.minimum(position + 1 - first_visible, window_size)
 
 
 def _step_kernel(
-    logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-    offset, tokens, match, row_params, capacity, BLOCK: tl.constexpr,
+    logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
+    prefilled, offset, tokens_ptr, match_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    request_row = tl.load(request_rows + row).to(tl.int64)
-    position = tl.load(seq_lens + row).to(tl.int32) - 1
-    params = row_params + request_row * PARAMS
-    penalty = tl.load(params + PENALTY)
+    request_row = tl.load(request_rows_ptr + row).to(tl.int64)
+    position = tl.load(seq_lens_ptr + row).to(tl.int32) - 1
+    params_ptr += request_row * PARAMS
+    penalty = tl.load(params_ptr + PENALTY)
     if penalty == 0:
         return
-    tokens += request_row * capacity
-    match += request_row * capacity
-    path = input_ids + row + offset
+    tokens_ptr += request_row * capacity
+    match_ptr += request_row * capacity
+    path_ptr = input_ids_ptr + row + offset
     on_path = (row >= prefilled).to(tl.int32)
     column = tl.arange(0, BLOCK)
-    length = _seen(position, params)
+    length = _seen(position, params_ptr)
     matched = _penalise(
-        column, logits + row.to(tl.int64) * row_stride, token_stride, vocab_size, path, on_path,
-        tokens, match, (position - on_path) % capacity, capacity, length, params, penalty,
+        column, logits_ptr + row.to(tl.int64) * row_stride, token_stride, vocab_size, path_ptr,
+        on_path, tokens_ptr, match_ptr, (position - on_path) % capacity, capacity, length,
+        params_ptr, penalty,
     )  # fmt: skip
     if on_path > 0:
-        tl.store(match + column, matched.to(tl.int16), mask=column < length)
-        tl.store(tokens + position % capacity, tl.load(path).to(tl.int32))
+        tl.store(match_ptr + column, matched.to(tl.int16), mask=column < length)
+        tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
 
 
 @triton.jit
-def _write_path(path, depth, drafts, first_child, next_sibling, nodes, node, NODES: tl.constexpr):
+def _write_path(
+    path_ptr, depth, drafts_ptr, first_child_ptr, next_sibling_ptr, nodes, node, NODES: tl.constexpr
+):
     """Write the tokens from a node up to its root; returns how many."""
     other = tl.arange(0, NODES)
-    child = tl.load(first_child + other, mask=other < nodes, other=-1)
-    sibling = tl.load(next_sibling + other, mask=other < nodes, other=-1)
+    child = tl.load(first_child_ptr + other, mask=other < nodes, other=-1)
+    sibling = tl.load(next_sibling_ptr + other, mask=other < nodes, other=-1)
     on_path = 0
     # Each node is passed at most once; counting keeps links that go round from hanging the device.
     hops = 0
     while (node != 0) & (on_path < depth - 1) & (hops < nodes):
-        tl.store(path + on_path, tl.load(drafts + node).to(tl.int32))
+        tl.store(path_ptr + on_path, tl.load(drafts_ptr + node).to(tl.int32))
         on_path += 1
         elder = tl.max(tl.where(sibling == node, other, -1))
         while (elder >= 0) & (hops < nodes):
@@ -181,70 +186,73 @@ def _write_path(path, depth, drafts, first_child, next_sibling, nodes, node, NOD
         # A node outside the tree has no parent, and is judged as a child of the root.
         node = tl.max(tl.where(child == node, other, 0))
         hops += 1
-    tl.store(path + on_path, tl.load(drafts).to(tl.int32))
+    tl.store(path_ptr + on_path, tl.load(drafts_ptr).to(tl.int32))
     return on_path + 1
 
 
 def _verify_kernel(
-    logits, row_stride, token_stride, vocab_size, request_rows, root, drafts, first_child,
-    next_sibling, nodes, paths, depth, tokens, match, row_params, capacity,
+    logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
+    first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, match_ptr, params_ptr,
+    capacity,
     NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     node = tl.program_id(1)
-    request_row = tl.load(request_rows + tree).to(tl.int64)
-    params = row_params + request_row * PARAMS
-    penalty = tl.load(params + PENALTY)
+    request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
+    params_ptr += request_row * PARAMS
+    penalty = tl.load(params_ptr + PENALTY)
     if penalty == 0:
         return
-    tokens += request_row * capacity
-    match += request_row * capacity
+    tokens_ptr += request_row * capacity
+    match_ptr += request_row * capacity
     row = tree.to(tl.int64) * nodes + node
-    path = paths + row * depth
+    path_ptr = paths_ptr + row * depth
     links = tree.to(tl.int64) * nodes
     on_path = _write_path(
-        path, depth, drafts + links, first_child + links, next_sibling + links, nodes, node, NODES
-    )
+        path_ptr, depth, drafts_ptr + links, first_child_ptr + links, next_sibling_ptr + links,
+        nodes, node, NODES,
+    )  # fmt: skip
     # One thread wrote the path, all threads read it.
     tl.debug_barrier()
-    before = tl.load(root + tree).to(tl.int32) - 1
+    before = tl.load(root_ptr + tree).to(tl.int32) - 1
     column = tl.arange(0, BLOCK)
-    length = _seen(before + on_path, params)
+    length = _seen(before + on_path, params_ptr)
     _penalise(
-        column, logits + row * row_stride, token_stride, vocab_size, path, on_path,
-        tokens, match, before % capacity, capacity, length, params, penalty,
+        column, logits_ptr + row * row_stride, token_stride, vocab_size, path_ptr, on_path,
+        tokens_ptr, match_ptr, before % capacity, capacity, length, params_ptr, penalty,
     )  # fmt: skip
 
 
 def _accept_kernel(
-    request_rows, root, paths, depth, accept_index, index_stride, num_correct_drafts,
-    tokens, match, row_params, capacity, BLOCK: tl.constexpr,
+    request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
+    num_correct_drafts_ptr, tokens_ptr, match_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
-    request_row = tl.load(request_rows + tree).to(tl.int64)
-    params = row_params + request_row * PARAMS
-    if tl.load(params + PENALTY) == 0:
+    request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
+    params_ptr += request_row * PARAMS
+    if tl.load(params_ptr + PENALTY) == 0:
         return
-    tokens += request_row * capacity
-    match += request_row * capacity
-    accepted = tl.load(num_correct_drafts + tree).to(tl.int32)
-    last = tl.load(accept_index + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
-    path = paths + last * depth
+    tokens_ptr += request_row * capacity
+    match_ptr += request_row * capacity
+    accepted = tl.load(num_correct_drafts_ptr + tree).to(tl.int32)
+    last = tl.load(accept_index_ptr + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
+    path_ptr = paths_ptr + last * depth
     on_path = accepted + 1
-    before = tl.load(root + tree).to(tl.int32) - 1
+    before = tl.load(root_ptr + tree).to(tl.int32) - 1
     column = tl.arange(0, BLOCK)
-    length = _seen(before + on_path, params)
-    buffer_size = tl.load(params + BUFFER_SIZE).to(tl.int32)
+    length = _seen(before + on_path, params_ptr)
+    buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
     matched = _match_lengths(
-        column, path, on_path, tokens, match, before % capacity, capacity, length, buffer_size
-    )
+        column, path_ptr, on_path, tokens_ptr, match_ptr, before % capacity, capacity, length,
+        buffer_size,
+    )  # fmt: skip
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
-    tl.store(match + column, matched.to(tl.int16), mask=column < length)
+    tl.store(match_ptr + column, matched.to(tl.int16), mask=column < length)
     at = (before + on_path) % capacity - column
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
-    tl.store(tokens + at, tl.load(path + column, mask=new, other=0), mask=new)
+    tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
 
 
 def seed(state: WindowState, seed: Seed) -> None:
