@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -9,9 +10,52 @@ from typing import Any
 
 import overlap
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
+from sglang_lz.hooks import HOOKS
 from sglang_lz.params import FIELDS
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python/sglang_lz"
+
+
+def test_architecture_names_every_module() -> None:
+    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    named = {Path(path) for path in re.findall(r"\(\.\./python/sglang_lz/(\S+\.py)\)", page)}
+    modules = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
+    assert not {path for path in modules - named if path.name != "__init__.py"}
+
+
+def test_architecture_names_every_hook_and_patch_of_the_penalty() -> None:
+    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` in `(\S+)` \| \[\S+\]\(\.\./(\S+)\) \| (.+) \|$", page, re.M)
+    called = {
+        (module, name): tuple(re.findall(r"`\w+\.(\w+)`", calls)) for name, module, _, calls in rows
+    }
+    assert called == dict(HOOKS)
+    for name, module, path, calls in rows:
+        patch = (ROOT / path).read_text()
+        assert f"+++ b/python/{module.replace('.', '/')}.py" in patch, name
+        assert all(f"{call}(" in patch for call in re.findall(r"`\w+\.(\w+)`", calls)), name
+    for patch in PatchSet.load(ROOT / "patches").patches:
+        if patch.group not in {"fixes", "cpu"}:
+            assert f"](../patches/{patch.name})" in page
+
+
+def test_porting_names_what_our_package_reads_of_upstream() -> None:
+    page = (ROOT / "docs/PORTING.md").read_text()
+    table = page.partition("## Upstream attributes that we read")[2]
+    named = set(re.findall(r"`([\w.]+)`", table))
+    for file in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
+                for alias in node.names:
+                    assert alias.name in named, f"{file.name}: {alias.name}"
+    module = ""
+    for cell, attributes in re.findall(r"^\| (\S*) ?\|.*\| (.+) \|$", table, re.M):
+        module = cell.strip("`") or module
+        if module not in {"module", "hooks.py"} and "-" not in module:
+            source = (PACKAGE / module).read_text()
+            for name in re.findall(r"`([\w.]+)`", attributes):
+                assert re.search(rf"\b{re.escape(name)}\b", source), f"{module}: {name}"
 
 
 def test_notice_lists_every_changed_file() -> None:
