@@ -1,7 +1,7 @@
-"""The paths of a draft tree: what speculative decoding verifies against.
+"""The paths of a draft tree, from each node up to its root.
 
-A node of a draft tree is judged with the committed tokens and then its own ancestors
-(docs/SPEC.md section 4), so each node has a window of its own. Node 0 is the root, the newest
+The history of a node is the committed tokens and then its own ancestors (docs/SPEC.md section 4),
+so each node has a window of its own. Node 0 is the root, the newest
 committed token; trees come as upstream's links, a node's first child and its next sibling.
 """
 

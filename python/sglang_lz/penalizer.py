@@ -1,4 +1,4 @@
-"""The LZ penalizer of a server: which request rows have windows, and the steps that use them.
+"""The LZ penalizer of a server: which request rows have a penalty, and the steps that apply it.
 
 State belongs to the request row, so upstream's merging and filtering of batches needs no
 counterpart here. The host knows which rows have a penalty, so that nothing is launched for a batch
@@ -52,11 +52,11 @@ class History(NamedTuple):
 
 @dataclass(slots=True)
 class LZStep:
-    """What one forward batch with LZ rows has to be done.
+    """The plan of one forward batch in which some rows have a penalty.
 
     Attributes:
-        penalizer: who applies it.
-        seed: what rows get that were prefilled, handed over or given up; None if there are none.
+        penalizer: the one that applies it.
+        seed: for rows that were prefilled, handed over or given up; None if there are none.
         rows: how many batch rows are requests; behind them upstream may pad.
         prefilled: how many leading batch rows are prefills, whose seeds are complete.
         offset: the newest token of a later batch row i stands at i + offset in `input_ids`.
@@ -73,10 +73,10 @@ class LZStep:
 
 @dataclass(slots=True)
 class LZVerify:
-    """A batch of draft trees with LZ rows, between their judgement and acceptance.
+    """A batch of draft trees between `verify` and `accept`.
 
     Attributes:
-        penalizer: who judged them.
+        penalizer: the one that verified them.
         request_rows: the request row of each tree, integer [batch], on the device.
         root: the position of each tree's root, integer [batch], on the device.
         paths: the tokens from each node up to its root, as `reference.steps.verify` returns them.
@@ -111,20 +111,20 @@ class BatchedLZPenalizer:
         self.kernels = kernels.import_for(self.device)
         self._generation = np.full(rows, NO_GENERATION)
         self._window_size = np.zeros(rows, dtype=np.int64)
-        # What a decode server has looked at: the generation of each row that it saw.
+        # The generation in which a decode server last saw each row.
         self._looked_at = np.full(rows, NO_GENERATION)
-        # Rows whose penalty on the device is not 0. One that is no longer active is given up before
-        # a step comes near it.
+        # Rows whose penalty on the device is not 0. One that is no longer active is given up with
+        # the next step of a batch that holds it.
         self._seeded = np.zeros(rows, dtype=bool)
 
     def give_up(self, rows: NDArray[np.int64]) -> None:
-        """Take request rows out: they are prefilled, and active only if `admit` says so."""
+        """Make request rows inactive that are prefilled; `admit` makes them active again."""
         if self.users and len(rows):
             self._generation[rows] = NO_GENERATION
             self.users.difference_update(rows.tolist())
 
     def look_at(self, rows: NDArray[np.int64], generation: NDArray[np.int64]) -> list[int]:
-        """Which batch rows hold requests that were never looked at.
+        """Which batch rows hold requests that no earlier call was given.
 
         Args:
             rows: the request row of each, int64 [rows].
@@ -148,7 +148,7 @@ class BatchedLZPenalizer:
             histories: by batch row.
 
         Returns:
-            What to tell the device before it steps, None if nothing; and the largest window size
+            The seed to write before the step, None if there is none; and the largest window size
             among the active rows, 0 without any.
         """
         if not (histories or self.users):
@@ -177,7 +177,7 @@ class BatchedLZPenalizer:
         """Bring the windows of `step` up to date and lower the logits of what they predict.
 
         Args:
-            step: what was planned for this batch.
+            step: the plan of this batch.
             logits: next-token logits, float32 [batch, V]; changed in place.
             request_rows: the request row of each batch row, integer [batch], on the device.
             seq_lens: as in `reference.steps.step`.

@@ -1,10 +1,10 @@
-"""What upstream calls where it samples (patches/sampling), and how its batches are read.
+"""The functions that upstream's sampling calls (patches/sampling); they read its batches.
 
 `reserve_windows` makes the windows of a server when it starts. Of a batch that samples one token a
 row, `plan_step` reads the host's data while the forward batch is made, and `apply_step` applies the
 penalty right before sampling. Of a batch that verifies draft trees, `verify_step` applies it to
-every node, and `accept_step` keeps what was accepted. Everything that is not upstream's is in
-`sglang_lz.penalizer`.
+every node, and `accept_step` appends the accepted tokens. `sglang_lz.penalizer` does the rest and
+knows none of upstream's classes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reserve_windows(runner: ModelRunner) -> None:
     pool, capacity = runner.req_to_token_pool, _max_window_size()
     rows = pool.req_to_token.shape[0]
     size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
-    kernels.import_for(torch.device(runner.device))  # what fails here does not lack memory
+    kernels.import_for(torch.device(runner.device))  # an error here is not about memory
     try:
         penalizer = BatchedLZPenalizer(rows, capacity, runner.device)
     except (RuntimeError, MemoryError) as error:
@@ -141,7 +141,7 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
 def accept_step(
     verified: LZVerify | None, accept_index: Tensor, num_correct_drafts: Tensor
 ) -> None:
-    """Keep the accepted tokens of the trees that `verify_step` judged (upstream's hook).
+    """Append the accepted tokens of the trees that `verify_step` saw (upstream's hook).
 
     Args:
         verified: what `verify_step` returned.
@@ -154,7 +154,7 @@ def accept_step(
 
 
 def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:
-    """Which rows of `batch` need the penalty, and what their windows lack; None if no row."""
+    """The rows of `batch` with a penalty, and the seeds of new ones; None if it has none."""
     prefilled, offset = _split(batch)
     histories = {
         i: _history(req, req.extend_end)

@@ -1,1 +1,1 @@
-"""What the kernels must equal, in torch operators and without haste; no server runs it."""
+"""The LZ penalty in torch operators, slow and plain. Kernels must equal it; no server runs it."""

@@ -17,8 +17,8 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
     """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
 
     The definition, by direct comparison: O(rows x window x longest match) and one host
-    synchronisation a compared token. The server uses what is linear in the window and is tested
-    against this: `compiled.seed` at prefill, `window.WindowView.advance` at decode.
+    synchronisation a compared token. The kernels are linear in the window and tested against this:
+    `seed` at prefill, `step` at decode.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -111,7 +111,7 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
 def delta_codelength(
     window: Tensor, length: Tensor, vocab_size: int, buffer_size: Tensor, is_rate: Tensor
 ) -> Tensor:
-    """Delta(a) for every token a of the vocabulary, in bits: the whole of section 2, to read.
+    """Delta(a) for every token a of the vocabulary, in bits: all of docs/SPEC.md section 2.
 
     Args:
         window: tokens, newest first, integer [rows, width]; at most W columns.
