@@ -1,9 +1,15 @@
-"""The five request fields of the LZ penalty and their ranges (docs/SPEC.md section 6)."""
+"""The request fields of the LZ penalty and their ranges (docs/SPEC.md section 6).
+
+`LZParams` is the table of them. All else that depends on which fields there are is derived from
+it: how a request is read, the request models and their OpenAPI schemas, the arguments of the
+benchmarks, and the table in README.md. A new field is one entry there.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import math
+import json
 import reprlib
 import sys
 from collections.abc import Mapping
@@ -11,20 +17,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-MAX_PENALTY = 10.0
+from sglang_lz.kinds import Kind, boolean, choice, integer, is_integer, number
+
 DEFAULT_WINDOW_SIZE = 512
-DEFAULT_BUFFER_SIZE = 32
 DEFAULT_MAX_WINDOW_SIZE = 1024
 LARGEST_MAX_WINDOW_SIZE = 8192
 """One program of the CUDA kernel holds a whole window in its registers."""
-COSTS = ("marginal", "rate")
+MAX_WINDOW_SIZE = "--lz-max-window-size"
 
-FIELDS = ("lz_penalty", "lz_window_size", "lz_buffer_size", "lz_include_prompt", "lz_cost")
 PREFIX = "lz_"
-"""What every name of ours in a request begins with, and no name of upstream's."""
+"""Every LZ field's name begins with it, and no name of upstream's does."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-# Of a list of any length without making the text of all of it.
+# It cuts a long list before it makes a text of it.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = sys.maxsize
 _SHORT.maxlist = _SHORT.maxdict = 80
@@ -42,23 +47,46 @@ class FieldError(ValueError):
         self.field = field
 
 
+def _field(default: object, kind: Kind, meaning: str) -> Any:
+    """An entry of the table; the meaning is a phrase in Markdown, clear without the others."""
+    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
 @dataclass(frozen=True, slots=True)
 class LZParams:
     """One request's LZ penalty, validated, with every default resolved.
 
-    Attributes:
-        penalty: alpha, the strength in nats per bit; 0 means off.
-        window_size: W, how many of the newest visible tokens the compressor sees.
-        buffer_size: B, the longest match that counts, in tokens.
-        include_prompt: whether the prompt is visible besides the output.
-        cost: "marginal" or "rate" (docs/SPEC.md section 2).
+    Each attribute is one field, which requests spell with `PREFIX` in front. A field that bounds
+    another comes before it.
     """
 
-    penalty: float = 0.0
-    window_size: int = DEFAULT_WINDOW_SIZE
-    buffer_size: int = DEFAULT_BUFFER_SIZE
-    include_prompt: bool = False
-    cost: str = COSTS[0]
+    penalty: float = _field(
+        0.0,
+        number(0, 10.0),
+        "strength, in nats per bit, of the penalty on tokens that an LZ77 compressor of the recent "
+        "tokens would predict; 0 is off, start at 0.15",
+    )
+    window_size: int = _field(
+        DEFAULT_WINDOW_SIZE,
+        integer(1, MAX_WINDOW_SIZE),
+        "how many of the newest tokens the LZ penalty sees",
+    )
+    buffer_size: int = _field(
+        32,
+        integer(1, "lz_window_size"),
+        "the longest match that counts for the LZ penalty, in tokens",
+    )
+    include_prompt: bool = _field(
+        False,
+        boolean(),
+        "whether the LZ penalty sees the prompt besides the output",
+    )
+    cost: str = _field(
+        "marginal",
+        choice("marginal", "rate"),
+        "how the LZ penalty prices a token: `marginal` is the change in codelength, `rate` the "
+        "bits per token of its match",
+    )
 
     @classmethod
     def parse(
@@ -70,63 +98,55 @@ class LZParams:
         """Read the `lz_*` entries of a request; a missing or null entry takes its default.
 
         Args:
-            fields: any mapping that may hold the names in `FIELDS`; other keys are ignored.
+            fields: any mapping; keys that do not begin with `PREFIX` are ignored.
             max_window_size: the server's maximum window, in tokens.
-            defaults: the server's own defaults, right by themselves. As the defaults of
-                docs/SPEC.md do, a default size shrinks to what the request leaves room for.
+            defaults: the server's own defaults, already checked. A default above the upper end
+                that the rest of the request allows is lowered to it.
 
         Raises:
-            FieldError: a value of the wrong type or out of range.
+            FieldError: a value of the wrong type or out of range, or a misspelt name.
         """
-        penalty = _value(fields, defaults, "lz_penalty", 0.0)
-        if not _is_number(penalty) or not 0.0 <= penalty <= MAX_PENALTY:
-            raise _bad("lz_penalty", penalty, f"a finite number in [0, {MAX_PENALTY:g}]")
+        for name in fields:
+            if name.startswith(PREFIX):
+                check_name(name, fields[name])
+        values: dict[str, Any] = {}
+        bounds: dict[str | None, Any] = {MAX_WINDOW_SIZE: max_window_size}
+        for name, entry in _ENTRIES.items():
+            kind: Kind = entry.metadata["kind"]
+            default: Any = entry.default
+            upper = bounds.get(kind.bound)
+            value = fields.get(name)
+            if value is None:
+                value = default if defaults.get(name) is None else defaults[name]
+                value = value if upper is None else min(value, upper)
+            if not kind.takes(value, upper):
+                raise _bad(name, value, kind.allowed.format(largest=upper))
+            value = float(value) if isinstance(default, float) else value
+            values[entry.name] = bounds[name] = value
+        return cls(**values)
 
-        window_size = _size(
-            fields,
-            "lz_window_size",
-            _value(defaults, _NOTHING, "lz_window_size", DEFAULT_WINDOW_SIZE),
-            max_window_size,
-            "the server's --lz-max-window-size",
-        )
-        buffer_size = _size(
-            fields,
-            "lz_buffer_size",
-            _value(defaults, _NOTHING, "lz_buffer_size", DEFAULT_BUFFER_SIZE),
-            window_size,
-            "lz_window_size",
-        )
+    def request_fields(self) -> dict[str, Any]:
+        """The fields of a request that asks for this penalty."""
+        return {PREFIX + field.name: getattr(self, field.name) for field in _ENTRIES.values()}
 
-        include_prompt = _value(fields, defaults, "lz_include_prompt", False)
-        if not isinstance(include_prompt, bool):
-            raise _bad("lz_include_prompt", include_prompt, "true or false")
 
-        cost = _value(fields, defaults, "lz_cost", COSTS[0])
-        if not isinstance(cost, str) or cost not in COSTS:
-            raise _bad("lz_cost", cost, " or ".join(f'"{name}"' for name in COSTS))
-
-        return cls(float(penalty), window_size, buffer_size, include_prompt, cost)
+_ENTRIES = {PREFIX + field.name: field for field in dataclasses.fields(LZParams)}
+FIELDS = tuple(_ENTRIES)
+"""The names of the fields, as requests spell them."""
 
 
 def check_max_window_size(value: Any) -> int:
     """Return the server's `--lz-max-window-size`, or raise ValueError naming its range."""
-    if not _is_integer(value) or not 1 <= value <= LARGEST_MAX_WINDOW_SIZE:
-        raise _bad(
-            "--lz-max-window-size", value, f"an integer in [1, {LARGEST_MAX_WINDOW_SIZE}] (tokens)"
-        )
+    if not is_integer(value) or not 1 <= value <= LARGEST_MAX_WINDOW_SIZE:
+        raise _bad(MAX_WINDOW_SIZE, value, f"an integer in [1, {LARGEST_MAX_WINDOW_SIZE}] (tokens)")
     return value
 
 
-def json_schema(field: str) -> dict[str, Any]:
-    """The OpenAPI schema of one request field, with its description and range."""
-    return dict(_JSON_SCHEMAS[field])
-
-
 def check_name(name: str, value: object) -> None:
-    """Refuse a name that begins as ours do and is none of `FIELDS`.
+    """Refuse a name that begins with `PREFIX` and is not that of a field.
 
     Raises:
-        FieldError: it is none; the message names the nearest field.
+        FieldError: the message names the nearest field.
     """
     if name in FIELDS:
         return
@@ -139,84 +159,53 @@ def check_name(name: str, value: object) -> None:
     )
 
 
-def _value(
-    fields: Mapping[str, Any], defaults: Mapping[str, Any], name: str, otherwise: object
-) -> Any:
-    for values in (fields, defaults):
-        if (value := values.get(name)) is not None:
-            return value
-    return otherwise
-
-
-def _size(fields: Mapping[str, Any], name: str, default: int, maximum: int, whose: str) -> int:
-    value = fields.get(name)
-    if value is None:
-        return min(default, maximum)
-    if not _is_integer(value) or not 1 <= value <= maximum:
-        raise _bad(name, value, f"an integer in [1, {maximum}], the upper end being {whose}")
-    return value
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _bad(field: str, value: object, allowed: str) -> FieldError:
-    return FieldError(field, f"{field} must be {allowed}, got {shown(value)}.")
-
-
 def shown(value: object) -> str:
     """A value as an error message shows it, cut where it is long."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-_JSON_SCHEMAS: dict[str, dict[str, Any]] = {
-    "lz_penalty": {
-        "anyOf": [{"type": "number", "minimum": 0, "maximum": MAX_PENALTY}, {"type": "null"}],
-        "description": (
-            "Strength of the LZ penalty in nats per bit: tokens that an LZ77 compressor of the "
-            f"recent tokens could predict become less likely. 0 to {MAX_PENALTY:g}; "
-            "0, the default, is off; start at 0.15."
-        ),
-    },
-    "lz_window_size": {
-        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
-        "description": (
-            "How many of the newest tokens the LZ penalty sees. 1 to the server's "
-            f"--lz-max-window-size; default {DEFAULT_WINDOW_SIZE}, or that maximum if smaller."
-        ),
-    },
-    "lz_buffer_size": {
-        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
-        "description": (
-            "The longest match, in tokens, that counts for the LZ penalty. 1 to lz_window_size; "
-            f"default {DEFAULT_BUFFER_SIZE}, or lz_window_size if smaller."
-        ),
-    },
-    "lz_include_prompt": {
-        "anyOf": [{"type": "boolean"}, {"type": "null"}],
-        "description": (
-            "Whether the LZ penalty sees the prompt besides the output. Default false: the "
-            "output only, as for frequency_penalty."
-        ),
-    },
-    "lz_cost": {
-        "anyOf": [{"type": "string", "enum": list(COSTS)}, {"type": "null"}],
-        "description": (
-            'How the LZ penalty prices a token in bits: "marginal", the default, is the change '
-            'in codelength; "rate" is bits per token of the match and grows with its length.'
-        ),
-    },
-}
+def argument(field: str) -> dict[str, Any]:
+    """What argparse must know of the command line argument for one request field."""
+    text, _, meaning = _texts(field)
+    return {**_kind(field).argument, "help": f"{_capital(meaning)}. {_capital(text)}."}
 
-FIELDS_TEXT = " ".join(f"`{name}`: {_JSON_SCHEMAS[name]['description']}" for name in FIELDS)
+
+def description(field: str) -> str:
+    """Meaning, type, range and default of one request field, as sentences in Markdown."""
+    text, default, meaning = _texts(field)
+    return f"{_capital(meaning)}. {_capital(text)}; default {default}."
+
+
+def json_schema(field: str) -> dict[str, Any]:
+    """The OpenAPI schema of one request field, with its description and range."""
+    return {"anyOf": [_kind(field).schema, {"type": "null"}], "description": description(field)}
+
+
+def markdown_table() -> str:
+    """The table of the request fields in README.md, a line each."""
+    lines = ["| field | type and range | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{field}` | {' | '.join(_texts(field))} |" for field in FIELDS]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _kind(field: str) -> Kind:
+    kind: Kind = _ENTRIES[field].metadata["kind"]
+    return kind
+
+
+def _texts(field: str) -> tuple[str, str, str]:
+    """Type and range, default, and meaning."""
+    kind, entry = _kind(field), _ENTRIES[field]
+    default = entry.default
+    text = f"{default:g}" if isinstance(default, float) else json.dumps(default)
+    shrinks = ", or the upper end if smaller" if kind.bound else ""
+    return kind.text, f"`{text}`{shrinks}", entry.metadata["meaning"]
+
+
+def _capital(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:]
+
+
+def _bad(field: str, value: object, allowed: str) -> FieldError:
+    return FieldError(field, f"{field} must be {allowed}, got {shown(value)}.")

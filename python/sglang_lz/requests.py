@@ -1,7 +1,7 @@
 """The LZ fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
 
-Each public function is what one patch of upstream's request path calls. Requests over HTTP passed
-`sglang_lz.gate` before; those of the offline Engine and of gRPC meet `admit` only.
+Each public name is used by a patch of upstream's request path. A request over HTTP is checked by
+`sglang_lz.gate` first; one of the offline Engine or of gRPC is checked by `admit` only.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
-from sglang_lz.params import FIELDS, FIELDS_TEXT, FieldError, LZParams, json_schema
+from sglang_lz.params import FIELDS, FieldError, LZParams, description, json_schema
 from sglang_lz.support import unsupported_modes
+
+FIELDS_TEXT = " ".join(f"`{name}`: {description(name)}" for name in FIELDS)
 
 # Upstream's own types of these objects, with a description of the keys that we add.
 GenerateSamplingParams = Annotated[
@@ -26,34 +28,39 @@ OllamaOptions = Annotated[
 ]
 
 
-class LZFields(BaseModel):
-    """Base of the OpenAI- and Anthropic-style request models: the five fields, at the top level.
+_MODEL_FIELDS: dict[str, Any] = {
+    name: (Annotated[Any, WithJsonSchema(json_schema(name))], None) for name in FIELDS
+}
+LZFields = create_model("LZFields", **_MODEL_FIELDS)
+"""Base of the OpenAI- and Anthropic-style request models: the fields, at the top level.
 
-    The values are taken as they come, so that `resolve` words the refusals of every endpoint.
-    """
-
-    lz_penalty: Annotated[Any, WithJsonSchema(json_schema("lz_penalty"))] = None
-    lz_window_size: Annotated[Any, WithJsonSchema(json_schema("lz_window_size"))] = None
-    lz_buffer_size: Annotated[Any, WithJsonSchema(json_schema("lz_buffer_size"))] = None
-    lz_include_prompt: Annotated[Any, WithJsonSchema(json_schema("lz_include_prompt"))] = None
-    lz_cost: Annotated[Any, WithJsonSchema(json_schema("lz_cost"))] = None
+It accepts any value, so that the error message comes from `resolve` on every endpoint.
+"""
 
 
 class LZFieldsInOptions(BaseModel):
-    """Base of Ollama's request models, whose sampling parameters all stand in `options`."""
+    """Base of Ollama's request models, which hold all sampling parameters in `options`."""
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The LZ fields that are set in a mapping.
+    """The LZ fields of a mapping.
 
-    Unset and null ones are left out, so that the server's --preferred-sampling-params reach
-    through.
+    Null ones are left out: where upstream merges sampling parameters, they would replace those of
+    the server's --preferred-sampling-params.
     """
     return {name: values[name] for name in FIELDS if values.get(name) is not None}
 
 
+def other_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a mapping holds beside the LZ fields."""
+    return {name: value for name, value in values.items() if name not in FIELDS}
+
+
 def without_lz_fields(body: Any) -> Any:
-    """A /generate body as upstream's schema knows it: no LZ fields in its `sampling_params`."""
+    """The body of a /generate request, without the LZ fields in its `sampling_params`.
+
+    A body of any other form is returned as it is: upstream's schema refuses it.
+    """
     if not isinstance(body, dict):
         return body
     params = body.get("sampling_params")
@@ -69,12 +76,11 @@ def admit(
     is_encoder_decoder: bool,
     has_input_embeds: bool,
 ) -> None:
-    """Validate the LZ fields of a request and write their values into its SamplingParams.
+    """Validate the LZ fields of a request and set their values in its SamplingParams.
 
     Args:
-        sampling_params: upstream's struct, the server's preferred parameters merged in; its LZ
-            fields are changed in place, none is None after it.
-        requested: what the request itself says, before anything was merged in.
+        sampling_params: upstream's struct. None of its LZ fields is None afterwards.
+        requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
@@ -83,7 +89,7 @@ def admit(
     """
     limit = sampling_params.max_new_tokens
     if limit == 0 and _may_truncate():
-        requested = {**requested, "lz_penalty": 0}  # perhaps the client asked for more
+        requested = {**requested, "lz_penalty": 0}  # the client may have asked for more tokens
     params = resolve(
         requested,
         max_new_tokens=limit,
@@ -91,11 +97,8 @@ def admit(
         is_encoder_decoder=is_encoder_decoder,
         has_input_embeds=has_input_embeds,
     )
-    sampling_params.lz_penalty = params.penalty
-    sampling_params.lz_window_size = params.window_size
-    sampling_params.lz_buffer_size = params.buffer_size
-    sampling_params.lz_include_prompt = params.include_prompt
-    sampling_params.lz_cost = params.cost
+    for name, value in params.request_fields().items():
+        setattr(sampling_params, name, value)
 
 
 def resolve(
@@ -106,13 +109,13 @@ def resolve(
     is_encoder_decoder: bool,
     has_input_embeds: bool,
 ) -> LZParams:
-    """The LZ penalty of a request: its fields, the server's preferred ones, the defaults.
+    """The LZ penalty of a request, from its fields, the server's preferred ones and the defaults.
 
-    Where nothing is generated (scores, embeddings, `max_new_tokens` 0) nothing is sampled either,
-    and a preferred penalty does not count.
+    Where nothing is generated (scores, embeddings, `max_new_tokens` 0), a preferred penalty does
+    not count.
 
     Args:
-        requested: what the request itself says; a null is as good as nothing.
+        requested: the request's own sampling parameters. A null counts as missing.
         max_new_tokens: the most tokens to generate; None for no limit.
         beam_width: beams of beam search; None or 1 for none.
         is_encoder_decoder: whether the model is one.
@@ -152,9 +155,9 @@ def resolve(
 
 
 def resent_fields(sampling_params: Any) -> dict[str, Any]:
-    """The LZ fields with which another server gets a request that was admitted here.
+    """The LZ fields to send when a request that was admitted here is sent to another server.
 
-    Without a penalty only that there is none, whatever that server prefers or allows.
+    A request without a penalty says so: that server may prefer one.
     """
     if not sampling_params.lz_penalty:
         return {"lz_penalty": 0}
@@ -169,6 +172,4 @@ def _may_truncate() -> bool:
 
 
 def _without(params: Any) -> Any:
-    if not isinstance(params, dict):
-        return params
-    return {name: value for name, value in params.items() if name not in FIELDS}
+    return other_fields(params) if isinstance(params, dict) else params

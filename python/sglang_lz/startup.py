@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_lz import hooks
 from sglang_lz.distribution.seal import verify_imported
-from sglang_lz.params import PREFIX, LZParams, check_max_window_size, check_name
+from sglang_lz.params import LZParams, check_max_window_size
 from sglang_lz.support import unsupported_modes
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ def check_server(config: Any) -> None:
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
     try:
-        for name, value in preferred.items():
-            if name.startswith(PREFIX):
-                check_name(name, value)
         params = LZParams.parse(preferred, max_window_size)
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None

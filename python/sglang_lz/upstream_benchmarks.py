@@ -1,49 +1,39 @@
-"""The LZ penalty in upstream's benchmark tools: each public name is what patches/bench/ calls.
+"""The LZ penalty in upstream's benchmark tools: each public name is used by patches/bench/.
 
-`sglang.benchmark.one_batch` runs requests without a server, so what a server does when it admits
-them is done here. `sglang.benchmark.serving` sends them to one.
+`sglang.benchmark.one_batch` runs requests without a server, so `penalize` admits them as a server
+would. `sglang.benchmark.serving` sends requests to a server.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from typing import Any
 
-from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams, argument
+from sglang_lz.requests import admit, given_fields, other_fields
 
 BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
 
 
 def add_arguments(parser: argparse.ArgumentParser, **penalty: Any) -> None:
-    """Add the five `--lz-*` arguments; `penalty` says more to argparse about `--lz-penalty`."""
-    group = parser.add_argument_group("LZ penalty")
-    group.add_argument("--lz-penalty", type=float, help="Strength, in nats per bit.", **penalty)
-    group.add_argument("--lz-window-size", type=int, help="In tokens.")
-    group.add_argument("--lz-buffer-size", type=int, help="In tokens.")
-    group.add_argument("--lz-include-prompt", action="store_true", default=None)
-    group.add_argument("--lz-cost", help="marginal or rate.")
+    """Add an argument for each request field, as `--lz-window-size` for `lz_window_size`.
 
-
-@dataclass(kw_only=True)
-class LZBenchArgs:
-    """The penalties of one_batch; upstream's `BenchArgs` inherits from it.
-
-    Attributes:
-        lz_penalty: strengths in nats per bit, the innermost loop of the sweep. Values may return,
-            so that penalties alternate in one process.
-        others: as in `LZParams`, for every strength; None takes the default.
-
-    Raises:
-        ValueError: a wrong value; the message names the field, the value and the range.
+    Args:
+        parser: gets the arguments as a group.
+        penalty: further arguments of `add_argument` for `--lz-penalty`.
     """
+    group = parser.add_argument_group("LZ penalty")
+    for name in FIELDS:
+        more = penalty if name == "lz_penalty" else {}
+        group.add_argument(f"--{name.replace('_', '-')}", **argument(name) | more)
 
-    lz_penalty: tuple[float, ...] = (0.0,)
-    lz_window_size: int | None = None
-    lz_buffer_size: int | None = None
-    lz_include_prompt: bool | None = None
-    lz_cost: str | None = None
+
+class _Sweep:
+    """What `LZBenchArgs` does with its values."""
+
+    lz_penalty: tuple[float, ...]
 
     def __post_init__(self) -> None:
         for fields in self.lz_sweep():
@@ -51,11 +41,28 @@ class LZBenchArgs:
 
     def lz_sweep(self) -> list[dict[str, Any]]:
         """The request fields of each strength, in order."""
-        return [_given(vars(self) | {"lz_penalty": strength}) for strength in self.lz_penalty]
+        return [given_fields(vars(self) | {"lz_penalty": value}) for value in self.lz_penalty]
 
     def lz_strongest(self) -> dict[str, Any]:
-        """The request fields of the largest strength: a warm-up with it leaves nothing cold."""
+        """The request fields of the largest strength. A warm-up with these compiles all kernels."""
         return max(self.lz_sweep(), key=lambda fields: fields["lz_penalty"])
+
+
+LZBenchArgs = make_dataclass(
+    "LZBenchArgs",
+    [(name, tuple, (0.0,)) if name == "lz_penalty" else (name, object, None) for name in FIELDS],
+    bases=(_Sweep,),
+    kw_only=True,
+)
+"""The LZ arguments of one_batch; upstream's `BenchArgs` inherits from it.
+
+`lz_penalty` holds strengths, in nats per bit: the innermost loop of the benchmark's sweep. They may
+be repeated, so that they alternate in one process. The other fields hold for every strength; None
+takes the default.
+
+Raises:
+    ValueError: a wrong value; the message names the field, the value and the range.
+"""
 
 
 def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
@@ -65,8 +72,6 @@ def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
         ValueError: the fields are wrong for the server arguments in effect, such as a window above
             --lz-max-window-size.
     """
-    from sglang_lz.requests import admit
-
     for req in reqs:
         admit(req.sampling_params, fields, is_encoder_decoder=False, has_input_embeds=False)
 
@@ -77,7 +82,7 @@ def request_fields(args: Any) -> dict[str, Any]:
     Raises:
         ValueError: a wrong value, or a backend that does not know the fields.
     """
-    fields = _given(vars(args))
+    fields = given_fields(vars(args))
     if fields and (args.backend not in BACKENDS or getattr(args, "rust_client", False)):
         raise ValueError(
             f"--lz-* arguments need one of the backends {', '.join(BACKENDS)}, without "
@@ -88,14 +93,9 @@ def request_fields(args: Any) -> dict[str, Any]:
 
 
 def into_sampling_params(payload: dict[str, Any]) -> dict[str, Any]:
-    """A body of /generate whose LZ fields stand where that endpoint takes them.
+    """The body of a /generate request with its LZ fields in `sampling_params`.
 
-    serving merges what is extra in a request at the top level, for every endpoint.
+    serving puts the extra fields of a request at the top level, whatever the endpoint.
     """
-    fields = _given(payload)
-    body = {name: value for name, value in payload.items() if name not in FIELDS}
-    return {**body, "sampling_params": {**body["sampling_params"], **fields}}
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: values[name] for name in FIELDS if values.get(name) is not None}
+    params = {**payload["sampling_params"], **given_fields(payload)}
+    return {**other_fields(payload), "sampling_params": params}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz.params import FIELDS, LZParams, check_max_window_size, json_schema
+from sglang_lz.kinds import Kind, boolean, choice, integer, number
+from sglang_lz.params import (
+    FIELDS,
+    LZParams,
+    argument,
+    check_max_window_size,
+    json_schema,
+    markdown_table,
+)
 
 ANYTHING = st.one_of(
     st.none(),
@@ -70,6 +79,12 @@ def test_a_wrong_value_is_refused_by_name_value_and_range(field: str, value: obj
     assert len(message) < 250
 
 
+@pytest.mark.parametrize("name", ["lz_", "lz_penalti", "lz_params"])
+def test_a_misspelt_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be spelt lz_"):
+        LZParams.parse({"temperature": 1, "lz_penalty": 0.1, name: None}, 64)
+
+
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, ANYTHING)), st.integers(1, 8192))
 def test_anything_is_either_refused_or_within_its_range(
     fields: dict[str, object], maximum: int
@@ -104,3 +119,60 @@ def test_every_field_is_described(field: str) -> None:
     schema = json_schema(field)
     assert len(schema["description"]) > 40
     assert {"type": "null"} in schema["anyOf"]
+    (row,) = (row for row in markdown_table().splitlines() if row.startswith(f"| `{field}` |"))
+    assert row.count("|") == 5
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--field", **argument(field))
+    assert parser.parse_args([]).field is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "text", "right", "wrong"),
+    [
+        (
+            number(0, 2.5),
+            {"type": "number", "minimum": 0, "maximum": 2.5},
+            "number, 0 to 2.5",
+            [0, 1, 2.5],
+            [-1, 2.6, True, "1"],
+        ),
+        (
+            integer(0, 64),
+            {"type": "integer", "minimum": 0, "maximum": 64},
+            "integer, 0 to 64",
+            [0, 64],
+            [-1, 65, 1.0, False],
+        ),
+        (
+            integer(1, "--most"),
+            {"type": "integer", "minimum": 1},
+            "integer, 1 to the server's --most",
+            [1, 8],
+            [0, 9, True],
+        ),
+        (
+            integer(1, "lz_other"),
+            {"type": "integer", "minimum": 1},
+            "integer, 1 to lz_other",
+            [1, 8],
+            [0, 9],
+        ),
+        (boolean(), {"type": "boolean"}, "boolean", [True, False], [0, 1, "true"]),
+        (
+            choice("a", "b"),
+            {"type": "string", "enum": ["a", "b"]},
+            '`"a"` or `"b"`',
+            ["a", "b"],
+            ["c", 1, ["a"]],
+        ),
+    ],
+)
+def test_each_kind_of_field(
+    kind: Kind, schema: dict[str, object], text: str, right: list[object], wrong: list[object]
+) -> None:
+    """The kinds that a new field can have; the upper end is 8 where another value holds it."""
+    assert (kind.schema, kind.text) == (schema, text)
+    assert [value for value in right + wrong if kind.takes(value, 8)] == right
+    assert kind.bound is None or f"in [1, 8], the upper end being {text[14:]}" in (
+        kind.allowed.format(largest=8)
+    )
