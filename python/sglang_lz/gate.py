@@ -1,10 +1,10 @@
-"""What a request over HTTP says of the LZ penalty, checked before its endpoint sees it.
+"""Checks the LZ fields of every request over HTTP before its endpoint sees it.
 
-Upstream ignores the keys that it does not know, and some of its streams begin before `admit` could
-refuse a request. So `check_fields` looks at the requests of every route first: a field that the
-route takes is checked, and every other key that begins as ours do is refused, wherever sampling
-parameters may stand. A route that takes the fields says so by its request model, so one that
-the next release adds takes none.
+Upstream ignores keys that it does not know, and some of its streams begin before `admit` could
+refuse a request. So `check_fields` runs first, on every route. It checks the values of the LZ
+fields that the route takes, and refuses any other key that begins with `lz_`, wherever clients put
+sampling parameters. The request model of a route tells whether it takes the fields: a route that a
+later release adds takes none.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from sglang_lz.requests import LZFields, LZFieldsInOptions, resolve
 Place: TypeAlias = tuple[str, ...]
 """Keys from a body down to an object in it; () is the body itself."""
 
-# Where clients put sampling parameters, rightly or not.
+# Where clients put sampling parameters, whether or not the route reads them there.
 OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params")
 DEEPEST = 2
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
-# What Ollama and SGLang call the most tokens to generate.
+# The names under which Ollama and SGLang take the most tokens to generate.
 LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
 
 
 async def check_fields(connection: HTTPConnection) -> None:
-    """Refuse a request whose LZ fields cannot be honoured (a dependency of every route).
+    """Refuse a request whose LZ fields cannot be honoured (a FastAPI dependency of every route).
 
-    Upstream reads the same request, so its body is read and parsed once. A WebSocket has no body.
+    The request object keeps its parsed body, so upstream does not parse it again. A WebSocket has
+    no body.
 
     Raises:
-        FieldError: which `answer` turns into HTTP 400.
+        FieldError: `answer` turns it into HTTP 400.
     """
     if not isinstance(connection, Request):
         return
@@ -48,7 +49,7 @@ async def check_fields(connection: HTTPConnection) -> None:
 
 
 def check_json(body: Any, model: type) -> None:
-    """`check_fields` for a body that came without HTTP, and becomes this request model.
+    """`check_fields` for a body that did not come over HTTP, and will become this request model.
 
     Raises:
         FieldError: its LZ fields cannot be honoured.
@@ -60,11 +61,11 @@ def check_body(body: Any, place: Place | None) -> None:
     """Refuse a parsed body whose LZ fields cannot be honoured.
 
     Args:
-        body: what JSON or a form held; None for nothing.
-        place: where its LZ fields stand, None if they may stand nowhere.
+        body: the parsed JSON or form; None for nothing.
+        place: the object that takes the LZ fields; None if there is none.
 
     Raises:
-        FieldError: one of them is wrong, misspelt, or elsewhere.
+        FieldError: an LZ field has a wrong value or name, or stands in another object.
     """
     objects = list(_objects(body))
     for where, values in objects:
@@ -82,7 +83,7 @@ def check_body(body: Any, place: Place | None) -> None:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """HTTP 400 in the words of the API that the route belongs to (a handler of `FieldError`)."""
+    """HTTP 400 in the error format of the route's API (the handler of `FieldError`)."""
     assert isinstance(error, FieldError)
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     place = place_of(request.scope.get("route"))
@@ -99,14 +100,14 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def place_of(route: object) -> Place | None:
-    """Where the LZ fields stand in the body of a route of FastAPI's; None if it takes none."""
+    """The object that takes the LZ fields in the body of a FastAPI route; None if there is none."""
     parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
     places = [place_in(parameter.field_info.annotation) for parameter in parameters]
     return next((place for place in places if place is not None), None)
 
 
 def place_in(model: object) -> Place | None:
-    """Where the LZ fields stand in the body that a request model describes; None if nowhere."""
+    """The object that takes the LZ fields in the body of a request model; None if there is none."""
     from sglang.srt.managers.io_struct import GenerateReqInput, VertexGenerateReqInput
 
     if model is GenerateReqInput:
@@ -121,21 +122,21 @@ def place_in(model: object) -> Place | None:
 
 
 async def _body(request: Request, place: Place | None) -> Any:
-    """What stands in a request's body; None if it cannot name a field, or cannot be read."""
+    """The parsed body of a request; None if it holds no LZ field for sure, or cannot be parsed."""
     if request.headers.get("content-type", "").lower().startswith(FORMS):
         return dict(await request.form())
     raw = await request.body()
-    # The routes that take none may get megabytes. JSON may spell a key with \\u00 escapes.
+    # Routes that take no field may get megabytes. A key in JSON may be written with \\u00 escapes.
     if place is None and PREFIX.encode() not in raw and b"\\u00" not in raw:
         return None
     try:
         return await request.json()
-    except (ValueError, RecursionError):  # upstream words that
+    except (ValueError, RecursionError):  # upstream's parser will answer that
         return None
 
 
 def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The objects of a body that may hold sampling parameters, each of a list by itself."""
+    """The objects of a body that may hold sampling parameters, those in lists included."""
     if isinstance(body, list) and where:
         for item in body:
             if isinstance(item, dict):
@@ -150,7 +151,7 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
     for name, value in values.items():
         if not name.startswith(PREFIX):
             continue
-        # Custom processors give their own parameters whatever names they like.
+        # Custom logit processors choose the names of their own parameters.
         if where[-1:] == ("custom_params",) and name not in FIELDS:
             continue
         check_name(name, value)
@@ -181,6 +182,6 @@ def _limit(values: Mapping[str, Any], where: Place) -> Any:
 
 
 def _beam_width(values: Mapping[str, Any], where: Place) -> int | None:
-    """The number of beams if it is one; what is none, upstream refuses."""
+    """The number of beams, if it is an integer. Upstream refuses anything else."""
     value = values.get("beam_width") if where[-1:] == ("sampling_params",) else None
     return value if isinstance(value, int) else None
