@@ -15,7 +15,7 @@ import torch
 
 from rivals import HISTORIES, LZ_PENALTY, VOCAB
 from sglang_lz import sampling
-from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.penalizer import BatchedLZPenalizer
 
 PREFILL = "prefill, a request"
@@ -62,14 +62,8 @@ def _batch(pool: Any, rows: range, tokens: list[int] | None, window: int) -> Any
     """A batch of requests in these rows, decoding, or at prefill with a penalty on these tokens."""
     reqs: list[Any] = [None] * len(rows)
     if tokens is not None:
-        params = SimpleNamespace(
-            lz_penalty=LZ_PENALTY,
-            max_new_tokens=64,
-            lz_window_size=window or 512,
-            lz_buffer_size=32,
-            lz_include_prompt=bool(window),
-            lz_cost="marginal",
-        )
+        lz = LZParams(LZ_PENALTY, window or 512, include_prompt=bool(window))
+        params = SimpleNamespace(lz_params=lz, max_new_tokens=64)
         ids = array("q", tokens)
         reqs = [
             SimpleNamespace(
@@ -147,7 +141,7 @@ def _start(batch: Any) -> None:
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    no_penalty = SimpleNamespace(sampling_params=SimpleNamespace(lz_penalty=0.0))
+    no_penalty = SimpleNamespace(sampling_params=SimpleNamespace(lz_params=None))
     logits = torch.empty(0)
     for rows in (DECODING,) if quick else POOLS:
         pool = _pool(rows + 2, 16, device)

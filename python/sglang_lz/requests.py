@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from sglang_lz.params import FIELDS, FieldError, LZParams, description, json_schema
 from sglang_lz.support import unsupported_modes
+
+if TYPE_CHECKING:
+    from sglang.srt.sampling.sampling_params import SamplingParams
 
 FIELDS_TEXT = " ".join(f"`{name}`: {description(name)}" for name in FIELDS)
 
@@ -69,6 +72,16 @@ def without_lz_fields(body: Any) -> Any:
     return {**body, "sampling_params": _without(params)} if params is not None else body
 
 
+def make_sampling_params(**fields: Any) -> SamplingParams:
+    """Upstream's SamplingParams of a request whose fields may include those of the LZ penalty.
+
+    Those are left out here. `admit` reads them.
+    """
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    return SamplingParams(**other_fields(fields))
+
+
 def admit(
     sampling_params: Any,
     requested: Mapping[str, Any],
@@ -76,10 +89,11 @@ def admit(
     is_encoder_decoder: bool,
     has_input_embeds: bool,
 ) -> None:
-    """Validate the LZ fields of a request and set their values in its SamplingParams.
+    """Validate the LZ fields of a request and set `lz_params` of its SamplingParams.
 
     Args:
-        sampling_params: upstream's struct. None of its LZ fields is None afterwards.
+        sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty, or
+            None if it has none.
         requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
@@ -97,8 +111,7 @@ def admit(
         is_encoder_decoder=is_encoder_decoder,
         has_input_embeds=has_input_embeds,
     )
-    for name, value in params.request_fields().items():
-        setattr(sampling_params, name, value)
+    sampling_params.lz_params = params if params.penalty > 0 else None
 
 
 def resolve(
@@ -159,9 +172,10 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
 
     A request without a penalty says so: that server may prefer one.
     """
-    if not sampling_params.lz_penalty:
+    if sampling_params.lz_params is None:
         return {"lz_penalty": 0}
-    return {name: getattr(sampling_params, name) for name in FIELDS}
+    fields: dict[str, Any] = sampling_params.lz_params.request_fields()
+    return fields
 
 
 def _may_truncate() -> bool:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+    from sglang_lz.params import LZParams
+
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
 logger = logging.getLogger(__name__)
@@ -199,17 +201,17 @@ def _history(req: Req, end: int) -> History:
 
     They are copied here: upstream may change them before the device has them.
     """
-    params = req.sampling_params
-    first = 0 if params.lz_include_prompt else len(req.origin_input_ids)
-    start = max(first, end - params.lz_window_size)
+    lz: LZParams = req.sampling_params.lz_params
+    first = 0 if lz.include_prompt else len(req.origin_input_ids)
+    start = max(first, end - lz.window_size)
     return History(
         req.full_untruncated_fill_ids[start:end] if start < end else (),
         end,
         first,
-        params.lz_penalty,
-        params.lz_window_size,
-        params.lz_buffer_size,
-        params.lz_cost == "rate",
+        lz.penalty,
+        lz.window_size,
+        lz.buffer_size,
+        lz.cost == "rate",
     )
 
 
@@ -244,7 +246,7 @@ def _generates_with_penalty(req: Req) -> bool:
     What then generates nothing is sampled only in company, and the penalty must not depend on that.
     """
     params = req.sampling_params
-    return bool(params.lz_penalty) and params.max_new_tokens != 0
+    return params.lz_params is not None and params.max_new_tokens != 0
 
 
 def _request_rows(batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

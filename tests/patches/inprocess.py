@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from oracle import delta_bits
+from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE, LZParams
 
 LZ = {
     "lz_penalty": 0.3,
@@ -62,7 +63,10 @@ def make_request(prompt: list[int], outputs: Sequence[int] = (), **params: Any) 
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_new_tokens=64, **LZ | params)
+    lz = LZParams.parse(LZ | params, LARGEST_MAX_WINDOW_SIZE)
+    sampling = SamplingParams(
+        temperature=0, max_new_tokens=64, lz_params=lz if lz.penalty else None
+    )
     sampling.normalize(None)
     req = Req(
         rid=str(id(sampling)),

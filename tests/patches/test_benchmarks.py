@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from inprocess import LZ, Runner
+from sglang_lz.params import LZParams
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9, 10, 9, 10, 9, 10]]
 
@@ -78,12 +79,11 @@ class TestOneBatch:
         from sglang.benchmark import one_batch
 
         results = tmp_path / "results.jsonl"
-        ran: list[tuple[int, float, str, int]] = []
+        ran: list[tuple[int, LZParams | None, int]] = []
 
         def run_once(name: str, runner: Any, say: Any, reqs: list[Any], *rest: Any, **more: Any):
-            params = reqs[0].sampling_params
             lines = results.read_text().count("\n") if results.exists() else 0
-            ran.append((rest[0], params.lz_penalty, params.lz_cost, lines))
+            ran.append((rest[0], reqs[0].sampling_params.lz_params, lines))
             return {"batch_size": rest[0]}
 
         nothing: Any = lambda *args, **kwargs: None  # noqa: E731
@@ -100,8 +100,11 @@ class TestOneBatch:
         )
         one_batch.latency_test(None, None, arguments, 0, 0)
         measured = [(size, strength) for size in (2, 1) for strength in (0.0, 0.2, 0.2, 0.0)]
-        assert ran[0] == (2, 0.2, "rate", 0), "the warm-up has the strongest penalty"
-        assert ran[1:] == [(*what, "rate", done) for done, what in enumerate(measured)]
+        penalties = {0.0: None, 0.2: LZParams(0.2, cost="rate")}
+        assert ran[0] == (2, penalties[0.2], 0), "the warm-up has the strongest penalty"
+        assert ran[1:] == [
+            (size, penalties[strength], done) for done, (size, strength) in enumerate(measured)
+        ]
         assert [json.loads(line) for line in results.read_text().splitlines()] == [
             {"batch_size": size, "lz_penalty": strength, "lz_cost": "rate"}
             for size, strength in measured

@@ -6,10 +6,13 @@ Both sampling patches are held to theirs by test_upstream_traps.py.
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,7 @@ import torch
 
 from inprocess import LZ, make_request
 from sglang_lz import requests
-from sglang_lz.params import FIELDS
+from sglang_lz.params import FIELDS, LZParams
 
 GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate"}
 ADMIT = "sglang_lz.requests.admit"
@@ -33,20 +36,53 @@ def lz_part(params: dict[str, Any]) -> dict[str, Any]:
 class TestSamplingParams:
     """requests/sampling-params"""
 
-    def test_the_fields_stand_last_on_the_positional_wire(self) -> None:
+    def test_the_penalty_stands_last_on_the_positional_wire(self) -> None:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        assert SamplingParams.__struct_fields__[-5:] == FIELDS
+        assert SamplingParams.__struct_fields__[-1] == "lz_params"
 
-    def test_they_survive_the_wire_and_may_be_missing_there(self) -> None:
+    def test_it_survives_the_wire_and_may_be_missing_there(self) -> None:
+        """As upstream sends a request to its scheduler, and as it copies one."""
+        from sglang.srt.managers.io_struct import (
+            TokenizedGenerateReqInput,
+            msgpack_decode,
+            msgpack_encode,
+        )
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        params = SamplingParams(temperature=0.5, **GIVEN)
+        params = SamplingParams(temperature=0.5, lz_params=LZParams.parse(GIVEN, 64))
         params.normalize(None)
-        wire = msgspec.msgpack.encode(params)
-        assert msgspec.msgpack.decode(wire, type=SamplingParams) == params
-        without = msgspec.msgpack.encode(msgspec.msgpack.decode(wire)[:-5])
-        assert msgspec.msgpack.decode(without, type=SamplingParams).lz_penalty is None
+        request = TokenizedGenerateReqInput(
+            sampling_params=params,
+            input_ids=array("q", [1]),
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            stream=False,
+            **dict.fromkeys(
+                ("input_text", "input_embeds", "mm_inputs", "token_type_ids", "token_ids_logprob")
+            ),
+        )
+        assert msgpack_decode(msgpack_encode(request)).sampling_params == params
+        for copied in (
+            copy.copy(params),
+            copy.deepcopy(params),
+            pickle.loads(pickle.dumps(params)),
+        ):
+            assert copied == params
+        wire = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
+        without = msgspec.msgpack.encode(wire[:-1])
+        assert msgspec.msgpack.decode(without, type=SamplingParams).lz_params is None
+
+    def test_preferred_parameters_are_checked_without_a_tokenizer(self, model_path: str) -> None:
+        from sglang.srt.server_args import prepare_server_args
+
+        preferred = {"lz_penalty": 0.5, "temperature": 0}
+        args = ["--model-path", model_path, "--device", "cpu", "--skip-tokenizer-init"]
+        args += ["--preferred-sampling-params", json.dumps(preferred)]
+        server_args = prepare_server_args(args)
+        server_args.resolve_once()
+        server_args.check_server_args()
 
 
 class TestAdmission:
@@ -57,23 +93,22 @@ class TestAdmission:
     ) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
         from sglang.srt.managers.tokenizer_manager import TokenizerManager
-        from sglang.srt.sampling.sampling_params import SamplingParams
 
         def refuse(params: Any, requested: Any, **facts: Any) -> None:
-            raise ValueError(params.lz_penalty, params.lz_cost, requested, facts)
+            raise ValueError(params.temperature, params.lz_params, requested, facts)
 
         monkeypatch.setattr(ADMIT, refuse)
         manager = SimpleNamespace(
-            preferred_sampling_params={"lz_penalty": 1.0, "lz_cost": "rate"},
-            sampling_params_class=SamplingParams,
+            preferred_sampling_params={"lz_penalty": 1.0, "temperature": 0.5},
+            sampling_params_class=requests.make_sampling_params,
             tokenizer=None,
             model_config=SimpleNamespace(vocab_size=8, is_encoder_decoder=True),
         )
         obj = GenerateReqInput(input_ids=[1], sampling_params={"lz_penalty": 0.5})
-        with pytest.raises(ValueError, match="rate") as caught:
+        with pytest.raises(ValueError, match="lz_penalty") as caught:
             TokenizerManager._create_tokenized_object(manager, obj, "", [1], input_embeds=[[0.0]])
         facts = {"is_encoder_decoder": True, "has_input_embeds": True}
-        assert caught.value.args == (0.5, "rate", {"lz_penalty": 0.5}, facts)
+        assert caught.value.args == (0.5, None, {"lz_penalty": 0.5}, facts)
 
 
 class TestGenerate:
@@ -147,7 +182,7 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     payload = req.build_rebootstrap_payload()
     assert lz_part(payload["sampling_params"]) == LZ
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
-    req.sampling_params.lz_penalty = 0.0
+    req.sampling_params.lz_params = None
     assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == {"lz_penalty": 0}
 
 

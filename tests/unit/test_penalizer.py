@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from device import DEVICE
 from oracle import COSTS, delta_bits, visible_history
 from sglang_lz import kernels, penalizer, sampling
+from sglang_lz.params import LZParams
 from sglang_lz.window import WindowState
 from trees import Tree
 
@@ -102,16 +103,19 @@ class Request:
         self.flying = []
 
 
-def request(prompt: list[int], **lz: object) -> Request:
-    params = {
+def request(prompt: list[int], max_new_tokens: int = 64, **lz: object) -> Request:
+    fields = {
         "lz_penalty": 0.5,
         "lz_window_size": 8,
         "lz_buffer_size": 4,
         "lz_include_prompt": True,
         "lz_cost": "marginal",
-        "max_new_tokens": 64,
     }
-    return Request(SimpleNamespace(**params | lz), array("q", prompt))
+    lz_params = LZParams.parse(fields | lz, MAX_WINDOW)
+    params = SimpleNamespace(
+        lz_params=lz_params if lz_params.penalty else None, max_new_tokens=max_new_tokens
+    )
+    return Request(params, array("q", prompt))
 
 
 RUNNER = SimpleNamespace(
@@ -177,11 +181,11 @@ def forward(
 def assert_exact(
     req: Request, before: torch.Tensor, after: torch.Tensor, drafted: Sequence[int] = ()
 ) -> None:
-    lz = req.sampling_params
+    lz = req.sampling_params.lz_params or LZParams()
     outputs = [*req.output_ids, *req.flying, *drafted]
-    history = visible_history(list(req.origin_input_ids), outputs, lz.lz_include_prompt)
-    delta = delta_bits(history, VOCAB, lz.lz_window_size, lz.lz_buffer_size, lz.lz_cost)
-    expected = lz.lz_penalty * (np.array(delta) - np.log2(VOCAB))
+    history = visible_history(list(req.origin_input_ids), outputs, lz.include_prompt)
+    delta = delta_bits(history, VOCAB, lz.window_size, lz.buffer_size, lz.cost)
+    expected = lz.penalty * (np.array(delta) - np.log2(VOCAB))
     np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
 
 
@@ -215,7 +219,7 @@ def verify_forward(
         for node in range(nodes):
             drafted = [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
             row = i * nodes + node
-            if req.sampling_params.lz_penalty:
+            if req.sampling_params.lz_params:
                 assert_exact(req, before[row], after[row], drafted)
             else:
                 assert torch.equal(before[row], after[row])
@@ -405,7 +409,7 @@ def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: boo
     assert seen
     assert all(set(np.asarray(index).tolist()) <= {without.row} for index in seen)
     seen.clear()
-    held.sampling_params.lz_penalty = 0.0  # another request takes the row
+    held.sampling_params.lz_params = None  # another request takes the row
     plan(pool, "extend", [held], [])
     seen.clear()
     run()

@@ -6,26 +6,41 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
 from sglang_lz.distribution import seal
+from sglang_lz.params import LZParams
 
 
-def admit(model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any) -> Any:
-    params = SamplingParams(**fields)
+def admit(
+    model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any
+) -> LZParams | None:
+    """The penalty with which a request's sampling parameters reach the scheduler."""
+    params = requests.make_sampling_params(**fields)
     requests.admit(
         params,
         fields,
         is_encoder_decoder=model_is_encoder_decoder,
         has_input_embeds=embeds,
     )
-    return params
+    return params.lz_params
 
 
 def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
-    params = admit(lz_penalty=1)
-    assert [getattr(params, name) for name in requests.FIELDS] == [1.0, 512, 32, False, "marginal"]
+    assert admit(lz_penalty=1) == LZParams(1.0, 512, 32, False, "marginal")
+    assert admit(lz_penalty=1, lz_cost="rate") == LZParams(1.0, cost="rate")
+
+
+@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0}, {"lz_window_size": 8}])
+def test_without_a_penalty_the_scheduler_gets_none(
+    server_config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert admit(**fields) is None
+
+
+def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^lz_params must be spelt"):
+        admit(lz_params={"penalty": 1})
 
 
 UNSUPPORTED = [
@@ -67,7 +82,7 @@ def test_modes_that_are_not_covered_refuse_the_penalty_only(
     with pytest.raises(ValueError, match=r"^lz_penalty must be 0 .*got 0\.15") as caught:
         admit(lz_penalty=0.15)
     assert why in str(caught.value)
-    assert admit(lz_window_size=8).lz_penalty == 0
+    assert admit(lz_window_size=8) is None
 
 
 def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any]) -> None:
@@ -79,19 +94,19 @@ def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any])
         pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"),
     ):
         admit(lz_penalty=0.15)
-    assert admit(lz_penalty=0.15).lz_penalty == 0.15
+    assert admit(lz_penalty=0.15) == LZParams(0.15)
 
 
 def test_beam_search_refuses_the_penalty(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="beam search"):
         admit(lz_penalty=0.15, beam_width=2)
-    assert admit(lz_penalty=0.15, beam_width=1).lz_penalty == 0.15
+    assert admit(lz_penalty=0.15, beam_width=1) == LZParams(0.15)
 
 
 def test_prompts_without_token_ids_cannot_be_included(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="input_embeds"):
         admit(lz_penalty=0.15, lz_include_prompt=True, embeds=True)
-    assert admit(lz_penalty=0.15, embeds=True).lz_penalty == 0.15
+    assert admit(lz_penalty=0.15, embeds=True) == LZParams(0.15)
 
 
 def test_encoder_decoder_models_refuse_the_penalty(server_config: dict[str, Any]) -> None:
@@ -101,7 +116,7 @@ def test_encoder_decoder_models_refuse_the_penalty(server_config: dict[str, Any]
 
 def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> None:
     server_config["lz_max_window_size"] = 16
-    assert admit().lz_window_size == 16
+    assert admit(lz_penalty=0.15) == LZParams(0.15, 16, 16)
     with pytest.raises(ValueError, match=r"\[1, 16\]"):
         admit(lz_window_size=17)
 
@@ -142,26 +157,25 @@ def test_a_preferred_buffer_fits_the_requests_window(
 ) -> None:
     """A client is not refused for a field that it did not send."""
     server_config["preferred_sampling_params"] = preferred
-    params = SamplingParams(**preferred | fields)  # as upstream merges them
-    requests.admit(params, fields, is_encoder_decoder=False, has_input_embeds=False)
-    assert (params.lz_window_size, params.lz_buffer_size) == sizes
+    assert admit(lz_penalty=0.15, **fields) == LZParams(0.15, *sizes)
 
 
 def test_nothing_generated_has_no_preferred_penalty(server_config: dict[str, Any]) -> None:
     server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_include_prompt": True}
-    assert admit(max_new_tokens=0).lz_penalty == 0
-    assert admit(max_new_tokens=1).lz_penalty == 0.5
+    assert admit(max_new_tokens=0) is None
+    assert admit(max_new_tokens=1) == LZParams(0.5, include_prompt=True)
     with pytest.raises(ValueError, match=r"where nothing is generated.*got 0\.25:"):
         admit(max_new_tokens=0, lz_penalty=0.25)
     server_config["allow_auto_truncate"] = True  # then it is perhaps not the client's 0
-    assert admit(max_new_tokens=0, lz_penalty=0.25).lz_penalty == 0
+    assert admit(max_new_tokens=0, lz_penalty=0.25) is None
 
 
 def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:
     server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_cost": "rate"}
     nulls = dict.fromkeys(requests.FIELDS)
-    assert (admit(**nulls).lz_penalty, admit(**nulls).lz_cost) == (0.5, "rate")
-    assert admit(lz_penalty=0, lz_cost="marginal").lz_penalty == 0
+    assert admit(**nulls) == LZParams(0.5, cost="rate")
+    assert admit(lz_cost="marginal") == LZParams(0.5, cost="marginal")
+    assert admit(lz_penalty=0) is None
 
 
 def test_unset_fields_are_not_forwarded() -> None:

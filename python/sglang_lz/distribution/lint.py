@@ -21,7 +21,7 @@ class Budget:
     added_lines_per_hunk: int
 
 
-BUDGET = Budget(patches=26, files=30, added_lines=155, added_lines_per_hunk=12)
+BUDGET = Budget(patches=26, files=31, added_lines=150, added_lines_per_hunk=12)
 """Small enough to read in one sitting; a hunk that needs more belongs into the package."""
 
 SUBJECT_LENGTH = 72
@@ -54,7 +54,7 @@ def lint_patches(patches: PatchSet) -> list[str]:
         ("added lines", added, BUDGET.added_lines),
     ):
         if number > limit:
-            problems.append(f"{number} {what} are more than the budget of {limit} (dist/lint.py).")
+            problems.append(f"{number} {what} are more than the budget of {limit} (lint.py).")
     return problems
 
 

@@ -101,7 +101,7 @@ def time_prefills(sampling: Any) -> None:
         plan_step(batch, runner, forward_batch)
         spent = time.perf_counter() - began
         if batch.forward_mode.is_extend() and getattr(forward_batch, "lz_step", None) is not None:
-            requests = sum(bool(req.sampling_params.lz_penalty) for req in batch.reqs)
+            requests = sum(req.sampling_params.lz_params is not None for req in batch.reqs)
             forward_batch.lz_check = {"requests": requests, "plan": spent}
 
     def applied(logits: Any, forward_batch: Any) -> None:
