@@ -146,14 +146,14 @@ def test_every_field_is_described(field: str) -> None:
         (
             integer(1, "--most"),
             {"type": "integer", "minimum": 1},
-            "integer, 1 to the server's --most",
+            "integer, 1 to the server's `--most`",
             [1, 8],
             [0, 9, True],
         ),
         (
             integer(1, "lz_other"),
             {"type": "integer", "minimum": 1},
-            "integer, 1 to lz_other",
+            "integer, 1 to `lz_other`",
             [1, 8],
             [0, 9],
         ),
@@ -173,6 +173,6 @@ def test_each_kind_of_field(
     """The kinds that a new field can have; the upper end is 8 where another value holds it."""
     assert (kind.schema, kind.text) == (schema, text)
     assert [value for value in right + wrong if kind.takes(value, 8)] == right
-    assert kind.bound is None or f"in [1, 8], the upper end being {text[14:]}" in (
+    assert kind.bound is None or f"in [1, 8], the upper end being {text[14:].replace('`', '')}" in (
         kind.allowed.format(largest=8)
     )
