@@ -245,10 +245,11 @@ def test_what_the_host_does_has_a_row_for_each_case() -> None:
 
 @pytest.mark.parametrize("seen", [0, 5])
 def test_a_measured_prefill_fills_the_windows(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.penalizer, "_is_decode_server", lambda: False)
-    windows = host._penalizer(4, 16, CPU)
+    monkeypatch.setattr(host.sampling, "_is_decode_server", lambda: False)
+    pool = host._pool(4, 16, CPU)
     tokens = [1, 2, 1, 2, 1, 2, 1]
-    host._start(windows, host._batch(range(1, 3), tokens, seen))
+    host._start(host._batch(pool, range(1, 3), tokens, seen))
+    windows = pool.lz_penalizer
     assert windows.state.params[:, 0].tolist() == pytest.approx([0, 0.15, 0.15, 0])
     expected = [0, *oracle.match_lengths(tokens[-seen:], 5)[::-1]] if seen else []
     assert windows.state.match[2, :seen].tolist() == expected
