@@ -233,7 +233,7 @@ def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> Non
         described = [
             part["description"]
             for name, part in listed.items()
-            if name == field or f"`{field}`" in part.get("description", "")
+            if name == field or f"`{field}`: " in part.get("description", "")
         ]
         assert len(described) == 1, f"{field}: {described}"
         assert len(described[0]) > 20
