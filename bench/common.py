@@ -1,4 +1,4 @@
-"""What the benchmarks share: where one was run, on what server, and the form of its result file."""
+"""What the benchmarks share: where and how one was run, and the form of its result file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -15,10 +16,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import records
+
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DEMO = ROOT / "python" / "sglang_lz" / "demo"
 TIMEOUT_SECONDS = 600.0
-# Benchmarks run from a checkout, whether or not its package is installed.
-sys.path.insert(0, str(ROOT / "python"))
+
+
+def command(name: str) -> str:
+    """Return the command line that runs the benchmark `name` as it runs now."""
+    return shlex.join(["python", "-m", f"bench.{name}", *sys.argv[1:]])
+
+
+def date() -> str:
+    """Return the time of the measurement, to the minute."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def machine() -> dict[str, Any]:
@@ -53,7 +66,7 @@ def request(url: str, body: dict[str, object] | None = None) -> Any:
 
 
 def environment(server: dict[str, Any]) -> dict[str, Any]:
-    """Say where and with what the numbers were measured.
+    """Return where and with what the numbers were measured.
 
     Args:
         server: what SGLang's /server_info answers; empty for another server.
@@ -61,7 +74,7 @@ def environment(server: dict[str, Any]) -> dict[str, Any]:
     folder = Path(server.get("model_path", "unknown"))
     weights = folder / "model.safetensors"
     return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": date(),
         **machine(),
         "sglang": server.get("version"),
         **versions("torch"),
@@ -90,7 +103,7 @@ def commit() -> str | None:
     """
     git = ["git", "-C", str(ROOT)]
     head = output(*git, "rev-parse", "HEAD")
-    changed = output(*git, "status", "--porcelain", "python", "patches", ":(glob)bench/*.py")
+    changed = output(*git, "status", "--porcelain", "python", "patches", ":(glob)bench/**/*.py")
     return f"{head}-changed" if head and changed else head
 
 
@@ -103,9 +116,11 @@ def output(*command: str) -> str | None:
     return found.stdout.strip()
 
 
-def compact_rows(text: str) -> str:
-    """Put every innermost list of a JSON document on one line."""
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+def write_result(path: Path, result: dict[str, Any]) -> None:
+    """Write a result file, every innermost list on one line."""
+    text = json.dumps(result, indent=1)
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)
+    records.write(path, text + "\n")
 
 
 def _cpu_name() -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +19,10 @@ from pathlib import Path
 from _environment import CACHE, ROOT, SetupError, digest, files_below, main, say
 from _gpu_bundle import BUNDLE
 
+sys.path.append(str(ROOT))
+from bench import records
+from bench.processes import Background
+
 DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
 
@@ -31,7 +33,7 @@ BEFORE = ROOT / ".gpu" / "results"
 START_SECONDS = 20.0
 """A command gets at least this long, or is left to the next run."""
 GRACE_SECONDS = 25.0
-"""How long a command may take to end when its time is up: bench/serving.py gives its own 20 s."""
+"""How long a command may take to end when its time is up: bench.serving gives its own 20 s."""
 
 GPU_SERVER = [
     *["--attention-backend", "triton", "--sampling-backend", "pytorch"],
@@ -61,7 +63,7 @@ MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 EPILOG = f"""\
 steps, in the order in which they run:
   kernel     the kernels' tests against torch and tests/oracle.py
-  bench      bench/kernel.py: kernel.json, and with matplotlib kernel.png
+  bench      bench.kernel: kernel.json, and with matplotlib kernel.png
   sglang     the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
   compile    kernels that Triton compiles after the warm-up, none: compile-*.json
   sanitizer  compute-sanitizer's memcheck and racecheck over the kernels' tests:
@@ -70,7 +72,7 @@ steps, in the order in which they run:
   speculate  EAGLE as chain, tree and --speculative-adaptive, overlap scheduling and CUDA graphs,
              against the same without overlap, at every node: chain.json, tree.json, adaptive.json
   burst      prefills of 1 to 256 requests beside running ones, with and without: burst.json
-  table      bench/serving.py static: serving.json, model after model
+  table      bench.serving static: serving.json, model after model
 only by its name:
   two-batch  two-batch overlap against the same without; needs two GPUs and DeepEP: two-batch.json
 
@@ -131,7 +133,7 @@ class Machine:
                 for name in SERVER_CHECKS[step]
             ]
         if step == "bench":
-            bench = [self.python, str(ROOT / "bench" / "kernel.py")]
+            bench = [self.python, "-m", "bench.kernel"]
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
             quick = ["--quick"] if self.rehearse else []
             draw = [[*bench, "--plot", figure, result]]
@@ -142,7 +144,7 @@ class Machine:
         if step == "sglang":
             smoke = [self.python, str(ROOT / "scripts" / "_gpu_smoke.py")]
             return [[*smoke, *(CPU_SERVER if self.rehearse else GPU_SERVER)]]
-        table = [self.python, str(ROOT / "bench" / "serving.py"), "static"]
+        table = [self.python, "-m", "bench.serving", "static"]
         table += ["--out", str(self.out / "serving.json")]
         if self.rehearse:
             return [[*table, "--smoke"]]
@@ -224,9 +226,8 @@ class State:
     def finish(self, command: str, seconds: float) -> None:
         """Note a command as done, in one rename."""
         self.done[command] = round(seconds, 1)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps({"key": self._key, "seconds": self.done}, indent=1) + "\n")
-        new.replace(self._file)
+        text = json.dumps({"key": self._key, "seconds": self.done}, indent=1)
+        records.write(self._file, text + "\n")
 
 
 def run_for(command: Sequence[str], env: dict[str, str], seconds: float) -> int | None:
@@ -235,18 +236,11 @@ def run_for(command: Sequence[str], env: dict[str, str], seconds: float) -> int 
     It is told by SIGTERM that its time is up, so that it ends what it started; what is left of its
     group after `GRACE_SECONDS` is killed.
     """
-    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with Background(command, cwd=ROOT, env=env, grace=GRACE_SECONDS) as process:
+        status = process.wait(seconds)
+        if status is not None:
+            process.stop(grace=0)  # what the command has left behind
+        return status
 
 
 def run_steps(machine: Machine, state: State, steps: Sequence[str], deadline: float) -> int:

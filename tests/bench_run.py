@@ -1,4 +1,4 @@
-"""A finished run of bench/repetition.py without a model: numbers of a formula, not of a sample."""
+"""A finished run of bench.repetition without a model: numbers of a formula, not of a sample."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def write_run(
         "max_tokens": 512,
         "unit": "tokens",
     }
-    command = "python bench/repetition.py --task pocket --penalty none --penalty lz --out run"
+    command = "python -m bench.repetition run --task pocket --penalty none --penalty lz --out run"
     result = {
         "measures": "accuracy, and the share of outputs with a unit 20 times in a row",
         "command": command,

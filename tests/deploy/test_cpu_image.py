@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import requests
 
+from bench.repetition.detector import is_degenerate
 from deploy.containers import Podman
-from loops.detector import is_degenerate
 from server.launch import free_port
 
 pytestmark = pytest.mark.xdist_group("containers")

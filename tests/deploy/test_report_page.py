@@ -1,15 +1,14 @@
-"""The page of bench/repetition.py, opened in Chromium: on a phone, in both colour schemes."""
+"""The page of bench.repetition, opened in Chromium: on a phone, in both colour schemes."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from _tools import PAGE_TOOLS, ROOT
+from _tools import PAGE_TOOLS
+from bench.repetition.report import write_report
 from bench_run import write_run
 from browser import Page, browser
 from system_tools import require
@@ -39,10 +38,7 @@ CONTRASTS = """
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report")
     write_run(directory, variants=(("none", "", None, 0.0, 1.0), *SWEEP), judged=True)
-    path = list(sys.path)
-    sys.path.insert(0, str(ROOT / "bench"))
-    importlib.import_module("loops.report").write_report(directory)
-    sys.path[:] = path
+    write_report(directory)
     return directory / "report.html"
 
 

@@ -1,4 +1,4 @@
-"""bench/repetition.py from its command line to its result file, killed in the middle."""
+"""bench.repetition from its command line to its result file, killed in the middle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from server.configurations import on
 from server.launch import Server
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "repetition.py"
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = (  # whose greedy answers loop within 100 tokens
     "Name three built-in functions.",
     "Explain exceptions in Python.",
@@ -26,7 +26,7 @@ def command(server: Server, tmp_path: Path, out: str, concurrency: int) -> list[
     rows = [{"prompt": prompt, "answer": "no"} for prompt in PROMPTS]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
-        *(sys.executable, str(SCRIPT), "run", "--base-url", server.url, "--task"),
+        *(sys.executable, "-m", "bench.repetition", "run", "--base-url", server.url, "--task"),
         *(f"jsonl={problems}", "--out", str(tmp_path / out), "--max-tokens", "160"),
         *("--ignore-eos", "--seeds", "1", "--temperature", "0", "0.7", "--penalty", "none"),
         *("--penalty", "lz_penalty=0.15,lz_cost=marginal", "--concurrency", str(concurrency)),
@@ -34,7 +34,7 @@ def command(server: Server, tmp_path: Path, out: str, concurrency: int) -> list[
 
 
 def run(arguments: list[str]) -> None:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -50,7 +50,7 @@ def samples(out: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_gives_the_samples_of_a_whole_one(server: Server, tmp_path: Path) -> None:
     run(command(server, tmp_path, "whole", 8))
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    with subprocess.Popen(command(server, tmp_path, "killed", 3)) as process:
+    with subprocess.Popen(command(server, tmp_path, "killed", 3), cwd=ROOT) as process:
         while len(samples(killed)) < SAMPLES // 3:
             assert process.poll() is None
             time.sleep(0.05)

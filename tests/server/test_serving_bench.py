@@ -1,4 +1,4 @@
-"""bench/serving.py from its command line to its result file, on upstream's own tools."""
+"""bench.serving from its command line to its result file, on upstream's own tools."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 from server.configurations import on
 from server.launch import Server
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "serving.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_bench(*arguments: str) -> str:
     """Its standard output."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "bench.serving", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

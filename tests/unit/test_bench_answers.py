@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from loops.answers import correct, extract
-from loops.tasks import Item, Kind
+from bench.repetition.answers import correct, extract
+from bench.repetition.items import Item, Kind
 
 INTEGERS = [
     ("Adding up, the total is $\\boxed{204}$.", "204"),

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from loops.judge import HEAD, TAIL, connect, judge, parse, question
+from bench.repetition.judge import HEAD, TAIL, connect, judge, parse, question
 
 
 @pytest.mark.parametrize(

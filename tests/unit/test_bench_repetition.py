@@ -1,4 +1,4 @@
-"""bench/repetition.py: its grid, its run directory, its probes and its scores; a stub answers."""
+"""bench.repetition: its grid, its run directory, its probes and its scores; a stub answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import repetition
-from loops import grid, sampling, scores, tasks
+from bench.repetition import grid, repetition, run_directory, sampling, scores
+from bench.repetition.items import Item
+from bench.repetition.result import agreement
+from bench.repetition.worst import WORST, worst
 from sglang_lz.params import LZParams
 
+ROOT = Path(__file__).resolve().parents[2]
 LOOP = "again"
 DEFAULT_COST = LZParams().cost
 
@@ -149,8 +152,8 @@ def process(
     stub: Stub, problems: Path, out: Path, samples: int, *more: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The real command, once it has written so many samples."""
-    command = [sys.executable, repetition.__file__, *arguments(stub, problems, out, *more)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
+    command = [sys.executable, "-m", "bench.repetition", *arguments(stub, problems, out, *more)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as started:
         try:
             while not (out / "samples.jsonl").exists() or len(kept(out)) < samples:
                 assert started.poll() is None, started.communicate()
@@ -167,7 +170,7 @@ def kept(out: Path) -> dict[Any, dict[str, Any]]:
     """The samples of a run directory by key, without what the clock says."""
     whole = (out / "samples.jsonl").read_text().split("\n")[:-1]
     lines = [json.loads(line) for line in whole]
-    found = {sampling.key_of(line): line for line in lines}
+    found = {run_directory.key_of(line): line for line in lines}
     assert len(found) == len(lines), "a sample is there twice"
     for line in lines:
         del line["seconds"]
@@ -234,7 +237,7 @@ class TestGrid:
             grid.check_temperatures([0.5, bad])
 
     def test_keys(self) -> None:
-        items = [tasks.Item(f"t/{i}", "", None, None) for i in range(20)]
+        items = [Item(f"t/{i}", "", None, None) for i in range(20)]
         variants = grid.expand(["none", "lz"])
         keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
         assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
@@ -403,7 +406,7 @@ class TestRun:
 
     def test_two_at_a_time_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
         everything = grid.Grid(grid.expand(["none"]), [0.0], 1)
-        with sampling.record(tmp_path, [], everything, {}, {}):
+        with run_directory.record(tmp_path, [], everything, {}, {}):
             assert "another process" in refusal(stub, problems, tmp_path)
 
     def test_failures_that_pass_are_tried_again(
@@ -575,30 +578,30 @@ class TestScores:
         assert 0.5 < scores.compression_ratio(noise) < 0.7
 
     def test_empty_outputs_have_no_ratio(self) -> None:
-        item = tasks.Item("t/1", "p", "1", "text")
+        item = Item("t/1", "p", "1", "text")
         sample = sample_line("t/1", text="", token_ids=[])
         found = scores.score(item, sample, None)
         assert found.values == {"accuracy": 0.0, "degenerate": 0.0, "tokens": 0.0}
 
     def test_agreement(self) -> None:
-        item = tasks.Item("t/1", "p", None, None)
+        item = Item("t/1", "p", None, None)
         loop, plain = [7] * 20, [*range(20)]
         pairs = [(loop, True), (loop, True), (loop, False), (plain, True), (plain, None)]
         samples = [
             scores.score(item, sample_line("t/1", seed=i, token_ids=ids), verdict)
             for i, (ids, verdict) in enumerate(pairs)
         ]
-        assert scores.agreement(samples) == {
+        assert agreement(samples) == {
             "both": 2,
             "detector_only": 1,
             "judge_only": 1,
             "neither": 0,
         }
         assert scores.summary(scores.collect(samples, "judge"))["mean"] == 0.75
-        assert scores.agreement(samples[-1:]) is None
+        assert agreement(samples[-1:]) is None
 
     def test_the_worst_are_spread_over_groups(self) -> None:
-        items = {f"t/{i}": tasks.Item(f"t/{i}", "p", None, None, "ab"[i < 3]) for i in range(30)}
+        items = {f"t/{i}": Item(f"t/{i}", "p", None, None, "ab"[i < 3]) for i in range(30)}
         variants = grid.expand(["none", "repetition_penalty=1.2", "lz"])
         run = {"variants": [dataclasses.asdict(variant) for variant in variants]}
         samples = [
@@ -606,8 +609,8 @@ class TestScores:
             for i, item in enumerate(items.values())
             for v in variants
         ]
-        found = scores.worst(run, items, samples)
-        assert len(found) == len({example["item"] for example in found}) == scores.WORST
+        found = worst(run, items, samples)
+        assert len(found) == len({example["item"] for example in found}) == WORST
         groups = Counter((e["variant"], items[e["item"]].group) for e in found)
         assert {variant for variant, _ in groups} == {"none", "repetition 1.2"}
         assert {group for _, group in groups} == {"a", "b"}

@@ -1,9 +1,8 @@
-"""The report of bench/repetition.py, of numbers that a formula gives (bench_run)."""
+"""The report of bench.repetition, of numbers that a formula gives (bench_run)."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import sys
 from html.parser import HTMLParser
@@ -12,14 +11,8 @@ from typing import Any
 
 import pytest
 
+from bench.repetition import charts, repetition, report, view
 from bench_run import HOSTILE, VARIANTS, write_run
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-path = list(sys.path)
-sys.path.insert(0, str(BENCH))
-repetition = importlib.import_module("repetition")
-report = importlib.import_module("loops.report")
-sys.path[:] = path  # the tests that follow are of the installed package
 
 LZ_SWEEP = tuple((f"lz {a}", "lz", a, a / 10, 0.1) for a in (0.05, 0.3))
 MINUS, DASH, SPACE = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{NO-BREAK SPACE}"
@@ -109,14 +102,14 @@ def test_the_loop_is_marked_and_nothing_else(tmp_path: Path) -> None:
     result = write_run(tmp_path)
     (worst,) = result["worst"]
     unit = worst["unit_text"]
-    shown = report._example(worst)
+    shown = view.split_example(worst)
     assert shown["before"].endswith(2 * unit + " then")
     assert (shown["copies"], shown["more"], shown["after"]) == (500 // len(unit), True, "")
     ended = worst | {"text": f"Well, {3 * unit} done"}
-    shown = report._example(ended)
+    shown = view.split_example(ended)
     assert (shown["before"], shown["copies"]) == ("Well, ", 3)
     assert (shown["more"], shown["after"]) == (False, " done")
-    assert report._example(worst | {"unit_text": ""})["copies"] == 0
+    assert view.split_example(worst | {"unit_text": ""})["copies"] == 0
 
 
 def test_the_same_result_alone_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -165,12 +158,12 @@ def test_the_judge_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert all(any(text.startswith(f"{share} ") for text in judged) for share in shares)
     counts = [cell["agreement"] for cell in result["cells"]]
     same = sum(c["both"] + c["neither"] for c in counts) / sum(sum(c.values()) for c in counts)
-    assert report.Task("pocket", result).agreement() == pytest.approx(same)
+    assert view.Task("pocket", result).agreement() == pytest.approx(same)
 
 
 def test_parts_are_in_their_natural_order(tmp_path: Path) -> None:
     result = write_run(tmp_path, temperatures=[0.0], levels=("10", "9", "2"))
-    (levels,) = report.Task("pocket", result).parts("levels")
+    (levels,) = view.Task("pocket", result).parts("levels")
     assert levels.columns == ["2", "9", "10"]
     cell = result["cells"][1]
     expected = [cell["levels"][name]["accuracy"]["mean"] for name in levels.columns]
@@ -180,7 +173,7 @@ def test_parts_are_in_their_natural_order(tmp_path: Path) -> None:
 
 def test_sweeps_are_by_strength_and_begin_without_a_penalty(tmp_path: Path) -> None:
     result = write_run(tmp_path, variants=LZ_SWEEP[::-1] + VARIANTS, temperatures=[0.0, 1.0])
-    (sweep,) = report.Task("pocket", result).sweeps()
+    (sweep,) = view.Task("pocket", result).sweeps()
     assert sweep.rows == ["none", "0.05", "0.15", "0.3"]
     assert sweep.columns == ["0", "1"]
     means = {(c["variant"], c["temperature"]): c["accuracy"]["mean"] for c in result["cells"]}
@@ -191,11 +184,11 @@ def test_sweeps_are_by_strength_and_begin_without_a_penalty(tmp_path: Path) -> N
 
 def test_colours_do_not_stretch_noise() -> None:
     def heat(*shares: float | None) -> Any:
-        return report.HeatMap("lz", "temperature", ["0", "1"], ["0.1"], {"accuracy": [shares]})
+        return view.HeatMap("lz", "temperature", ["0", "1"], ["0.1"], {"accuracy": [shares]})
 
-    assert report.ends([heat(0.3, None), heat(0.9, 0.4)], "accuracy") == (0.3, 0.9)
-    assert report.ends([heat(0.50, 0.52)], "accuracy") == pytest.approx((0.32, 0.52))
-    assert report.ends([heat(0.0, 0.01)], "accuracy") == (0.0, 0.2)
+    assert charts.ends([heat(0.3, None), heat(0.9, 0.4)], "accuracy") == (0.3, 0.9)
+    assert charts.ends([heat(0.50, 0.52)], "accuracy") == pytest.approx((0.32, 0.52))
+    assert charts.ends([heat(0.0, 0.01)], "accuracy") == (0.0, 0.2)
 
 
 def test_lines_are_of_one_strength_each(tmp_path: Path) -> None:
@@ -204,7 +197,7 @@ def test_lines_are_of_one_strength_each(tmp_path: Path) -> None:
     names = [name for name, *_ in VARIANTS]
 
     def main() -> list[str]:
-        return report.Task("pocket", result).main
+        return view.Task("pocket", result).main
 
     assert main() == names  # 0.15 is the most accurate here
     for cell in result["cells"]:
@@ -230,7 +223,7 @@ def test_headlines_say_what_the_intervals_allow(tmp_path: Path) -> None:
     )
     of_lz["against_none"]["accuracy"]["ci"] = [0.01, 0.07]
     of_rate["against_none"]["accuracy"]["ci"] = [-0.01, 0.07]
-    loops, right, best = report.Task("pocket", result).headlines()
+    loops, right, best = view.Task("pocket", result).headlines()
     assert loops == (
         f"At temperature 0, 40.0{SPACE}% [37.0, 43.0] of the outputs without a penalty are "
         f"degenerate. Clearly fewer with lz 0.15 (2.0{SPACE}%), lz rate 0.15 (12.0{SPACE}%)."
@@ -242,10 +235,10 @@ def test_headlines_say_what_the_intervals_allow(tmp_path: Path) -> None:
     assert best.startswith("The highest of all 6 accuracies is with lz 0.15 at temperature 0: 57.1")
     assert best.endswith("; the intervals overlap.")
     of_lz["accuracy"]["ci"] = [0.6, 0.7]
-    assert report.Task("pocket", result).headlines()[2].endswith("the intervals do not overlap.")
+    assert view.Task("pocket", result).headlines()[2].endswith("the intervals do not overlap.")
     unpaired = copy.deepcopy(result)
     unpaired["cells"] = [cell for cell in result["cells"] if cell["variant"] != "none"]
-    assert report.Task("pocket", unpaired).headlines() == []
+    assert view.Task("pocket", unpaired).headlines() == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +246,7 @@ def test_headlines_say_what_the_intervals_allow(tmp_path: Path) -> None:
     [(None, ""), (0.0, "0"), (0.004, "<1"), (0.12, "12"), (0.996, ">99"), (1.0, "100")],
 )
 def test_small_cells_never_round_to_all_or_nothing(share: float | None, text: str) -> None:
-    assert report.short(share) == text
+    assert view.short(share) == text
 
 
 def test_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,54 +1,54 @@
-"""What bench/serving.py makes of upstream's result lines, without upstream's tools."""
+"""What bench.serving makes of upstream's result lines, without upstream's tools."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import random
 import re
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_lz.upstream_benchmarks import (
-    add_arguments,  # the installed one, before the script finds its own
-)
+from bench.records import RecordError
+from bench.serving import hardware
+from bench.serving.arguments import parse, settings_of
+from bench.serving.models import MODELS, write_model
+from bench.serving.record import Record
+from bench.serving.result import markdown, paper_percent, smoke_words
+from bench.serving.runs import penalty_arguments, sglang_arguments
+from bench.serving.slowdowns import METRICS, Metric, median_interval, order, slowdown, summary
+from sglang_lz.upstream_benchmarks import add_arguments
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-path = list(sys.path)
-sys.path.insert(0, str(BENCH))
-serving = importlib.import_module("serving")
-sys.path[:] = path
 
-THROUGHPUT = serving.Metric("throughput", "throughput lost", True)
-LATENCY = serving.Metric("latency", "latency added", False)
+THROUGHPUT = Metric("throughput", "throughput lost", True)
+LATENCY = Metric("latency", "latency added", False)
 
 
 def block(*values: float, key: str = "throughput", penalty: float = 0.15) -> list[dict[str, Any]]:
     return [
         {"lz_penalty": strength, key: value}
-        for strength, value in zip(serving.order(penalty, 1), values, strict=True)
+        for strength, value in zip(order(penalty, 1), values, strict=True)
     ]
 
 
 class TestSlowdown:
     def test_a_slower_penalty_is_positive_in_throughput_and_in_latency(self) -> None:
-        assert serving.slowdown(block(100, 99, 99, 100), THROUGHPUT) == pytest.approx(1)
+        assert slowdown(block(100, 99, 99, 100), THROUGHPUT) == pytest.approx(1)
         slower = block(100, 101, 101, 100, key="latency")
-        assert serving.slowdown(slower, LATENCY) == pytest.approx(1)
-        assert serving.slowdown(block(99, 100, 100, 99), THROUGHPUT) < 0
+        assert slowdown(slower, LATENCY) == pytest.approx(1)
+        assert slowdown(block(99, 100, 100, 99), THROUGHPUT) < 0
 
     @pytest.mark.parametrize("step", [-3.0, 0.0, 5.0])
     def test_a_steady_drift_cancels(self, step: float) -> None:
         drifting = block(*(100 + step * i for i in range(4)))
-        assert serving.slowdown(drifting, THROUGHPUT) == pytest.approx(0)
+        assert slowdown(drifting, THROUGHPUT) == pytest.approx(0)
 
     def test_runs_go_off_on_on_off(self) -> None:
-        assert serving.order(0.2, 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
+        assert order(0.2, 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
 
 
 class TestInterval:
@@ -57,16 +57,16 @@ class TestInterval:
         for count, place in ((6, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8)):
             values = [float(value) for value in range(1, count + 1)]
             random.Random(count).shuffle(values)
-            assert serving.median_interval(values) == [place, count + 1 - place]
+            assert median_interval(values) == [place, count + 1 - place]
 
     def test_too_few_values_have_none(self) -> None:
-        assert serving.median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+        assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
 
     def test_it_covers_the_median_as_often_as_it_says(self) -> None:
         draw = random.Random(0)
         covered = 0
         for _ in range(2000):
-            low, high = serving.median_interval([draw.expovariate(1) for _ in range(12)])
+            low, high = median_interval([draw.expovariate(1) for _ in range(12)])
             covered += low <= 0.6931 <= high
         assert 0.95 < covered / 2000 < 0.975  # exactly 0.9614
 
@@ -74,8 +74,8 @@ class TestInterval:
 class TestSummary:
     def test_it_is_of_the_blocks(self) -> None:
         blocks = [block(100, 100 - lost, 100 - lost, 100) for lost in range(1, 10)]
-        found = serving.summary(blocks, (THROUGHPUT,))["throughput"]
-        losses = [serving.slowdown(runs, THROUGHPUT) for runs in blocks]
+        found = summary(blocks, (THROUGHPUT,))["throughput"]
+        losses = [slowdown(runs, THROUGHPUT) for runs in blocks]
         assert found["percent"] == round(statistics.median(losses), 4) == 5
         assert found["interval"] == [2, 8]
         assert (found["off"], found["on"]) == (100, 95)
@@ -84,32 +84,33 @@ class TestSummary:
 class TestRecord:
     def test_it_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
         file = tmp_path / "new" / "record.jsonl"
-        first = serving.Record(file, {"tp": 1})
-        first.add("a", block(1, 2, 3, 4))
-        first.add("b", block(5, 6, 7, 8))
+        with Record(file, {"tp": 1}) as first:
+            first.add("a", block(1, 2, 3, 4))
+            first.add("b", block(5, 6, 7, 8))
         with file.open("a") as torn:
             torn.write('{"row": "a", "ru')
-        again = serving.Record(file, {"tp": 1})
-        assert again.finished("a") == [block(1, 2, 3, 4)]
-        again.add("a", block(4, 3, 2, 1))
-        third = serving.Record(file, {"tp": 1})
-        assert third.blocks == {
-            "a": [block(1, 2, 3, 4), block(4, 3, 2, 1)],
-            "b": [block(5, 6, 7, 8)],
-        }
+        with Record(file, {"tp": 1}) as again:
+            assert again.finished("a") == [block(1, 2, 3, 4)]
+            again.add("a", block(4, 3, 2, 1))
+        with Record(file, {"tp": 1}) as third:
+            assert third.blocks == {
+                "a": [block(1, 2, 3, 4), block(4, 3, 2, 1)],
+                "b": [block(5, 6, 7, 8)],
+            }
 
     def test_other_settings_are_refused_and_nothing_is_lost(self, tmp_path: Path) -> None:
         file = tmp_path / "record.jsonl"
-        serving.Record(file, {"tp": 1, "gpus": ["A"]}).add("a", block(1, 2, 3, 4))
+        with Record(file, {"tp": 1, "gpus": ["A"]}) as record:
+            record.add("a", block(1, 2, 3, 4))
         before = file.read_bytes()
-        with pytest.raises(SystemExit, match=r"\(tp: 1 then, 2 now\).*another --out"):
-            serving.Record(file, {"tp": 2, "gpus": ["A"]})
+        with pytest.raises(RecordError, match=r"settings: tp was 1 and is 2\. .*another --out"):
+            Record(file, {"tp": 2, "gpus": ["A"]})
         assert file.read_bytes() == before
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, gpus: list[str], *arguments: str) -> Any:
-    monkeypatch.setattr(serving, "torch_facts", lambda: {"gpus": gpus})
-    return serving.parse(["static", "--out", "x.json", *arguments])
+    monkeypatch.setattr(hardware, "torch_facts", lambda: {"gpus": gpus})
+    return parse(["static", "--out", "x.json", *arguments])
 
 
 class TestCommandLine:
@@ -118,11 +119,11 @@ class TestCommandLine:
         assert not found.smoke
         assert found.models == ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
         assert (found.input_len, found.output_len, found.fields) == (1024, 64, {"lz_penalty": 0.15})
-        sizes = [serving.MODELS[name].batch_size for name in found.models]
+        sizes = [MODELS[name].batch_size for name in found.models]
         rows = [f"{name}, batch {size}" for name, size in zip(found.models, sizes, strict=True)]
         assert sizes == [64, 32, 8]
-        assert [serving.paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
-        assert serving.sglang_arguments(found) == [
+        assert [paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
+        assert sglang_arguments(found) == [
             "--tp-size",
             "1",
             "--attention-backend",
@@ -131,10 +132,10 @@ class TestCommandLine:
 
     def test_another_load_is_not_the_papers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = parsed(monkeypatch, ["H100"], "--output-len", "65")
-        assert serving.paper_percent("qwen2.5-7b, batch 32", found) is None
+        assert paper_percent("qwen2.5-7b, batch 32", found) is None
         found = parsed(monkeypatch, ["H100"])
-        assert serving.paper_percent("qwen2.5-7b, batch 31", found) is None
-        assert serving.paper_percent("qwen2.5-7b, 4 requests/s", found) is None
+        assert paper_percent("qwen2.5-7b, batch 31", found) is None
+        assert paper_percent("qwen2.5-7b, 4 requests/s", found) is None
 
     def test_without_a_gpu_it_is_a_smoke_test_and_says_so(
         self, monkeypatch: pytest.MonkeyPatch
@@ -142,9 +143,9 @@ class TestCommandLine:
         found = parsed(monkeypatch, [])
         assert found.smoke
         assert found.models == ["demo"]
-        assert "--device" in serving.sglang_arguments(found)
-        assert "Smoke test" in serving.smoke_words({"smoke": True})
-        assert not serving.smoke_words({"smoke": False})
+        assert "--device" in sglang_arguments(found)
+        assert "Smoke test" in smoke_words({"smoke": True})
+        assert not smoke_words({"smoke": False})
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -181,12 +182,12 @@ class TestCommandLine:
         self, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
     ) -> None:
         with pytest.raises(SystemExit):
-            serving.parse(["live", "--out", "x.json", *arguments])
+            parse(["live", "--out", "x.json", *arguments])
         assert words in capsys.readouterr().err
 
     def test_of_a_server_that_runs_already_nothing_is_claimed(self) -> None:
         given = ["live", "--out", "x.json", "--base-url", "http://127.0.0.1:30000"]
-        settings = serving.settings_of(serving.parse(given))
+        settings = settings_of(parse(given))
         assert settings["base_url"] == given[-1]
         assert not {"tp", "model_path", "sglang_arguments"} & settings.keys()
 
@@ -194,7 +195,7 @@ class TestCommandLine:
         fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}
         parser = argparse.ArgumentParser()
         add_arguments(parser, nargs="+")
-        found = vars(parser.parse_args(serving.penalty_arguments(fields, 0.0, 0.2)))
+        found = vars(parser.parse_args(penalty_arguments(fields, 0.0, 0.2)))
         unset = {"lz_buffer_size": None, "lz_cost": None}
         assert found == {**fields, "lz_penalty": [0.0, 0.2], **unset}
 
@@ -211,7 +212,7 @@ class TestModels:
     def test_they_have_as_many_parameters_as_the_published_weights(
         self, name: str, parameters: int
     ) -> None:
-        config = serving.MODELS[name].config
+        config = MODELS[name].config
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv = hidden // heads * config["num_key_value_heads"]
         attention = 2 * hidden * hidden + 2 * hidden * kv + hidden + 2 * kv
@@ -221,7 +222,7 @@ class TestModels:
 
     def test_every_id_of_the_tokenizer_has_text(self, tmp_path: Path) -> None:
         tokenizers = pytest.importorskip("tokenizers")
-        serving.write_model(serving.MODELS["demo"].config, tmp_path / "demo")
+        write_model(MODELS["demo"].config, tmp_path / "demo")
         tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "demo" / "tokenizer.json"))
         size = json.loads((tmp_path / "demo" / "config.json").read_text())["vocab_size"]
         assert tokenizer.get_vocab_size() == size
@@ -234,9 +235,9 @@ class TestModels:
 )
 def test_the_documents_show_every_result_file_as_it_is(file: Path) -> None:
     result = json.loads(file.read_text())
-    assert serving.markdown(result) in (BENCH / "README.md").read_text()
+    assert markdown(result) in (BENCH / "README.md").read_text()
     assert file.with_suffix(".png").is_file()
-    columns = len(serving.METRICS[result["mode"]])
+    columns = len(METRICS[result["mode"]])
     for row in result["table"].values():
         blocks = [
             [
@@ -244,12 +245,12 @@ def test_the_documents_show_every_result_file_as_it_is(file: Path) -> None:
                     "lz_penalty": strength,
                     **{
                         metric.key: runs[columns * i + j]
-                        for j, metric in enumerate(serving.METRICS[result["mode"]])
+                        for j, metric in enumerate(METRICS[result["mode"]])
                     },
                 }
-                for i, strength in enumerate(serving.order(0.15, 1))
+                for i, strength in enumerate(order(0.15, 1))
             ]
             for runs in row["runs"]
         ]
-        found = serving.summary(blocks, serving.METRICS[result["mode"]])
+        found = summary(blocks, METRICS[result["mode"]])
         assert found == {name: row[name] for name in found}

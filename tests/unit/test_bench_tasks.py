@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loops import answers, tasks
-from loops.tasks import Item, load
+from bench.repetition import answers, tasks
+from bench.repetition.items import Item
+from bench.repetition.tasks import load
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # The columns of Maxwell-Jia/AIME_2024, HuggingFaceH4/aime_2024 and opencompass/AIME2025.

@@ -17,7 +17,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from loops.detector import is_degenerate
+from bench.repetition.detector import is_degenerate
 from sglang_lz import demo
 from sglang_lz.demo import corpus, train
 

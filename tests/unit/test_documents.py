@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import overlap
+from bench.overlap.__main__ import markdown
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
 from sglang_lz.params import markdown_table
@@ -217,7 +217,7 @@ def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None
 
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:
     result = json.loads((ROOT / "bench/results/overlap.json").read_text())
-    assert overlap.markdown(result) in (ROOT / "bench/README.md").read_text()
+    assert markdown(result) in (ROOT / "bench/README.md").read_text()
 
 
 def test_figures_of_speculation_are_those_of_the_result_file() -> None:

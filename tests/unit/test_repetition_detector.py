@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loops.detector import Repetition, is_degenerate, longest_repetition
+from bench.repetition.detector import Repetition, is_degenerate, longest_repetition
 
 
 def naive(tokens: list[int]) -> Repetition:

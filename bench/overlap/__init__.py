@@ -1,0 +1,1 @@
+"""Whether a source may overlap the buffer."""

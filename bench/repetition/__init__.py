@@ -1,0 +1,1 @@
+"""Whether the penalty works: degenerate repetition and accuracy."""

@@ -1,0 +1,10 @@
+"""Run the command line."""
+
+import signal
+import sys
+
+from bench.repetition.repetition import main
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    main(sys.argv[1:])

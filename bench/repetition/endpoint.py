@@ -1,0 +1,232 @@
+"""An OpenAI-compatible endpoint: its requests, its answers, and what it supports."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from bench.repetition.grid import Variant
+from bench.repetition.items import Item
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+ATTEMPTS = 6
+"""How often a request is sent that fails with a 5xx or without an answer."""
+FIRST_PAUSE_SECONDS = 0.5
+"""Before the second attempt; twice as long before each further one."""
+
+# Values that a server which knows the field must refuse.
+OUT_OF_RANGE: dict[str, object] = {
+    "lz_penalty": -1,
+    "lz_window_size": 0,
+    "lz_buffer_size": 0,
+    "lz_include_prompt": "neither",
+    "lz_cost": "no such cost",
+    "repetition_penalty": -1,
+    "frequency_penalty": 99,
+    "presence_penalty": 99,
+}
+NO_VALUE: dict[str, object] = {"no": "value"}  # for a field that we do not know
+PROBE_TOKENS = 24
+PROBE_PROMPTS = 4
+
+OWN_FIELDS = {
+    *("model", "messages", "prompt", "n", "stream"),
+    *("max_tokens", "temperature", "seed", "return_token_ids"),
+}
+"""Fields of a request that are the run's own to set."""
+
+
+class EndpointError(Exception):
+    """What is wrong with an endpoint, in a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint and what every request to it has.
+
+    Attributes:
+        base_url: its address, without "/v1".
+        model: the model's name there.
+        kind: "chat" or "completions".
+        max_tokens: the most tokens of an answer.
+        fields: further fields of every request.
+        token_ids: whether it tells the token ids of an answer; without them the detector works on
+            characters.
+        headers: HTTP headers of every request.
+    """
+
+    base_url: str
+    model: str
+    kind: str
+    max_tokens: int
+    fields: dict[str, object]
+    token_ids: bool = True
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+
+    def body(
+        self, prompt: str, temperature: float, seed: int, penalty: Mapping[str, object]
+    ) -> dict[str, object]:
+        """The request that asks for one answer."""
+        asked: dict[str, object] = (
+            {"messages": [{"role": "user", "content": prompt}]}
+            if self.kind == "chat"
+            else {"prompt": prompt}
+        )
+        return {
+            "model": self.model,
+            **asked,
+            "max_tokens": self.max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            **({"return_token_ids": True} if self.token_ids else {}),
+            **self.fields,
+            **penalty,
+        }
+
+    async def post(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> httpx.Response:
+        """Send a request, again after a pause if it fails for no fault of its own.
+
+        Raises:
+            EndpointError: it failed `ATTEMPTS` times.
+        """
+        url = self.base_url + PATHS[self.kind]
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+            try:
+                answer = await client.post(url, json=body, headers=self.headers)
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code < 500 and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                return answer
+            problem = f"HTTP {answer.status_code}: {_message(answer)}"
+        raise EndpointError(f"{url} failed {ATTEMPTS} times, the last time with {problem}")
+
+    async def answer(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> dict[str, Any]:
+        """What a sample says of an answer: text, token_ids, completion_tokens, finish_reason.
+
+        Raises:
+            EndpointError: the endpoint refused the request, or answered something else.
+        """
+        found = await self.post(client, body)
+        if found.status_code != httpx.codes.OK:
+            raise EndpointError(
+                f"{self.base_url} refused a request with HTTP {found.status_code}: "
+                f"{_message(found)}"
+            )
+        try:
+            answer = found.json()
+            (choice,) = answer["choices"]
+            if self.kind == "chat":
+                text = choice["message"]["content"] or ""
+                # A server that splits off the chain of thought: there are the loops.
+                if thought := choice["message"].get("reasoning_content"):
+                    text = f"{thought}</think>{text}"
+            else:
+                text = choice["text"]
+            # SGLang's name in chat completions, then its name in completions and vLLM's.
+            ids = choice.get("response_token_ids") or choice.get("token_ids")
+            return {
+                "text": text,
+                "token_ids": ids,
+                "completion_tokens": answer["usage"]["completion_tokens"],
+                "finish_reason": choice["finish_reason"],
+            }
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise EndpointError(
+                f"{self.base_url} answered something else than OpenAI's API does "
+                f"({type(error).__name__}: {error}): {found.text[:500]}"
+            ) from None
+
+
+def discover(base_url: str, headers: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """The names of an endpoint's models, and what SGLang's /server_info says, {} elsewhere.
+
+    Raises:
+        EndpointError: nothing answers there.
+    """
+    try:
+        with httpx.Client(timeout=60.0, headers=dict(headers)) as client:
+            models = client.get(f"{base_url}/v1/models")
+            models.raise_for_status()
+            names = [model["id"] for model in models.json()["data"]]
+            info = client.get(f"{base_url}/server_info")
+            return names, info.json() if info.status_code == httpx.codes.OK else {}
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise EndpointError(f"{base_url}/v1/models does not answer: {error}") from None
+
+
+async def probe(
+    endpoint: Endpoint, items: Sequence[Item], variants: Sequence[Variant]
+) -> tuple[Endpoint, bool | None]:
+    """Find out what an endpoint really does with the fields of a run.
+
+    Returns:
+        the endpoint, with `token_ids` as it is there, and whether it honours seeds: None if no
+        seed changes any output of the model.
+
+    Raises:
+        EndpointError: it accepts a value that no server which knows the field would, so it ignores
+            the field.
+    """
+    async with httpx.AsyncClient(timeout=600.0) as client:
+        short = dataclasses.replace(endpoint, max_tokens=min(PROBE_TOKENS, endpoint.max_tokens))
+        if not await _returns_token_ids(short, client, items[0].prompt):
+            endpoint = dataclasses.replace(endpoint, token_ids=False)
+            short = dataclasses.replace(short, token_ids=False)
+            await short.answer(client, short.body(items[0].prompt, 0.0, 0, {}))
+        for name in dict.fromkeys(name for variant in variants for name in variant.fields):
+            await _require_known(short, client, items[0].prompt, name)
+        prompts = [item.prompt for item in items[:PROBE_PROMPTS]]
+        return endpoint, await _honours_seeds(short, client, prompts)
+
+
+async def _returns_token_ids(endpoint: Endpoint, client: httpx.AsyncClient, prompt: str) -> bool:
+    body = endpoint.body(prompt, 0.0, 0, {})
+    if (await endpoint.post(client, body)).status_code != httpx.codes.OK:
+        return False
+    return (await endpoint.answer(client, body))["token_ids"] is not None
+
+
+async def _require_known(
+    endpoint: Endpoint, client: httpx.AsyncClient, prompt: str, name: str
+) -> None:
+    value = OUT_OF_RANGE.get(name, NO_VALUE)
+    answer = await endpoint.post(client, endpoint.body(prompt, 0.0, 0, {name: value}))
+    if answer.status_code == httpx.codes.OK:
+        raise EndpointError(
+            f"{endpoint.base_url} ignores {name}: it accepted a request with {name}="
+            f"{json.dumps(value)}. Its outputs would show nothing of {name}; a router in front of "
+            "the server may drop the field."
+        )
+
+
+async def _honours_seeds(
+    endpoint: Endpoint, client: httpx.AsyncClient, prompts: Sequence[str]
+) -> bool | None:
+    repeats, differs = True, False
+    for prompt in prompts:
+        texts = [
+            (await endpoint.answer(client, endpoint.body(prompt, 1.0, seed, {})))["text"]
+            for seed in (1, 1, 2, 3)
+        ]
+        repeats &= texts[0] == texts[1]
+        differs |= len(set(texts[1:])) > 1
+    return repeats if differs or not repeats else None
+
+
+def _message(answer: httpx.Response) -> str:
+    """What an endpoint says of an error, in one line."""
+    try:
+        found = answer.json()
+        found = found.get("error", found)
+        return str(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, LookupError, AttributeError):
+        return " ".join(answer.text.split())[:500] or answer.reason_phrase

@@ -1,0 +1,44 @@
+"""The problems of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["integer", "letter", "text"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem.
+
+    Attributes:
+        id: "TASK/...", unique in a run.
+        prompt: the user's message.
+        answer: the right one; None where none is known.
+        kind: how an answer is read off an output and compared (`answers.py`); None without one.
+        group: what results are broken down by, "AIME 2024" for instance; "" without.
+        level: how hard it is, "8" for instance; "" without.
+    """
+
+    id: str
+    prompt: str
+    answer: str | None
+    kind: Kind | None
+    group: str = ""
+    level: str = ""
+
+
+def digest(items: Sequence[Item]) -> str:
+    """The sha256 of everything in these items."""
+    text = json.dumps([dataclasses.asdict(item) for item in items])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def task_of(item: str) -> str:
+    """The task in an item's id."""
+    return item.split("/", 1)[0]

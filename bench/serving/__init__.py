@@ -1,0 +1,1 @@
+"""What the penalty costs a server."""

@@ -1,0 +1,144 @@
+"""The command line of the serving benchmark."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench.serving import hardware
+from bench.serving.models import MODELS
+from bench.serving.result import PAPER_SIZES
+from bench.serving.runs import sglang_arguments
+from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.upstream_benchmarks import add_arguments
+
+SMOKE = {
+    "models": ["demo"],
+    "input_len": 64,
+    "output_len": 32,
+    "rates": [4.0],
+    "num_prompts": 16,
+}
+FULL = {
+    "models": [name for name in MODELS if name != "demo"],
+    "input_len": PAPER_SIZES[0],
+    "output_len": PAPER_SIZES[1],
+    "rates": [4.0, 16.0],
+    "num_prompts": 128,
+}
+BLOCKS = {("static", True): 6, ("live", True): 6, ("static", False): 12, ("live", False): 6}
+"""By mode, and whether it is a smoke test."""
+
+
+def parse(argv: list[str], description: str | None = None) -> argparse.Namespace:
+    """Read the command line, and fill in what depends on whether it is a smoke test."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    parser = _parser(description)
+    arguments = parser.parse_args(argv[:end])
+    if arguments.mode == "plot":
+        return arguments
+
+    arguments.sglang = argv[end + 1 :]
+    arguments.smoke = arguments.smoke or not hardware.torch_facts()["gpus"]
+    for name, value in (SMOKE if arguments.smoke else FULL).items():
+        if getattr(arguments, name, None) is None:
+            setattr(arguments, name, value)
+    if arguments.blocks is None:
+        arguments.blocks = BLOCKS[arguments.mode, arguments.smoke]
+    arguments.fields = _penalty_fields(arguments, parser)
+    _check(arguments, parser)
+    return arguments
+
+
+def _parser(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m bench.serving",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    modes = parser.add_subparsers(dest="mode", required=True)
+    static = modes.add_parser("static", help="a fixed batch, without a server")
+    live = modes.add_parser("live", help="a server at request rates")
+    drawing = modes.add_parser("plot", help="draw a result file")
+    for page in (static, live):
+        page.add_argument("--out", type=Path, required=True, help="JSON file to write")
+        page.add_argument("--smoke", action="store_true", help="the smoke test, even with a GPU")
+        page.add_argument("--models", nargs="+", choices=MODELS, help="default: all but demo")
+        page.add_argument(
+            "--model-path", nargs="+", default=[], metavar="NAME=PATH", help="real weights"
+        )
+        page.add_argument("--tp", type=int, default=1, help="tensor parallel (default: 1)")
+        page.add_argument("--blocks", type=int, help="of four runs (default: 12; live: 6)")
+        page.add_argument("--input-len", type=int, help="tokens (default: 1024)")
+        page.add_argument("--output-len", type=int, help="tokens (default: 64)")
+        add_arguments(page, default=0.15)
+    static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
+    live.add_argument("--base-url", help="a server that runs on this machine already")
+    live.add_argument(
+        "--rates", type=float, nargs="+", help="requests/s, inf for all at once (default: 4 16)"
+    )
+    live.add_argument("--num-prompts", type=int, help="requests in a run (default: 128)")
+    drawing.add_argument("result", type=Path)
+    drawing.add_argument("out", type=Path)
+    return parser
+
+
+def _penalty_fields(
+    arguments: argparse.Namespace, parser: argparse.ArgumentParser
+) -> dict[str, Any]:
+    fields = {name: value for name in FIELDS if (value := getattr(arguments, name)) is not None}
+    try:
+        LZParams.parse(fields, LARGEST_MAX_WINDOW_SIZE)
+    except ValueError as error:
+        parser.error(str(error))
+    if not fields["lz_penalty"]:
+        parser.error("--lz-penalty must be above 0: it is compared with 0.")
+    return fields
+
+
+def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse what cannot be measured, and complete the models."""
+    if arguments.out.suffix == ".jsonl":
+        parser.error("--out: the finished blocks beside it are the .jsonl; take .json.")
+    for name in ("tp", "blocks", "input_len", "output_len", "batch_size", "num_prompts"):
+        value = getattr(arguments, name, None)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+    for rate in getattr(arguments, "rates", []):
+        if not rate > 0:
+            parser.error(f"--rates must be above 0, got {rate:g}.")
+    if any("=" not in part for part in arguments.model_path):
+        parser.error("--model-path must be NAME=PATH.")
+    arguments.model_path = dict(part.partition("=")[::2] for part in arguments.model_path)
+    unknown = set(arguments.model_path) - set(arguments.models)
+    if unknown:
+        parser.error(f"--model-path: {', '.join(sorted(unknown))} is not one of --models.")
+    if getattr(arguments, "base_url", None):
+        if arguments.sglang or arguments.model_path or arguments.tp != 1:
+            parser.error(
+                "--base-url: --tp, --model-path and arguments after -- are for a server that is "
+                "started here."
+            )
+        arguments.models = ["server"]
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything that all runs of a result file share."""
+    names = {
+        "static": ("input_len", "output_len", "batch_size"),
+        "live": ("input_len", "output_len", "num_prompts", "base_url"),
+    }
+    started = {
+        "tp": arguments.tp,
+        "model_path": arguments.model_path,
+        "sglang_arguments": sglang_arguments(arguments),
+    }
+    return {
+        "mode": arguments.mode,
+        "smoke": arguments.smoke,
+        **hardware.environment(),
+        "lz": arguments.fields,
+        **({} if getattr(arguments, "base_url", None) else started),
+        **{name: getattr(arguments, name) for name in names[arguments.mode]},
+    }

@@ -1,0 +1,123 @@
+"""The result file of a measurement, its table and its plot."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bench.common import command, date
+from bench.serving.models import MODELS
+from bench.serving.record import Record
+from bench.serving.slowdowns import CONFIDENCE, METRICS, summary
+
+# Input and output tokens of the paper's table.
+PAPER_SIZES = (1024, 64)
+
+
+def result_of(
+    arguments: argparse.Namespace, record: Record, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The result file: where and how it was measured, the table, and every run."""
+    metrics = METRICS[arguments.mode]
+    table = {}
+    for row, blocks in record.blocks.items():
+        if blocks:
+            table[row] = {
+                "paper_percent": paper_percent(row, arguments),
+                "blocks": len(blocks),
+                **summary(blocks, metrics),
+                "runs": [[run[m.key] for run in block for m in metrics] for block in blocks],
+            }
+    return {
+        "measures": (
+            "what the LZ penalty costs, in per cent, the median of blocks of runs (off, on, on, "
+            "off) and the interval of the median; paper_percent is the throughput lost in arXiv "
+            "2504.20131, table 1, on 8 x H100"
+        ),
+        "date": date(),
+        "command": command("serving"),
+        "confidence": CONFIDENCE,
+        **settings,
+        "run_columns": [f"{m.key} {when}" for when in ("off", "on", "on", "off") for m in metrics],
+        "table": table,
+    }
+
+
+def paper_percent(row: str, arguments: argparse.Namespace) -> float | None:
+    """The throughput lost in the paper, in per cent, if it measured what this row does."""
+    name, _, load = row.partition(", ")
+    sizes = (arguments.input_len, arguments.output_len)
+    if name not in MODELS or load != f"batch {MODELS[name].batch_size}" or sizes != PAPER_SIZES:
+        return None
+    return MODELS[name].paper
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a table for a README."""
+    keys = [metric.key for metric in METRICS[result["mode"]]]
+    first = next(iter(result["table"].values()))
+    titles = [f"{first[key]['slowdown']} (95 % interval)" for key in keys]
+    paper = result["mode"] == "static"
+    head = ["row", "blocks", *titles, *(["throughput lost in the paper"] if paper else [])]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, row in result["table"].items():
+        cells = [name, str(row["blocks"]), *(_cell(row[key]) for key in keys)]
+        if paper:
+            cells.append("-" if row["paper_percent"] is None else f"{row['paper_percent']} %")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[str, Any]) -> str:
+    interval = found["interval"]
+    ends = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "too few blocks"
+    return f"{found['percent']:.2f} % ({ends})"
+
+
+def smoke_words(result: dict[str, Any]) -> str:
+    """What a smoke test must say of itself; empty for a measurement."""
+    if not result["smoke"]:
+        return ""
+    return "Smoke test: it shows that the benchmark runs, not what the penalty costs on a GPU."
+
+
+def plot(result: dict[str, Any], out: Path) -> None:
+    """Draw the slowdowns of a result file with their intervals, and the paper's."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    table = result["table"]
+    metrics = METRICS[result["mode"]]
+    figure, axes = plt.subplots(figsize=(8, 1.8 + 0.6 * len(table)), constrained_layout=True)
+    colours = ("#3b6ea5", "#c2693d", "#6b9e5b")
+    for i, (metric, colour) in enumerate(zip(metrics, colours, strict=False)):
+        for j, row in enumerate(table.values()):
+            found = row[metric.key]
+            low, high = found["interval"] or (found["percent"],) * 2
+            axes.errorbar(
+                found["percent"],
+                j + 0.2 * (i - (len(metrics) - 1) / 2),
+                xerr=[[found["percent"] - low], [high - found["percent"]]],
+                fmt="o",
+                capsize=4,
+                color=colour,
+                label=metric.title if j == 0 else None,
+            )
+    marks = [(row["paper_percent"], j) for j, row in enumerate(table.values())]
+    marks = [mark for mark in marks if mark[0] is not None]
+    if marks:
+        values, places = zip(*marks, strict=True)
+        axes.plot(values, places, "kD", mfc="none", label="throughput lost in the paper, 8 x H100")
+    axes.axvline(0, color="#999999", linewidth=0.8)
+    axes.set_yticks(range(len(table)), list(table))
+    axes.set_ylim(len(table) - 0.5, -0.5)
+    axes.set_xlabel("slowdown by the penalty, per cent; median and 95 % interval")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    where = f"{len(result['gpus'])} x {result['gpus'][0]}" if result["gpus"] else result["cpu"]
+    title = f"lz_penalty {result['lz']['lz_penalty']}, {result['mode']}, {where}"
+    figure.suptitle("\n".join(filter(None, [title, smoke_words(result)])), fontsize=9)
+    figure.savefig(out, dpi=160)

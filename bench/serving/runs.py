@@ -1,0 +1,211 @@
+"""The runs of upstream's tools, each with and without the penalty."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.processes import Background, ProcessError, answers, free_port, tail_of
+from bench.serving import hardware
+from bench.serving.models import MODELS, write_model
+from bench.serving.record import Record
+from bench.serving.slowdowns import RUNS_OF_BLOCK, order
+
+# One block before those that count: what is compiled, captured or cached at first use.
+WARM_UP_BLOCKS = 1
+STARTUP_SECONDS = 1800.0
+SHUTDOWN_SECONDS = 20.0
+CPU_ARGUMENTS = [
+    *("--device", "cpu", "--dtype", "float32"),
+    *("--max-total-tokens", "8192", "--max-running-requests", "16"),
+]
+
+
+def model_arguments(name: str, arguments: argparse.Namespace, work: Path) -> list[str]:
+    """The server arguments that name a model: the given one, or dummy weights."""
+    if name in arguments.model_path:
+        return ["--model-path", arguments.model_path[name]]
+    folder = work / name
+    if not folder.exists():
+        write_model(MODELS[name].config, folder)
+    return ["--model-path", str(folder), "--load-format", "dummy"]
+
+
+def sglang_arguments(arguments: argparse.Namespace) -> list[str]:
+    """The arguments of every process of sglang; the user's own come last, so they win."""
+    of_machine = [] if hardware.torch_facts()["gpus"] else CPU_ARGUMENTS
+    return [*of_machine, "--tp-size", str(arguments.tp), *arguments.sglang]
+
+
+def penalty_arguments(fields: dict[str, Any], *strengths: float) -> list[str]:
+    """The `--lz-*` arguments of upstream's patched tools."""
+    others = [
+        part
+        for name, value in fields.items()
+        if name != "lz_penalty"
+        for part in ([_flag(name)] if value is True else [_flag(name), str(value)])
+    ]
+    return ["--lz-penalty", *map(str, strengths), *others]
+
+
+def measure_static(
+    name: str, arguments: argparse.Namespace, record: Record, work: Path, progress: Any
+) -> None:
+    """Add the missing blocks of a model to the record, all by one process of one_batch.
+
+    Raises:
+        ProcessError: it ended early, or ran something else.
+    """
+    batch_size = arguments.batch_size or MODELS[name].batch_size
+    row = f"{name}, batch {batch_size}"
+    missing = arguments.blocks - len(record.finished(row))
+    if missing <= 0:
+        return
+    results, log = work / f"{name}.jsonl", work / f"{name}.log"
+    strengths = order(arguments.fields["lz_penalty"], WARM_UP_BLOCKS + missing)
+    command = [
+        *(sys.executable, "-m", "sglang.benchmark.one_batch"),
+        *model_arguments(name, arguments, work),
+        *("--batch-size", str(batch_size), "--input-len", str(arguments.input_len)),
+        *("--output-len", str(arguments.output_len), "--result-filename", str(results)),
+        *penalty_arguments(arguments.fields, *strengths),
+        *sglang_arguments(arguments),
+    ]
+    with Background(command, name=f"one_batch of {name}", log=log, grace=SHUTDOWN_SECONDS) as tool:
+        block: list[dict[str, Any]] = []
+        for number, run in enumerate(_lines_of(tool, results, len(strengths))):
+            if run["lz_penalty"] != strengths[number]:
+                raise tool.error(f"{tool.name} ran its penalties in another order")
+            if number < RUNS_OF_BLOCK * WARM_UP_BLOCKS:
+                continue
+            block.append(run)
+            progress.update()
+            if len(block) == RUNS_OF_BLOCK:
+                record.add(row, block)
+                block = []
+
+
+def _lines_of(tool: Background, results: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the first `count` lines that a process writes into a file, as they come."""
+    done = 0
+    while done < count:
+        has_ended = tool.poll() is not None
+        lines = results.read_text().split("\n")[:-1] if results.exists() else []
+        for line in lines[done:count]:
+            yield json.loads(line)
+        done = len(lines)
+        if has_ended and done < count:
+            raise tool.error(f"{tool.name} ended after {done} runs")
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def server(name: str, arguments: argparse.Namespace, work: Path) -> Iterator[str]:
+    """The address of a server of this model: the given one, or one that ends with the block.
+
+    Raises:
+        ProcessError: the server ended, or did not start in time.
+    """
+    if arguments.base_url:
+        yield arguments.base_url
+        return
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1"),
+        *("--port", str(port), *model_arguments(name, arguments, work)),
+        *sglang_arguments(arguments),
+    ]
+    log = work / f"{name}-server.log"
+    title = f"the server of {name}"
+    with Background(command, name=title, log=log, grace=SHUTDOWN_SECONDS) as process:
+        process.wait_until(lambda: answers(f"{url}/health_generate"), STARTUP_SECONDS)
+        yield url
+
+
+def measure_live(
+    name: str, arguments: argparse.Namespace, record: Record, work: Path, progress: Any
+) -> None:
+    """Add the missing blocks of a model at every request rate, all by one server."""
+    rows = {f"{name}, {rate:g} requests/s": rate for rate in arguments.rates}
+    if all(len(record.finished(row)) >= arguments.blocks for row in rows):
+        return
+    penalty = arguments.fields["lz_penalty"]
+    with server(name, arguments, work) as url:
+        for row, rate in rows.items():
+            if len(record.finished(row)) < arguments.blocks:
+                for strength in (0.0, penalty):
+                    run_client(url, arguments, work, rate=rate, strength=strength, seed=0)
+            while len(record.finished(row)) < arguments.blocks:
+                # The same requests, arriving at the same times, in all runs of a block.
+                seed = 1 + len(record.finished(row))
+                runs = []
+                for strength in order(penalty, 1):
+                    run = run_client(url, arguments, work, rate=rate, strength=strength, seed=seed)
+                    runs.append(run)
+                    progress.update()
+                record.add(row, runs)
+
+
+def run_client(
+    url: str,
+    arguments: argparse.Namespace,
+    work: Path,
+    *,
+    rate: float,
+    strength: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Run upstream's serving benchmark once and return the figures of its result line.
+
+    In this process, because to import it takes longer than a run.
+    """
+    from sglang.benchmark import serving
+
+    results, log = work / "client.jsonl", work / "client.log"
+    results.unlink(missing_ok=True)
+    own = sys.argv
+    sys.argv = [
+        *("serving", "--backend", "sglang", "--base-url", url),
+        *("--dataset-name", "random-ids", "--tokenize-prompt"),
+        *("--random-input-len", str(arguments.input_len)),
+        *("--random-output-len", str(arguments.output_len), "--random-range-ratio", "1.0"),
+        *("--num-prompts", str(arguments.num_prompts), "--request-rate", str(rate)),
+        *("--seed", str(seed), "--flush-cache", "--disable-tqdm", "--output-file", str(results)),
+        *penalty_arguments(arguments.fields, strength),
+    ]
+    with log.open("w") as output:
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                serving.cli_main()
+        except (Exception, SystemExit) as error:
+            print(f"{type(error).__name__}: {error}", file=output)
+        finally:
+            sys.argv = own
+    line = json.loads(results.read_text()) if results.exists() else {"completed": 0}
+    if line["completed"] != arguments.num_prompts:
+        problem = f"{line['completed']} of {arguments.num_prompts} requests succeeded"
+        raise ProcessError(f"{problem}\n{tail_of(log)}")
+    if line["lz_penalty"] != strength:
+        problem = f"the client sent lz_penalty {line['lz_penalty']}, not {strength}"
+        raise ProcessError(f"{problem}\n{tail_of(log)}")
+    kept = ("lz_penalty", "duration", "total_output_tokens", "output_throughput")
+    times = (f"{which}_{of}_ms" for which in ("mean", "median", "p99") for of in ("ttft", "itl"))
+    return {name: line[name] for name in (*kept, *times)}
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+MEASURE: dict[str, Callable[[str, argparse.Namespace, Record, Path, Any], None]] = {
+    "static": measure_static,
+    "live": measure_live,
+}
+"""How the missing blocks of a model are measured in each mode."""

@@ -1,0 +1,83 @@
+"""Measure what the LZ penalty costs a server, as table 1 of the paper does, on this machine.
+
+`static` runs upstream's one-batch benchmark, which decodes a fixed batch without a server. `live`
+starts a server (or takes --base-url) and runs upstream's serving benchmark at request rates. Both
+tools get the penalty by the arguments of patches/bench/. Models are public architectures with dummy
+weights, because the cost does not depend on what the tokens say; with --model-path they are real.
+
+    python -m bench.serving static --out bench/results/serving-static.json
+    python -m bench.serving live --out bench/results/serving-live.json
+    python -m bench.serving plot bench/results/serving-static.json FILE.png    # needs matplotlib
+
+Runs come in blocks of four: off, on, on, off. A machine that slows down or speeds up steadily
+favours neither, because both have the same place on average. A block gives one slowdown; the result
+is the median of the blocks and its confidence interval. Finished blocks are kept beside the result
+file (.jsonl), and the same command continues after them. Without a GPU this is a smoke test: the
+demo model's architecture at a small size, which shows that the benchmark runs and nothing else.
+
+Needs the Python that the patched sglang is installed for. Arguments after `--` go to sglang:
+    python -m bench.serving static --tp 8 -- --attention-backend triton
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.common import write_result
+from bench.processes import ProcessError
+from bench.records import RecordError
+from bench.serving.arguments import parse, settings_of
+from bench.serving.record import Record
+from bench.serving.result import markdown, plot, result_of, smoke_words
+from bench.serving.runs import MEASURE
+from bench.serving.slowdowns import RUNS_OF_BLOCK
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = parse(sys.argv[1:], __doc__)
+    if arguments.mode == "plot":
+        plot(json.loads(arguments.result.read_text()), arguments.out)
+        return
+    # As Ctrl-C: the processes that are started here must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if arguments.smoke:  # a model so small that more threads only wait for each other
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        measure(arguments)
+    except (ProcessError, RecordError) as error:
+        raise SystemExit(f"bench.serving: {error}") from None
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure the missing blocks of every model, and write the result file.
+
+    Raises:
+        ProcessError: a tool or a server failed.
+        RecordError: the record beside the result file cannot be taken up.
+    """
+    from tqdm import tqdm
+
+    settings = settings_of(arguments)
+    rows = len(arguments.models) * len(getattr(arguments, "rates", [0]))
+    with (
+        Record(arguments.out.with_suffix(".jsonl"), settings) as record,
+        tempfile.TemporaryDirectory(prefix="serving-") as work,
+        tqdm(
+            total=RUNS_OF_BLOCK * arguments.blocks * rows,
+            initial=RUNS_OF_BLOCK * sum(map(len, record.blocks.values())),
+            unit="run",
+        ) as progress,
+    ):
+        for name in arguments.models:
+            progress.set_description(name)
+            MEASURE[arguments.mode](name, arguments, record, Path(work), progress)
+        result = result_of(arguments, record, settings)
+    write_result(arguments.out, result)
+    print("\n".join(filter(None, [smoke_words(result), markdown(result)])))
