@@ -34,7 +34,7 @@ import requests
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "scripts" / "gpu" / "site"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from oracle import delta_bits, visible_history  # noqa: E402
 from server.client import OFF, Lz, Sample, base_rows, post, post_ok, to_sample  # noqa: E402
 from server.client import request_body as body_of  # noqa: E402
@@ -379,7 +379,7 @@ def memory(rehearse: bool) -> dict[str, Any]:
                 time.sleep(0.2)
         finally:
             server.stop()
-        return judge_exhaustion(server.process.returncode, server.log())
+        return judge_exhaustion(server.process.poll(), server.log())
 
 
 def judge_exhaustion(status: int, log: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import requests
 
-from server.launch import Config, Server, free_port
+from bench.processes import free_port
+from server.launch import Config, Server
 
 SECONDS = 600
 

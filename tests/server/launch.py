@@ -6,23 +6,18 @@ import contextlib
 import importlib.util
 import json
 import os
-import random
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import requests
+from bench.processes import Background, answers, free_port, tail_of
 
 STARTUP_SECONDS = 600
 SHUTDOWN_SECONDS = 3
-TAIL_LINES = 40
 
 _BASE_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"),
@@ -102,19 +97,6 @@ def environment(config: Config) -> dict[str, str]:
     return env
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on.
-
-    Drawn, since tests run side by side, and from below those that the kernel gives to connections:
-    a server binds it seconds later.
-    """
-    while True:
-        port = random.SystemRandom().randrange(10000, 20000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 @cache
 def draft_path(kind: str) -> Path:
     """A draft model for the demo model, made once; gone when this process ends.
@@ -157,15 +139,13 @@ class Server:
         command += config.flags
         if config.draft is not None:
             command += ["--speculative-draft-model-path", str(draft_path(config.draft))]
-        with log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=environment(config) | self._for_site(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # its own group, so that stop() reaches its children
-            )
+        self.process = Background(
+            command,
+            name=f"server {config.name!r}",
+            log=log_path,
+            env=environment(config) | self._for_site(),
+            grace=SHUTDOWN_SECONDS,
+        )
 
     def _for_site(self) -> dict[str, str]:
         """What site/sitecustomize.py asks for, where a configuration has it run."""
@@ -181,19 +161,10 @@ class Server:
         Raises:
             RuntimeError: it ended, or was not ready in time; the message ends with its log.
         """
-        deadline = time.monotonic() + STARTUP_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                code = self.process.returncode
-                raise RuntimeError(f"server ended with status {code}\n{self.log_tail()}")
-            with contextlib.suppress(requests.RequestException):
-                if self._is_ready():
-                    return
-            time.sleep(0.25)
-        raise RuntimeError(f"server not ready after {STARTUP_SECONDS} s\n{self.log_tail()}")
+        self.process.wait_until(self._is_ready, STARTUP_SECONDS)
 
     def _is_ready(self) -> bool:
-        return requests.get(f"{self.url}/health_generate", timeout=10).ok
+        return answers(f"{self.url}/health_generate")
 
     def log(self) -> str:
         """All that the server wrote so far."""
@@ -201,27 +172,11 @@ class Server:
 
     def log_tail(self) -> str:
         """The last lines of the log, under a title."""
-        lines = self.log().splitlines()[-TAIL_LINES:]
-        return "\n".join([f"--- end of the log of server {self.config.name!r} ---", *lines])
+        return tail_of(self.log_path)
 
     def stop(self) -> None:
         """End the server and every process of its group."""
-        # The leader first, alone: it ends its children, and takes one that ends before for a crash.
-        self.process.terminate()
-        deadline = time.monotonic() + SHUTDOWN_SECONDS
-        while time.monotonic() < deadline and self._group_lives():
-            time.sleep(0.05)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def _group_lives(self) -> bool:
-        self.process.poll()  # reap it: a zombie leader keeps the group
-        try:
-            os.killpg(self.process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        self.process.stop()
 
 
 @contextlib.contextmanager

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import requests
 
+from bench.processes import Background, free_port
 from server.disaggregated import Pair
-from server.launch import Config, Server, free_port
+from server.launch import Config, Server
 
 REQUEST_SECONDS = 30
 
@@ -52,13 +52,13 @@ class Router(Server):
             command += ["--decode", first.decode.url]
         elif "--enable-igw" not in flags:
             command += ["--worker-urls", *(worker.url for worker in workers)]
-        with log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-            )
+        # At once: a router that is asked to end waits for seconds for requests that never come.
+        self.process = Background(command, name=f"router {mode!r}", log=log_path, grace=0)
 
     def _is_ready(self) -> bool:
-        return self._knows_its_workers() and self._serves()
+        with contextlib.suppress(requests.RequestException):
+            return self._knows_its_workers() and self._serves()
+        return False
 
     def _knows_its_workers(self) -> bool:
         if "--mini-lb" in self.mode:  # it asks none of them, and has no such list
@@ -75,11 +75,6 @@ class Router(Server):
         body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         url = f"{self.url}/v1/chat/completions"
         return requests.post(url, json=body, timeout=REQUEST_SECONDS).ok
-
-    def stop(self) -> None:
-        """End the router at once: asked politely, it waits for seconds for nobody."""
-        self.process.kill()
-        self.process.wait()
 
 
 @contextlib.contextmanager

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.processes import Background
 from server.client import request_body, to_sample, top_rows
 from server.contract import SUMMARY, TOLERANCE, deviations
 from server.launch import Config, environment, model_path, vocab_size
@@ -37,22 +35,23 @@ TIMEOUT_SECONDS = 600
 def run_engine(job: dict[str, Any], folder: Path) -> Any:
     """What the Engine answers to a job of offline_engine.py."""
     answers = folder / "answers.json"
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("offline_engine.py")), str(answers)],
-        env=environment(Config("engine")),
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        log, _ = process.communicate(json.dumps(job), TIMEOUT_SECONDS)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, log[-4000:]
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, str(Path(__file__).with_name("offline_engine.py")), str(answers)]
+    with (
+        (folder / "job.json").open() as stdin,
+        Background(
+            command,
+            name="the engine",
+            log=folder / "engine.log",
+            env=environment(Config("engine")),
+            cwd=folder,
+            stdin=stdin,
+            grace=0,
+        ) as engine,
+    ):
+        status = engine.wait(TIMEOUT_SECONDS)
+        if status != 0:
+            raise engine.error(f"the engine's status is {status} after {TIMEOUT_SECONDS} s at most")
     return json.loads(answers.read_text())
 
 
