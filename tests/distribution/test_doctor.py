@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import zipfile
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from distribution.world import World
+from sglang_lz.distribution import seal
 
 SEAL = "sglang_lz/seal.json"
 PATCHES = "sglang_lz/_patches"
@@ -161,6 +163,12 @@ def test_shadowed_kernel(world: World, site: Path) -> None:
     (world.root / "shadow" / "sgl_kernel" / "__init__.py").write_text("")
     world.env["PYTHONPATH"] = f"{world.root / 'shadow'}:{site}"
     assert "not from" in failures(world)["sgl_kernel"]
+
+
+def test_the_installed_wheel_is_whole() -> None:
+    """The real one, as a server finds it at its start."""
+    sglang = importlib.import_module("sglang")
+    assert seal.verify_imported(sglang) == []
 
 
 def test_stock_sglang(world: World) -> None:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dist.world import EDITS, INFO, SAMPLER, World, git, patched, record_hash, snapshot
+
+from distribution.world import EDITS, INFO, SAMPLER, World, git, patched, record_hash, snapshot
 
 LZ = [name for name in EDITS if not name.startswith("cpu/")]
 

@@ -18,6 +18,8 @@ from bench.processes import Background, answers, free_port, tail_of
 
 STARTUP_SECONDS = 600
 SHUTDOWN_SECONDS = 3
+DRAFTS = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "demo" / "drafts.py"
+"""Of the checkout: wheels of the CUDA flavour have none."""
 
 _BASE_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"),
@@ -105,7 +107,7 @@ def draft_path(kind: str) -> Path:
         RuntimeError: it could not be made; the message is what its maker wrote.
     """
     path = Path(_draft_folder().name) / kind
-    command = [sys.executable, "-m", "sglang_lz.demo.drafts", str(path), "--kind", kind]
+    command = [sys.executable, "-P", str(DRAFTS), str(path), "--kind", kind]
     made = subprocess.run(
         command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
     )

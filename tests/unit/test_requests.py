@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sglang_lz import requests, startup
-from sglang_lz.distribution import seal
 from sglang_lz.params import LZParams
 
 
@@ -262,9 +261,3 @@ class TestStartup:
         monkeypatch.setattr(startup, "verify_imported", lambda sglang: ["sglang/a.py changed"])
         with pytest.raises(ValueError, match=r"sglang/a\.py changed.*doctor"):
             startup.check_server(config)
-
-
-def test_the_installed_files_are_whole() -> None:
-    import sglang
-
-    assert seal.verify_imported(sglang) == []

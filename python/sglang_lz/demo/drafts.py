@@ -31,7 +31,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
-from . import MODEL_PATH
+from sglang_lz.demo import MODEL_PATH
 
 KINDS = ("standalone", "eagle", "eagle3")
 NOISE = 0.08

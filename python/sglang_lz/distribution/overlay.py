@@ -19,6 +19,16 @@ from .sources import LOCK, PACKAGE, PACKED_PATCHES, patches_dir
 
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
+NOT_FOR_CUDA = (
+    # Called by the patches of the group `cpu`, and what builds that flavour.
+    "cpu/",
+    # For work in a checkout: how the small models were trained, drafts for the tests, and the model
+    # of the benchmarks. demo/model stays, scripts/serve serves it by default.
+    *("demo/corpus.py", "demo/drafts.py", "demo/puzzles.py", "demo/train.py"),
+    *("demo/train_reasoner.py", "demo/reasoner/"),
+)
+"""Files and folders of our package that the CUDA flavour leaves out: nothing in it uses them."""
+WHERE_CPU_IS = "; the CPU flavour is built from a whole checkout or its own wheel."
 
 
 @dataclass(frozen=True)
@@ -47,13 +57,13 @@ def make_overlay(
     notice = _notice(sorted(files), lock.version, version)
     if stamp := read(VERSION_FILE):
         files[VERSION_FILE] = stamp_version(stamp, lock.version, version)
-    files |= {f"sglang_lz/{path}": data for path, data in _folder(PACKAGE).items()}
+    files |= {f"sglang_lz/{path}": data for path, data in package_files(flavour, groups).items()}
     for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
         files[f"sglang_lz/{PACKED_PATCHES}/{path}"] = (root / path).read_bytes()
     if flavour == "cpu":
         kernel = _folder(PACKAGE / "cpu" / "sgl_kernel")
         if not kernel:
-            raise DistError(f"{PACKAGE}/cpu/sgl_kernel is missing; restore it with git.")
+            raise DistError(f"{PACKAGE}/cpu/sgl_kernel is missing{WHERE_CPU_IS}")
         files |= {f"sgl_kernel/{path}": data for path, data in kernel.items()}
     seal = Seal(
         version=version,
@@ -69,13 +79,20 @@ def make_overlay(
     return Overlay(files, seal, notice)
 
 
+def package_files(flavour: str, groups: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the files of our package that belong into a flavour, by paths below the package."""
+    left_out = NOT_FOR_CUDA if flavour == "cuda" and "cpu" not in groups else ()
+    files = _folder(PACKAGE)
+    return {path: data for path, data in files.items() if not path.startswith(left_out)}
+
+
 def cpu_requirements() -> list[str]:
     """Return the requirements of the CPU flavour, one Requires-Dist value each."""
     path = PACKAGE / "cpu" / "requirements.txt"
     try:
         lines = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
-        raise DistError(f"{path} is missing; restore it with git.") from None
+        raise DistError(f"{path} is missing{WHERE_CPU_IS}") from None
     requirements = [text for line in lines if (text := re.sub(r"(^|\s)#.*", "", line).strip())]
     for text in requirements:
         if text.startswith("-"):
