@@ -95,19 +95,24 @@ class Step:
         stamp: the file that holds `made_from` since the step was last done.
         made_from: digest of what decides the result.
         action: does it; may be repeated after an interruption at any point.
+        suffices: the beginning of `made_from` that must be unchanged; all of it if empty.
     """
 
     title: str
     stamp: Path
     made_from: str
     action: Callable[[], None]
+    suffices: str = ""
 
     def is_done(self) -> bool:
         """Whether the step was completed with what there is now."""
         try:
-            return self.stamp.read_text() == self.made_from
+            made_from = self.stamp.read_text()
         except OSError:
             return False
+        return made_from == self.made_from or bool(
+            self.suffices and made_from.startswith(self.suffices)
+        )
 
     def do(self) -> None:
         """Do it; the stamp goes before and comes after, in one rename, so it never lies."""
@@ -173,11 +178,13 @@ class Environment:
         self.packages = self.folder / "lib" / f"python{version}" / "site-packages"
         self._version = version
 
-    def set_up(self, *, tests: bool = False) -> None:
+    def set_up(self, *, tests: bool = False, package_of_checkout: bool = False) -> None:
         """Make everything that is missing or older than the checkout.
 
         Args:
             tests: also install the tests' tools and build SGLang without the LZ patches.
+            package_of_checkout: what runs imports `sglang_lz` from the checkout, so that a wheel
+                with another one will do.
 
         Raises:
             SetupError: something could not be done; what was done so far is kept for next time.
@@ -185,9 +192,13 @@ class Environment:
         if not self.python.exists():  # never made, or the Python it was made with is gone
             shutil.rmtree(self._stamps, ignore_errors=True)
         with self.temporary_folder():
-            do_steps(self._steps() + (self._test_steps() if tests else []), CACHE / "setup.lock")
+            steps = self._steps(package_of_checkout=package_of_checkout)
+            do_steps(steps + (self._test_steps() if tests else []), CACHE / "setup.lock")
 
-    def _steps(self) -> list[Step]:
+    def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
+        # What lies outside of our package in site-packages: the patched SGLang and `sgl_kernel`.
+        patched = self._digest(files_below(ROOT / "patches", CPU))
+        package = self._digest(files_below(ROOT / "python"))
         requirements = [LOCK] if self.flavour == "cuda" else [LOCK, CPU / "requirements.txt"]
         return [
             Step(
@@ -199,8 +210,9 @@ class Environment:
             Step(
                 f"building the patched SGLang, {self.flavour} flavour, and installing it",
                 self._stamps / "package",
-                self._digest(files_below(ROOT / "patches", ROOT / "python")),
+                f"{patched} {package}",
                 self._install_package,
+                suffices=patched if package_of_checkout else "",
             ),
             Step(
                 "installing what SGLang needs (the longest step: gigabytes)",

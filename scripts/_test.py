@@ -14,6 +14,7 @@ MOST_WORKERS = 4
 
 USAGE = """\
 usage: scripts/test [quick|full|containers] [argument of pytest ...]
+       scripts/test FILE|FOLDER|TEST ... [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
 installed wheel, style and types, and the tests, which run against the installed wheel.
@@ -23,25 +24,52 @@ installed wheel, style and types, and the tests, which run against the installed
   full        all (the default)
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
+Tests that are named without one of these words run alone, and nothing else is checked:
+
+    scripts/test tests/unit/test_window.py -k history
+
+Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
+wheel. All others, and those of the words above, run against the installed wheel.
+
 The images are built and run with podman, and the benchmark's report is opened in Chromium. As root
 on Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it
 are skipped, and the last lines say which and how to run them; with CI set in the environment, they
 are errors.
 
-Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores;
--n 0 runs them one after the other, as a debugger wants them.
+Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
+those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
+them.
 """
 
 
 MODES = ("quick", "full", "containers")
+NAMED = "named"
+"""The mode that has no word: tests are named."""
+UNIT = ROOT / "tests" / "unit"
 SLOW = ("tests/server", *(tools.tests for tools in _tools.ALL))
 
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
-    """Take the mode, one of `MODES`, from the front of the arguments."""
+    """Take the mode, one of `MODES`, off the arguments; without, it is `NAMED` or "full"."""
     if arguments and arguments[0] in MODES:
         return arguments[0], arguments[1:]
-    return "full", arguments
+    return (NAMED if _tools.test_paths(arguments) else "full"), arguments
+
+
+def imports_checkout(mode: str, arguments: list[str]) -> bool:
+    """Whether the tests import `sglang_lz` from the checkout instead of the installed wheel."""
+    paths = _tools.test_paths(arguments)
+    return mode == NAMED and all(path.resolve().is_relative_to(UNIT) for path in paths)
+
+
+def workers(mode: str, arguments: list[str]) -> list[str]:
+    """The arguments of pytest that spread the tests over processes; none for a single file."""
+    paths = _tools.test_paths(arguments)
+    if mode == NAMED and len(paths) == 1 and not paths[0].is_dir():
+        return []
+    count = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+    # Each server's tests in one worker, in the order of tests/server/configurations.py.
+    return ["-n", str(count), "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 
 def test(arguments: list[str]) -> int:
@@ -51,15 +79,16 @@ def test(arguments: list[str]) -> int:
         return 0
     mode, rest = split_mode(arguments)
     environment = Environment("cpu")
-    environment.set_up(tests=True)
+    environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
     if mode != "quick":
-        _tools.install(_tools.needed(rest if mode == "full" else []))
+        _tools.install(_tools.needed([] if mode == "containers" else rest))
     with environment.temporary_folder():
         return _check_all(environment, mode, rest)
 
 
-def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int:
-    env = environment.variables() | {
+def variables(environment: Environment) -> dict[str, str]:
+    """Environment variables for the tests and the linters: their caches are in the checkout."""
+    return environment.variables() | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # the demo model is so small that threads only wait on each other
         "LZ_STOCK_SITE": str(STOCK),
@@ -67,6 +96,12 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
         "MYPY_CACHE_DIR": str(CACHE / "mypy"),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(CACHE / "hypothesis"),
     }
+
+
+def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int:
+    env = variables(environment)
+    if imports_checkout(mode, arguments):
+        env["PYTHONPATH"] = str(ROOT / "python")
     python = str(environment.python)
     installed = [python, "-m", "sglang_lz"]
     checks = {
@@ -77,7 +112,7 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
         "doctor": [*installed, "doctor"],
     }
     results = {}
-    for name, command in checks.items() if mode != "containers" else ():
+    for name, command in checks.items() if mode in ("quick", "full") else ():
         say(name)
         began = time.monotonic()
         status = _supervise.run(command, env=env, cwd=ROOT)
@@ -86,14 +121,11 @@ def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int
         say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
     pytest = [python, "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
     pytest += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
-    # Each server's tests in one worker, in the order of tests/server/configurations.py.
-    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    pytest += ["-n", str(workers), "--dist", "loadgroup", "--no-loadscope-reorder"]
-    pytest += {
-        "quick": [f"--ignore-glob={tests}" for tests in SLOW],
-        "full": [],
-        "containers": ["tests/deploy"],
-    }[mode]
+    pytest += workers(mode, arguments)
+    if mode == "quick":
+        pytest += [f"--ignore-glob={tests}" for tests in SLOW]
+    elif mode == "containers":
+        pytest += ["tests/deploy"]
     status = _supervise.run([*pytest, *arguments], env=env, cwd=ROOT)
     failed = [name for name, (status, _) in results.items() if status]
     if failed:

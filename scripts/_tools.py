@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ LOCK_SECONDS = 1800
 """How long to wait for another installation of packages on this machine."""
 APT_LISTS = Path("/var/lib/apt/lists/lock")
 """What `apt-get update` locks; held by another, it gives up at once, whatever its options are."""
+FLAGS = re.compile("-[hlqsvx]+$")
+"""Options of pytest that take no value."""
 ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -71,13 +74,20 @@ def find(names: str) -> str | None:
 
 def needed(arguments: list[str]) -> Sequence[Tools]:
     """Which tools the tests may need that arguments of pytest select; rather one too many."""
-    # A word after an option may be its value.
-    pairs = zip(["", *arguments], arguments, strict=False)
-    words = [word for before, word in pairs if not before.startswith("-")]
-    paths = [ROOT / word.partition("::")[0] for word in words if not word.startswith("-")]
+    paths = test_paths(arguments)
     if not paths:
         return ALL
     return [tools for tools in ALL if any(tools.used_below(path) for path in paths)]
+
+
+def test_paths(arguments: list[str]) -> list[Path]:
+    """The files and folders among arguments of pytest, whether or not they exist.
+
+    A word after an option counts as its value, unless all the options can be is `FLAGS`.
+    """
+    pairs = zip(["", *arguments], arguments, strict=False)
+    words = [word for before, word in pairs if not before.startswith("-") or FLAGS.match(before)]
+    return [ROOT / word.partition("::")[0] for word in words if not word.startswith("-")]
 
 
 def install(wanted: Sequence[Tools]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.util
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +23,24 @@ settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def keep_numba_apart() -> None:
+    """Give what numba compiles of a checkout's `sglang_lz` a folder for each state of its sources.
+
+    Compiled functions hold constants of other modules, but numba looks at their own file alone.
+    """
+    spec = importlib.util.find_spec("sglang_lz")
+    package = ROOT / "python" / "sglang_lz"
+    if spec and spec.origin and Path(spec.origin).parent == package:
+        sources = sorted([*package.glob("*.py"), *package.glob("kernels/*.py")])
+        state = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources))
+        os.environ["NUMBA_CACHE_DIR"] = str(ROOT / ".cache" / "numba" / state.hexdigest()[:16])
+
+
+keep_numba_apart()
 
 if DEVICE == "cpu":
     # Triton's own functions are interpreted only if they were imported so, and any test module may

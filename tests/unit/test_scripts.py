@@ -1,4 +1,4 @@
-"""The decisions of scripts/serve and scripts/test, and that they leave no process behind."""
+"""The decisions of scripts/serve, test and format, and that they leave no process behind."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 environment = importlib.import_module("_environment")
 serve = importlib.import_module("_serve")
+format_code = importlib.import_module("_format")
 run_tests = importlib.import_module("_test")
 tools = importlib.import_module("_tools")
 
@@ -161,11 +162,100 @@ def test_split_flavour(arguments: list[str], flavour: str | None, rest: list[str
         (["quick"], "quick", []),
         (["full", "-x"], "full", ["-x"]),
         (["containers", "-s"], "containers", ["-s"]),
-        (["tests/unit", "-k", "quick"], "full", ["tests/unit", "-k", "quick"]),
+        (["quick", "tests/unit"], "quick", ["tests/unit"]),
+        (["-k", "tests/unit"], "full", ["-k", "tests/unit"]),
+        (["tests/unit", "-k", "quick"], "named", ["tests/unit", "-k", "quick"]),
+        (["-xq", "tests/unit/test_a.py::b"], "named", ["-xq", "tests/unit/test_a.py::b"]),
     ],
 )
 def test_split_mode(arguments: list[str], mode: str, rest: list[str]) -> None:
     assert run_tests.split_mode(arguments) == (mode, rest)
+
+
+class Calls:
+    """What scripts/test does, instead of doing it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.set_up: dict[str, bool] = {}
+        self.tools: list[Any] = []
+        self.commands: list[list[str]] = []
+        self.env: dict[str, str] = {}
+        monkeypatch.setattr(
+            environment.Environment, "set_up", lambda _, **options: self.set_up.update(options)
+        )
+        monkeypatch.setattr(tools, "install", self.tools.extend)
+        monkeypatch.setattr(environment._supervise, "run", self.run)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+    def run(self, command: list[str], *, env: dict[str, str], cwd: Path) -> int:
+        self.commands.append(command[2:])
+        self.env = env
+        return 0
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "from_checkout", "parallel", "wanted"),
+    [
+        (["tests/unit/test_window.py", "-k", "history"], True, False, []),
+        (["tests/unit/test_window.py::test_a"], True, False, []),
+        (["tests/unit"], True, True, []),
+        (["tests/unit/test_window.py", "tests/unit/test_params.py"], True, True, []),
+        (["tests/unit/test_window.py", "tests/patches"], False, True, []),
+        (["tests/unit/../patches/test_gate.py"], False, False, []),
+        (["tests/deploy/test_report_page.py"], False, False, [tools.PAGE_TOOLS]),
+    ],
+)
+def test_named_tests_run_and_nothing_else(
+    calls: Calls,
+    arguments: list[str],
+    from_checkout: bool,
+    parallel: bool,
+    wanted: list[Any],
+) -> None:
+    assert run_tests.test(arguments) == 0
+    (pytest_alone,) = calls.commands
+    assert pytest_alone[0] == "pytest"
+    assert pytest_alone[-len(arguments) :] == arguments
+    assert ("-n" in pytest_alone) == parallel
+    assert calls.env.get("PYTHONPATH") == (f"{tools.ROOT}/python" if from_checkout else None)
+    assert calls.set_up == {"tests": True, "package_of_checkout": from_checkout}
+    assert calls.tools == wanted
+
+
+@pytest.mark.parametrize("arguments", [[], ["full"], ["quick"], ["quick", "tests/unit"]])
+def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments: list[str]) -> None:
+    assert run_tests.test(arguments) == 0
+    assert [command[:2] for command in calls.commands] == [
+        ["ruff", "check"],
+        ["ruff", "format"],
+        ["mypy"],
+        ["sglang_lz", "check"],
+        ["sglang_lz", "doctor"],
+        ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"],
+    ]
+    assert "-n" in calls.commands[-1]
+    assert "PYTHONPATH" not in calls.env
+    assert calls.set_up == {"tests": True, "package_of_checkout": False}
+
+
+def test_format_mends_and_checks_all(calls: Calls) -> None:
+    assert format_code.format_all([]) == 0
+    assert calls.commands == [["ruff", "check", "--fix", "."], ["ruff", "format", "."], ["mypy"]]
+    assert calls.set_up == {"tests": True, "package_of_checkout": True}
+
+
+def test_format_goes_on_after_a_failure_and_returns_it(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter([3, 0, 4])
+    monkeypatch.setattr(environment._supervise, "run", lambda *_, **__: next(statuses))
+    assert format_code.format_all([]) == 3
+    assert next(statuses, None) is None
 
 
 # Which steps of set-up
@@ -178,7 +268,14 @@ class Recorded:
         self.folder = folder
         self.done: list[str] = []
 
-    def step(self, name: str, made_from: str = "1", error: Exception | None = None) -> Any:
+    def step(
+        self,
+        name: str,
+        made_from: str = "1",
+        error: Exception | None = None,
+        *,
+        suffices: str = "",
+    ) -> Any:
         """A step that raises `error`, if there is one, after it was noted."""
 
         def action() -> None:
@@ -186,7 +283,8 @@ class Recorded:
             if error:
                 raise error
 
-        return environment.Step(name, self.folder / "stamps" / name, made_from, action)
+        stamp = self.folder / "stamps" / name
+        return environment.Step(name, stamp, made_from, action, suffices)
 
 
 def test_a_step_is_done_once(tmp_path: Path) -> None:
@@ -212,6 +310,48 @@ def test_a_step_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
     # Back to the sources of before: what is there now is not what they made.
     environment.do_steps([recorded.step("a"), recorded.step("b", "1")], tmp_path / "lock")
     assert recorded.done == ["a", "b", "b", "b"]
+
+
+def test_the_beginning_of_the_sources_may_suffice(tmp_path: Path) -> None:
+    recorded = Recorded(tmp_path)
+    environment.do_steps([recorded.step("a", "patches package")], tmp_path / "lock")
+    for made_from, done in (
+        ("patches other", 1),
+        ("others package", 2),  # and it leaves all of its sources, so that now the same
+        ("others package", 2),
+    ):
+        step = recorded.step("a", made_from, suffices=made_from.split()[0])
+        environment.do_steps([step], tmp_path / "lock")
+        assert len(recorded.done) == done
+    environment.do_steps([recorded.step("a", "others package")], tmp_path / "lock")
+    assert len(recorded.done) == 2
+    environment.do_steps([recorded.step("a", "others new")], tmp_path / "lock")
+    assert len(recorded.done) == 3
+
+
+def test_only_a_changed_package_is_no_reason_for_a_wheel_where_the_checkouts_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    monkeypatch.setattr(environment, "CPU", tmp_path / "python" / "cpu")
+    monkeypatch.setattr(environment, "LOCK", tmp_path / "patches" / "upstream.lock")
+    for name in ("patches/upstream.lock", "python/a.py", "python/cpu/requirements.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    def is_done(*, package_of_checkout: bool) -> bool:
+        made = environment.Environment("cpu")
+        return bool(made._steps(package_of_checkout=package_of_checkout)[1].is_done())
+
+    step = environment.Environment("cpu")._steps()[1]
+    step.stamp.parent.mkdir(parents=True)
+    step.stamp.write_text(step.made_from)
+    assert is_done(package_of_checkout=False)
+    (tmp_path / "python" / "a.py").write_text("changed = 1")
+    assert is_done(package_of_checkout=True)
+    assert not is_done(package_of_checkout=False)
+    (tmp_path / "patches" / "a.patch").write_text("changed")
+    assert not is_done(package_of_checkout=True)
 
 
 def test_a_step_may_undo_later_ones(tmp_path: Path) -> None:
@@ -458,7 +598,8 @@ def test_a_package_that_there_is_not_keeps_no_other_away(debian: Debian) -> None
         (["tests"], True, True),
         (["tests/unit", "tests/deploy"], True, True),
         (["tests/server/test_modes.py::test_a", "-x"], False, False),
-        (["-x", "tests/server"], True, True),  # it might be the value of -x
+        (["-x", "tests/server/test_modes.py"], False, False),
+        (["--ignore", "tests/server"], True, True),  # it might be the value of --ignore
         (["tests/deploy/test_report_page.py"], False, True),
         (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True, False),
     ],
