@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
-import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import numba_cache
 from device import DEVICE
 
 # Here, since with pytest-xdist the process that prints for them loads no other conftest.
@@ -24,23 +21,7 @@ settings.register_profile(
 )
 settings.load_profile("shared-machine")
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def keep_numba_apart() -> None:
-    """Give what numba compiles of a checkout's `sglang_lz` a folder for each state of its sources.
-
-    Compiled functions hold constants of other modules, but numba looks at their own file alone.
-    """
-    spec = importlib.util.find_spec("sglang_lz")
-    package = ROOT / "python" / "sglang_lz"
-    if spec and spec.origin and Path(spec.origin).parent == package:
-        sources = sorted([*package.glob("*.py"), *package.glob("kernels/*.py")])
-        state = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources))
-        os.environ["NUMBA_CACHE_DIR"] = str(ROOT / ".cache" / "numba" / state.hexdigest()[:16])
-
-
-keep_numba_apart()
+numba_cache.use_own_folder()  # before anything imports numba
 
 if DEVICE == "cpu":
     # Triton's own functions are interpreted only if they were imported so, and any test module may

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+import numba_cache
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 environment = importlib.import_module("_environment")
@@ -675,6 +677,34 @@ def test_a_failure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         environment.main(program)
     assert ended.value.code == 1
     assert capsys.readouterr().err == "sglang-lz: no network.\n"
+
+
+def test_what_numba_compiled_of_a_checkout_goes_with_its_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its functions in kernels/cpu.py hold constants of window.py and params.py."""
+    package = tmp_path / "python" / "sglang_lz"
+    (package / "kernels").mkdir(parents=True)
+    sources = [package / "__init__.py", package / "window.py", package / "kernels" / "cpu.py"]
+    for source in sources:
+        source.write_text("")
+
+    def folder() -> str | None:
+        monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+        numba_cache.use_own_folder(tmp_path)
+        return os.environ.get("NUMBA_CACHE_DIR")
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "python")])
+    monkeypatch.delitem(sys.modules, "sglang_lz", raising=False)
+    found = {folder(), folder()}
+    for source in sources:
+        source.write_text("SIZE = 2")
+        found.add(folder())
+    assert len(found) == 1 + len(sources)
+    assert all(str(name).startswith(f"{tmp_path}/.cache/numba/") for name in found)
+    monkeypatch.setattr(sys, "path", [])
+    importlib.invalidate_caches()
+    assert folder() is None
 
 
 # Nothing left running
