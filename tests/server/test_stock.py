@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,21 @@ from server.launch import Server, serving
 from server.prompts import repetitive
 
 PROMPTS = 20
+NO_PENALTY: tuple[dict[str, float], ...] = ({}, {"lz_penalty": 0}, {"lz_penalty": 0.0})
 
 
-def answers(server: Server, **sampling: object) -> list[Sample]:
-    """One greedy sample for each of the prompts, one request after the other, nothing cached."""
+def answers(server: Server, ways: Sequence[Mapping[str, float]] = NO_PENALTY[:1]) -> list[Sample]:
+    """One greedy sample for each of the prompts, one request after the other, nothing cached.
+
+    The prompts take turns with the ways to say that there is no penalty.
+    """
     flush_cache(server)
     rng = random.Random("stock")
-    return [generate(server, repetitive(rng, 8 + 2 * i), 32, **sampling) for i in range(PROMPTS)]
+    prompts = [repetitive(rng, 8 + 2 * i) for i in range(PROMPTS)]
+    return [
+        generate(server, prompt, 32, **way)
+        for prompt, way in zip(prompts, itertools.cycle(ways), strict=False)
+    ]
 
 
 @on("overlap")
@@ -35,12 +45,7 @@ def test_without_a_penalty_it_is_stock(server: Server, tmp_path: Path) -> None:
         assert refused.status_code == 400, "the server to compare with knows lz_penalty"
     before = answers(server)
     generate(server, repetitive(random.Random("with"), 30), 8, lz_penalty=0.5)
-    for observed in (
-        before,
-        answers(server),
-        answers(server, lz_penalty=0),
-        answers(server, lz_penalty=0.0),
-    ):
+    for observed in (before, answers(server, NO_PENALTY)):
         for ours, theirs in zip(observed, expected, strict=True):
             assert ours.outputs == theirs.outputs
             np.testing.assert_array_equal(ours.rows, theirs.rows)
