@@ -38,7 +38,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from oracle import delta_bits, visible_history  # noqa: E402
 from server.client import OFF, Lz, Sample, base_rows, post, post_ok, to_sample  # noqa: E402
 from server.client import request_body as body_of  # noqa: E402
-from server.configurations import drafts  # noqa: E402
+from server.configurations import HOOKED, drafts  # noqa: E402
 from server.contract import Case, deviations, row_deviation  # noqa: E402
 from server.launch import Config, Server, serving, vocab_size  # noqa: E402
 from server.prompts import mixed, repetitive, token_ids  # noqa: E402
@@ -88,11 +88,13 @@ def configuration(
     name: str, flags: Sequence[str], watch: str, folder: Path, rehearse: bool, **options: Any
 ) -> Config:
     """A configuration of tests/server on the GPU, watched; files of the watch go into `folder`."""
-    site = os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))
+    site = os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH"))))
     env = [("PYTHONPATH", site), ("LZ_GPU_CHECK", str(folder)), ("LZ_GPU_WATCH", watch)]
     if not rehearse:
         flags = [*GPU, *flags]
         env += GPU_ENVIRONMENT
+    elif watch != "prefills":  # what is timed starts as it does for a user
+        env += [("LZ_TEST_FORK", "1")]
     return Config(name, ("--decode-log-interval", "1", *flags), tuple(env), **options)
 
 

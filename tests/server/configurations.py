@@ -10,8 +10,15 @@ import pytest
 from server.launch import Config
 
 SITE = Path(__file__).with_name("site")
+HOOKED = Path(__file__).with_name("hooked")
+"""What a sitecustomize imports."""
 # What runs on a CPU only with help (site/sitecustomize.py).
-HELPED = (("PYTHONPATH", os.pathsep.join(filter(None, (str(SITE), os.environ.get("PYTHONPATH"))))),)
+HELPED = (
+    (
+        "PYTHONPATH",
+        os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH")))),
+    ),
+)
 # Started in half of the time; `overlap`, `tp2` and `stock` start as they do for a user.
 FORKED = (*HELPED, ("LZ_TEST_FORK", "1"))
 

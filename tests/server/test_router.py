@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from server.client import Json, post_ok
-from server.configurations import CONFIGURATIONS, on
+from server.configurations import CONFIGURATIONS, FORKED, on
 from server.endpoints import ENDPOINTS, Endpoint, prompt_ids
 from server.launch import Server, serving
 from server.routers import Router, routing
@@ -97,7 +98,7 @@ def check(router: Router, server: Server) -> None:
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A second server of the configuration `overlap`."""
     log_path = tmp_path_factory.mktemp("replica") / "server.log"
-    with serving(CONFIGURATIONS["overlap"], log_path) as running:
+    with serving(replace(CONFIGURATIONS["overlap"], env=FORKED), log_path) as running:
         yield running
 
 

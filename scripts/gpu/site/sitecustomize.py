@@ -9,16 +9,15 @@ Nothing here waits for the device while requests run, or what is to be seen migh
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from after_import import AfterImport, fork_children
 
 TREES = 200
 """So many batches of draft trees are recorded at most."""
@@ -168,33 +167,8 @@ WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "sglang_lz.kernels.cuda": note_compilations,
     "sglang_lz.sampling": watch_sampling,
     "sglang_lz.window": exhaust_memory,
+    "sglang.srt.entrypoints.engine": fork_children,
 }
 
-
-class AfterImport:
-    """A finder in front of all others that hands the modules of `WATCHED` to their function."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The spec that the other finders find, its loader followed by the function."""
-        if name not in WATCHED:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_watch(module: ModuleType) -> None:
-                load(module)
-                WATCHED[name](module)
-
-            spec.loader.exec_module = load_and_watch  # type: ignore[method-assign]
-        return spec
-
-
 if "LZ_GPU_CHECK" in os.environ:
-    sys.meta_path.insert(0, AfterImport())
+    AfterImport(WATCHED).insert()

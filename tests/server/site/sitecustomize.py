@@ -7,32 +7,14 @@ right after its import.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-
-def fork_children(engine: ModuleType) -> None:
-    """Where LZ_TEST_FORK says so: a server's processes begin with what the first has imported.
-
-    Upstream spawns them, and each imports the same for ten seconds.
-    """
-    if not os.environ.get("LZ_TEST_FORK"):
-        return
-    configure = engine._set_envs_and_config
-
-    def configure_to_fork(*args: Any) -> None:
-        configure(*args)
-        multiprocessing.set_start_method("fork", force=True)
-
-    engine._set_envs_and_config = configure_to_fork
+from after_import import AfterImport, fork_children
 
 
 def record_digests(sampling: ModuleType) -> None:
@@ -107,30 +89,4 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "sglang.srt.disaggregation.utils": widen_first_logprobs,
 }
 
-
-class AfterImport:
-    """A finder in front of all others that hands the modules of HOOKS to their hook."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The spec that the other finders find, its loader followed by the hook."""
-        if name not in HOOKS:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_hook(module: ModuleType) -> None:
-                load(module)
-                HOOKS[name](module)
-
-            spec.loader.exec_module = load_and_hook  # type: ignore[method-assign]
-        return spec
-
-
-sys.meta_path.insert(0, AfterImport())
+AfterImport(HOOKS).insert()
