@@ -1,4 +1,4 @@
-"""Whether the functions of upstream that will run hold our calls.
+"""Check that the functions of upstream that will run still call ours.
 
 The seal says that the files are ours. A plugin, a monkey patch or another copy of sglang may still
 put a function of its own in the place of one that a patch changed, and the penalty would be
@@ -67,8 +67,8 @@ def check() -> None:
 def missing() -> list[str]:
     """One clause for each function in this process's modules that lacks a call of ours.
 
-    A function counts if it makes the call itself, or goes on to one that does: a wrapper to what it
-    wraps, a method to its base class's. That a wrapper really calls what it holds is not seen.
+    A function passes if it makes the call itself or may call one that does: what it wraps, or its
+    base class's method. Whether a wrapper really calls what it holds cannot be told.
     Modules that are not imported here are not looked at.
     """
     found = []

@@ -1,4 +1,4 @@
-"""``python -m sglang_lz.launch_server``: upstream's server, whose refusals are sentences.
+"""``python -m sglang_lz.launch_server``: start upstream's server, or say why not in one sentence.
 
 `sglang-lz serve` becomes this process. It takes the arguments of ``sglang.launch_server`` and has
 upstream read them, once, so that what is checked here is what the server will use.
@@ -72,7 +72,7 @@ def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 def _refusing(check: Callable[P, T]) -> Callable[P, T]:
-    """A function of upstream whose refusals are CannotServe; any other error of it is a bug."""
+    """Wrap a check of upstream: errors that it raises on purpose become CannotServe."""
 
     @functools.wraps(check)
     def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,10 +87,10 @@ def _refusing(check: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_temporary_folder() -> None:
-    """Upstream's processes talk through files there, and torch compiles there.
+    """Check the folder for temporary files: upstream's sockets and torch's compiler need it.
 
     Raises:
-        CannotServe: none can be written.
+        CannotServe: there is none that can be written to.
     """
     try:
         tempfile.gettempdir()
@@ -102,10 +102,10 @@ def check_temporary_folder() -> None:
 
 
 def check_model_path(path: str) -> None:
-    """Upstream would take any path that does not exist for a name on a model hub.
+    """Refuse a path that does not exist; upstream would look for it on a model hub.
 
     Raises:
-        CannotServe: it can be no such name, OWNER/MODEL, and nothing is there.
+        CannotServe: nothing is there, and it cannot be a hub's name, OWNER/MODEL.
     """
     a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
     deep = path.count("/") > 1 and "://" not in path and not a_file_there
