@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12), outputs=tokens, case=cases())
-def test_appending_equals_seeding_at_every_step(
+def test_appending_to_the_ring_equals_seeding_at_every_step(
     prompt: list[int], outputs: list[int], case: tuple[int, int, int]
 ) -> None:
     """Wrap-around, windows of 1, buffers of 1 and hidden prompts included."""
