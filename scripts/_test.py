@@ -26,7 +26,7 @@ installed wheel, style and types, and the tests, which run against the installed
 
 Tests that are named without one of these words run alone, and nothing else is checked:
 
-    scripts/test tests/unit/test_window.py -k history
+    scripts/test tests/unit/test_window.py -k ring
 
 Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
 wheel. All others, and those of the words above, run against the installed wheel.
