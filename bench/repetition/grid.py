@@ -23,6 +23,8 @@ PRESETS: dict[str, tuple[str, ...]] = {
 }
 """What `--penalty NAME` stands for: one specification for each strength."""
 
+# The LZ fields that a variant's name spells in its own way; the others stand by their names.
+NAMED = ("lz_penalty", "lz_cost", "lz_include_prompt")
 # The ranges that OpenAI's API and SGLang give the count penalties.
 COUNT_PENALTIES = {
     "repetition_penalty": (0.0, 2.0),
@@ -172,12 +174,12 @@ def _lz_params(lz: dict[str, object]) -> LZParams:
 
 def _lz_part(params: LZParams, lz: dict[str, object]) -> _Part:
     kind = "lz" if params.cost == "marginal" else f"lz {params.cost}"
-    sizes = "".join(
-        f", {label} {lz[name]}"
-        for name, label in (("lz_window_size", "window"), ("lz_buffer_size", "buffer"))
-        if lz.get(name) is not None
+    settings = "".join(
+        f", {name.removeprefix('lz_').removesuffix('_size')} {lz[name]}"
+        for name in LZ_FIELDS
+        if name not in NAMED and lz.get(name) is not None
     )
-    return _Part(kind, sizes + ", prompt" * params.include_prompt, float(params.penalty))
+    return _Part(kind, settings + ", prompt" * params.include_prompt, float(params.penalty))
 
 
 def _other_part(name: str, value: object) -> _Part:
