@@ -113,7 +113,7 @@ def test_sampling_is_lossless(server: Server) -> None:
         itertools.chain(*(post_ok(server, "/generate", body) for _ in range(SAMPLES // 50)))
     )
     counts = Counter(tuple(answer["output_ids"]) for answer in found)
-    assert sum(answer["meta_info"].get(ACCEPTANCE[0], 0) for answer in found) > SAMPLES / 20
+    assert sum(answer["meta_info"].get(ACCEPTANCE[0], 0) for answer in found) > SAMPLES / 100
 
     @cache
     def row(outputs: tuple[int, ...]) -> np.ndarray:
