@@ -20,8 +20,11 @@ LOCK_SECONDS = 1800
 """How long to wait for another installation of packages on this machine."""
 APT_LISTS = Path("/var/lib/apt/lists/lock")
 """What `apt-get update` locks; held by another, it gives up at once, whatever its options are."""
-FLAGS = re.compile("-[hlqsvx]+$")
-"""Options of pytest that take no value."""
+VALUED = re.compile(
+    "-[A-Za-z]*[Wckmnopr]$|--(basetemp|capture|color|confcutdir|deselect|dist|durations|ignore"
+    "|ignore-glob|import-mode|junit-xml|junitxml|log-[a-z-]+|maxfail|override-ini|rootdir|tb|tx)$"
+)
+"""Options of pytest whose value is the next word."""
 ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -83,10 +86,10 @@ def needed(arguments: list[str]) -> Sequence[Tools]:
 def test_paths(arguments: list[str]) -> list[Path]:
     """The files and folders among arguments of pytest, whether or not they exist.
 
-    A word after an option counts as its value, unless all the options can be is `FLAGS`.
+    The word after an option that is `VALUED` is its value.
     """
     pairs = zip(["", *arguments], arguments, strict=False)
-    words = [word for before, word in pairs if not before.startswith("-") or FLAGS.match(before)]
+    words = [word for before, word in pairs if not VALUED.match(before)]
     return [ROOT / word.partition("::")[0] for word in words if not word.startswith("-")]
 
 

@@ -168,6 +168,10 @@ def test_split_flavour(arguments: list[str], flavour: str | None, rest: list[str
         (["-k", "tests/unit"], "full", ["-k", "tests/unit"]),
         (["tests/unit", "-k", "quick"], "named", ["tests/unit", "-k", "quick"]),
         (["-xq", "tests/unit/test_a.py::b"], "named", ["-xq", "tests/unit/test_a.py::b"]),
+        (["-n0", "--pdb", "tests/unit"], "named", ["-n0", "--pdb", "tests/unit"]),
+        (["--tb=short", "tests/unit"], "named", ["--tb=short", "tests/unit"]),
+        (["-n", "0", "--lf", "tests/unit"], "named", ["-n", "0", "--lf", "tests/unit"]),
+        (["--ignore", "tests/server"], "full", ["--ignore", "tests/server"]),
     ],
 )
 def test_split_mode(arguments: list[str], mode: str, rest: list[str]) -> None:
@@ -601,7 +605,7 @@ def test_a_package_that_there_is_not_keeps_no_other_away(debian: Debian) -> None
         (["tests/unit", "tests/deploy"], True, True),
         (["tests/server/test_modes.py::test_a", "-x"], False, False),
         (["-x", "tests/server/test_modes.py"], False, False),
-        (["--ignore", "tests/server"], True, True),  # it might be the value of --ignore
+        (["--ignore", "tests/server"], True, True),  # the value of --ignore
         (["tests/deploy/test_report_page.py"], False, True),
         (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True, False),
     ],
