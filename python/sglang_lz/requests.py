@@ -16,7 +16,7 @@ from sglang_lz.params import FIELDS, FieldError, LZParams, description, json_sch
 from sglang_lz.support import unsupported_modes
 
 if TYPE_CHECKING:
-    from sglang.srt.sampling.sampling_params import SamplingParams
+    pass
 
 FIELDS_TEXT = " ".join(f"`{name}`: {description(name)}" for name in FIELDS)
 
@@ -70,16 +70,6 @@ def without_lz_fields(body: Any) -> Any:
     if isinstance(params, list):
         return {**body, "sampling_params": [_without(item) for item in params]}
     return {**body, "sampling_params": _without(params)} if params is not None else body
-
-
-def make_sampling_params(**fields: Any) -> SamplingParams:
-    """Upstream's SamplingParams of a request whose fields may include those of the LZ penalty.
-
-    Those are left out here. `admit` reads them.
-    """
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    return SamplingParams(**other_fields(fields))
 
 
 def admit(

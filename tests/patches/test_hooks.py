@@ -29,7 +29,7 @@ NOT_CALLS = {
     "LZFields",  # base classes
     "LZFieldsInOptions",
     "LZParams",  # a field's type
-    "make_sampling_params",  # without it the LZ fields raise a TypeError
+    "other_fields",  # without it the LZ fields raise a TypeError
     "gate",  # a module, of which a route's dependency and `check_json` are called
     "resent_fields",  # without it the prefill server sees a request of its own defaults
     "check_server",  # which does the checking

@@ -93,6 +93,10 @@ class TestAdmission:
     ) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
         from sglang.srt.managers.tokenizer_manager import TokenizerManager
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        class Plugins(SamplingParams):
+            """What a plugin may put in its place."""
 
         def refuse(params: Any, requested: Any, **facts: Any) -> None:
             raise ValueError(params.temperature, params.lz_params, requested, facts)
@@ -100,7 +104,7 @@ class TestAdmission:
         monkeypatch.setattr(ADMIT, refuse)
         manager = SimpleNamespace(
             preferred_sampling_params={"lz_penalty": 1.0, "temperature": 0.5},
-            sampling_params_class=requests.make_sampling_params,
+            sampling_params_class=Plugins,
             tokenizer=None,
             model_config=SimpleNamespace(vocab_size=8, is_encoder_decoder=True),
         )
@@ -180,7 +184,7 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
         setattr(req, name, None)
     payload = req.build_rebootstrap_payload()
-    assert lz_part(payload["sampling_params"]) == LZ
+    assert lz_part(payload["sampling_params"]) == LZParams.parse(LZ, 8192).request_fields()
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
     req.sampling_params.lz_params = None
     assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == {"lz_penalty": 0}

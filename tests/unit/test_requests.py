@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
 from sglang_lz.params import LZParams
@@ -15,7 +16,7 @@ def admit(
     model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any
 ) -> LZParams | None:
     """The penalty with which a request's sampling parameters reach the scheduler."""
-    params = requests.make_sampling_params(**fields)
+    params = SamplingParams(**requests.other_fields(fields))
     requests.admit(
         params,
         fields,
