@@ -137,6 +137,8 @@ class Background:
             grace: seconds from the SIGTERM to the SIGKILL; by default those given at the start.
         """
         grace = self._grace if grace is None else grace
+        if self.poll() is not None:
+            grace = 0.0  # nobody is left who could end the others
         if grace > 0:
             # The leader alone: SGLang's ends its children, and takes one that ends before it for
             # a crash.

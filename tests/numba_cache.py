@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
+KEPT = 3
+"""Folders of earlier states: switching between branches compiles nothing anew."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -20,4 +23,10 @@ def use_own_folder(root: Path = ROOT) -> None:
     if spec and spec.origin and Path(spec.origin).parent == package:
         sources = sorted([*package.glob("*.py"), *package.glob("kernels/*.py")])
         state = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
-        os.environ["NUMBA_CACHE_DIR"] = str(root / ".cache" / "numba" / state[:16])
+        folder = root / ".cache" / "numba" / state[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        *old, _ = sorted(folder.parent.iterdir(), key=lambda other: other.stat().st_mtime)
+        for other in old[:-KEPT]:
+            shutil.rmtree(other, ignore_errors=True)
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)

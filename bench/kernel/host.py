@@ -20,8 +20,8 @@ from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.penalizer import BatchedLZPenalizer
 
 PREFILL = "prefill, a request"
-NOBODY = "decode without the penalty"
-PREFILL_NOBODY = "prefill without the penalty"
+NO_PENALTY = "decode without the penalty"
+PREFILL_NO_PENALTY = "prefill without the penalty"
 BATCHES = (1, 16, 64)
 WINDOWS = (0, 512, 8192)
 POOLS = (4096, 100_000)
@@ -167,7 +167,7 @@ def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[di
         for held in (False, True):
             if held:
                 start(batch_of(pool, range(1, 2), [1, 2, 1], 8))
-            for what, batch in ((NOBODY, decode), (PREFILL_NOBODY, prefill)):
+            for what, batch in ((NO_PENALTY, decode), (PREFILL_NO_PENALTY, prefill)):
                 times = _times(functools.partial(hooks, batch), rounds, 1)
                 words = f"{what}, {'a window held elsewhere' if held else 'no window held'}"
                 yield dict(zip(COLUMNS, (words, DECODING, None, None, rows), strict=False)) | times

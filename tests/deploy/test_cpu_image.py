@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import requests
 
+from bench.processes import free_port
 from bench.repetition.detector import is_degenerate
 from deploy.containers import Podman
-from server.launch import free_port
 
 pytestmark = pytest.mark.xdist_group("containers")
 

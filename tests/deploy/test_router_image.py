@@ -8,8 +8,8 @@ import time
 import pytest
 import requests
 
+from bench.processes import free_port
 from deploy.containers import Podman
-from server.launch import free_port
 
 pytestmark = pytest.mark.xdist_group("containers")
 

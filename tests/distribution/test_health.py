@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.launch import free_port
+from bench.processes import free_port
 
 STATUS = {"/health_generate": 200}
 

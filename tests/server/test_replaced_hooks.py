@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.launch import STARTUP_SECONDS, Config, environment, free_port, model_path
+from bench.processes import free_port
+from server.launch import STARTUP_SECONDS, Config, environment, model_path
 
 PLUGIN = """\
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType

@@ -85,7 +85,7 @@ def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, 
     return bool(abs(row[pair[0]] - row[pair[1]]) < TOLERANCE)
 
 
-SAMPLES = 500
+SAMPLES = 1000
 LENGTH = 4  # the first token comes from prefill, the others from verification
 TOP_K = 3
 # P(X >= k + 2 sqrt(k x) + 2 x) <= exp(-x) for a chi-squared X of k degrees (Laurent and Massart):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from server.launch import free_port
+from bench.processes import free_port
 
 STARTUP_SECONDS = 600
 

@@ -236,7 +236,7 @@ def test_what_the_host_does_has_a_row_for_each_case() -> None:
     idle = {row["what"] for row in rows} - {host.PREFILL}
     assert idle == {
         f"{what}, {held}"
-        for what in (host.NOBODY, host.PREFILL_NOBODY)
+        for what in (host.NO_PENALTY, host.PREFILL_NO_PENALTY)
         for held in ("no window held", "a window held elsewhere")
     }
     assert {row["seen"] for row in rows if row["what"] == host.PREFILL} == {0, 512}
