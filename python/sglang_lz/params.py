@@ -63,8 +63,7 @@ class LZParams:
     penalty: float = _field(
         0.0,
         number(0, 10.0),
-        "strength, in nats per bit, of the penalty on tokens that an LZ77 compressor of the recent "
-        "tokens would predict; 0 is off, start at 0.15",
+        "strength of the LZ penalty, in nats per bit of codelength; 0 is off, start at 0.15",
     )
     window_size: int = _field(
         DEFAULT_WINDOW_SIZE,
@@ -74,7 +73,7 @@ class LZParams:
     buffer_size: int = _field(
         32,
         integer(1, "lz_window_size"),
-        "the longest match that counts for the LZ penalty, in tokens",
+        "the longest match that counts, in tokens",
     )
     include_prompt: bool = _field(
         False,
@@ -84,8 +83,8 @@ class LZParams:
     cost: str = _field(
         "marginal",
         choice("marginal", "rate"),
-        "how the LZ penalty prices a token: `marginal` is the change in codelength, `rate` the "
-        "bits per token of its match",
+        "the price of a token: `marginal` is the change in codelength, `rate` the bits per token "
+        "of its match",
     )
 
     @classmethod

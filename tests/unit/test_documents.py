@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 from functools import cache
@@ -14,7 +15,7 @@ import pytest
 from bench.overlap.__main__ import markdown
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
-from sglang_lz.params import markdown_table
+from sglang_lz.params import LZParams, markdown_table
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/sglang_lz"
@@ -125,6 +126,14 @@ def test_contributing_shows_the_whole_change() -> None:
 
 def test_readme_explains_every_field() -> None:
     assert f"\n\n{markdown_table()}\n" in (ROOT / "README.md").read_text()
+
+
+def test_spec_defines_every_field_and_its_default() -> None:
+    rows = re.findall(
+        r"^\| `(lz_\w+)` \|.*?\| (\S+?),? .*\|$", (ROOT / "docs/SPEC.md").read_text(), re.M
+    )
+    defaults = {f"lz_{field.name}": field.default for field in dataclasses.fields(LZParams)}
+    assert {name: json.loads(default) for name, default in rows} == defaults
 
 
 def cells(name: str) -> dict[tuple[str, float], dict[str, Any]]:
