@@ -1,6 +1,6 @@
 """The LZ penalty computed slowly and plainly: what the tests compare the product with.
 
-An independent reading of docs/SPEC.md, sections 1, 2 and 4. It shares no code with `sglang_lz`,
+An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9. It shares no code with `sglang_lz`,
 uses Python lists and loops wherever the meaning lives, and numpy only to carry vectors of logprobs.
 Never make it clever: its worth is that a reader can check it against the page line by line.
 """
@@ -53,10 +53,52 @@ def match_lengths(h: Sequence[int], buffer: int) -> list[int]:
     return lengths
 
 
+def run_lengths(x: Sequence[int], window: int) -> dict[int, int]:
+    """run_k of every period k below the window (docs/SPEC.md section 9).
+
+    Args:
+        x: the visible history, oldest first; runs reach past the window.
+        window: W.
+    """
+    runs = {}
+    for k in range(1, window):
+        r = 0
+        while r < 32767 and len(x) - 1 - r - k >= 0 and x[len(x) - 1 - r] == x[len(x) - 1 - r - k]:
+            r += 1
+        runs[k] = r
+    return runs
+
+
+def copies(x: Sequence[int], window: int) -> dict[int, int]:
+    """c_p by the distance of p: how many copies of a loop p goes on with (section 9)."""
+    return {k: r // k if r >= 16 else 0 for k, r in run_lengths(x, window).items()}
+
+
+def is_reached(
+    prompt: Sequence[int], outputs: Sequence[int], include_prompt: bool, window: int, onset: int
+) -> bool:
+    """Whether the onset was reached at a sampled position up to this one (section 9).
+
+    Args:
+        prompt: ids of the request's prompt.
+        outputs: ids sampled so far; a draft tree's node counts with its own path.
+        include_prompt: the request's `lz_include_prompt`.
+        window: W.
+        onset: n, the request's `lz_onset`.
+    """
+    if onset == 0:
+        return True
+    for sampled in range(len(outputs) + 1):
+        x = visible_history(prompt, outputs[:sampled], include_prompt)
+        if max(copies(x, window).values(), default=0) >= onset:
+            return True
+    return False
+
+
 def delta_bits(
-    history: Sequence[int], vocab_size: int, window: int, buffer: int, cost: str
+    history: Sequence[int], vocab_size: int, window: int, buffer: int, cost: str, *, onset: int = 0
 ) -> list[float]:
-    """Delta(a), the cost in bits of every next token a (docs/SPEC.md section 2).
+    """Delta(a), the cost in bits of every next token a (docs/SPEC.md sections 2 and 9).
 
     Args:
         history: every token that the penalty may see, oldest first. Ids outside [0, vocab_size)
@@ -65,6 +107,7 @@ def delta_bits(
         window: W; only the newest W tokens of the history are seen.
         buffer: B.
         cost: "marginal" or "rate".
+        onset: n, which is reached; what goes on with a loop saves more with every copy.
 
     Returns:
         V floats, none above log2(V).
@@ -88,6 +131,7 @@ def delta_bits(
         if length > longest or (length == longest and length >= 1):  # the later j is the nearer
             longest, nearest = length, distance
 
+    loops = copies(history, window) if onset else {}
     for p, token in enumerate(h):
         if not 0 <= token < vocab_size:
             continue
@@ -99,7 +143,8 @@ def delta_bits(
             bits = math.log2((longest + 1) * distance) - math.log2(longest * nearest) - 1
         else:
             bits = math.log2(distance)
-        delta[token] = min(delta[token], bits)
+        grown = max(1, loops.get(distance, 0) - onset + 1)
+        delta[token] = min(delta[token], literal - grown * (literal - bits))
     return delta
 
 
@@ -117,6 +162,7 @@ def expected_logprobs(
     window: int,
     buffer: int,
     cost: str,
+    onset: int = 0,
     temperature: float = 1.0,
 ) -> Logprobs:
     """log_softmax((base + alpha * Delta) / temperature) (docs/SPEC.md sections 2 and 7).
@@ -128,7 +174,10 @@ def expected_logprobs(
         window: W.
         buffer: B.
         cost: "marginal" or "rate".
+        onset: n, which is reached.
         temperature: what the sampler divides by; 1 for greedy requests.
     """
-    delta = np.array(delta_bits(history, len(base), window, buffer, cost), dtype=np.float64)
+    delta = np.array(
+        delta_bits(history, len(base), window, buffer, cost, onset=onset), dtype=np.float64
+    )
     return log_softmax((base + alpha * delta) / temperature)

@@ -86,6 +86,12 @@ class LZParams:
         "the price of a token: `marginal` is the change in codelength, `rate` the bits per token "
         "of its match",
     )
+    onset: int = _field(
+        0,
+        integer(0, 64),
+        "copies of a loop to wait for, beside the first; then the LZ penalty stays on and grows "
+        "with each copy",
+    )
 
     @classmethod
     def parse(

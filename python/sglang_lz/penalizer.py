@@ -32,22 +32,26 @@ class History(NamedTuple):
     """What a request row's window begins with.
 
     Attributes:
-        tokens: those that the window sees, oldest first.
+        tokens: the visible ones, oldest first; of a request that is always on, its window's.
+        sampled: how many of them came before the first sampled one.
         end: how many tokens the request has so far, unseen ones included.
         first_visible: the position of its first token that may be seen.
         penalty: alpha, in nats per bit.
         window_size: W, in tokens.
         buffer_size: B, in tokens.
         is_rate: whether it is priced by the `rate` cost.
+        onset: n, in copies; 0 for always on.
     """
 
     tokens: Sequence[int]
+    sampled: int
     end: int
     first_visible: int
     penalty: float
     window_size: int
     buffer_size: int
     is_rate: bool
+    onset: int
 
 
 @dataclass(slots=True)
@@ -277,13 +281,15 @@ def _seed(rows: NDArray[np.int64], histories: Sequence[History]) -> Seed:
         ends.append(len(tokens))
     # In the order of the columns of `WindowState.params`.
     params: list[tuple[float, ...]] = [
-        (h.penalty, h.window_size, h.buffer_size, h.first_visible, h.is_rate) for h in histories
+        (h.penalty, h.window_size, h.buffer_size, h.first_visible, h.is_rate, h.onset)
+        for h in histories
     ]
     return Seed(
         rows=rows,
         position=np.array([*(h.end for h in histories), *[0] * given_up], dtype=np.int64) - 1,
         end=np.array([*ends, *[len(tokens)] * given_up], dtype=np.int64),
         history=np.array(tokens, dtype=np.int64),
+        sampled=np.array([*(h.sampled for h in histories), *[0] * given_up], dtype=np.int64),
         params=np.array([*params, *[(0.0,) * PARAMS] * given_up], dtype=np.float32),
     )
 

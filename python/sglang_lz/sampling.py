@@ -203,15 +203,18 @@ def _history(req: Req, end: int) -> History:
     """
     lz: LZParams = req.sampling_params.lz_params
     first = 0 if lz.include_prompt else len(req.origin_input_ids)
-    start = max(first, end - lz.window_size)
+    # What is always on needs no run that reaches past its window.
+    start = first if lz.onset else max(first, end - lz.window_size)
     return History(
         req.full_untruncated_fill_ids[start:end] if start < end else (),
+        max(len(req.origin_input_ids) - start, 0),
         end,
         first,
         lz.penalty,
         lz.window_size,
         lz.buffer_size,
         lz.cost == "rate",
+        lz.onset,
     )
 
 

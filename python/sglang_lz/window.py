@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # The columns of `WindowState.params`.
-PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE = range(5)
-PARAMS = 5
+PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE, ONSET = range(6)
+PARAMS = 6
+
+SHORTEST_LOOP = 16
+"""A run of fewer tokens is no loop (docs/SPEC.md section 9)."""
+LONGEST_RUN = 32767
+"""Runs saturate there."""
 
 
 def bytes_of_row(capacity: int) -> int:
     """Device memory of a request row, in bytes, with windows of at most `capacity` tokens."""
-    token, match, param = torch.int32.itemsize, torch.int16.itemsize, torch.float32.itemsize
-    return capacity * (token + match) + PARAMS * param
+    token, run, param = torch.int32.itemsize, torch.int16.itemsize, torch.float32.itemsize
+    return capacity * (token + run) + PARAMS * param
 
 
 @dataclass(slots=True)
@@ -30,7 +35,10 @@ class Seed:
         rows: request rows, int64 [rows], distinct.
         position: where the newest token of each stands, int64 [rows].
         end: where its tokens end in `history`, int64 [rows].
-        history: the seen tokens of all rows, one row after the other, oldest first, int64.
+        history: the visible tokens of all rows, one row after the other, oldest first, int64. Of a
+            row that is always on, those of its window are enough.
+        sampled: how many tokens of each row's history came before its first sampled one, int64
+            [rows].
         params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to give a row up.
     """
 
@@ -38,22 +46,24 @@ class Seed:
     position: NDArray[np.int64]
     end: NDArray[np.int64]
     history: NDArray[np.int64]
+    sampled: NDArray[np.int64]
     params: NDArray[np.float32]
 
 
 class WindowState:
-    """Tokens, match lengths and parameters of each request row; rows never move when a batch does.
+    """Tokens, run lengths and parameters of each request row; rows never move when a batch does.
 
     The position of the newest token (0-based, prompt included) is an argument of each step.
 
     Attributes:
         capacity: the largest window, in tokens.
         tokens: the token of position p in column p % capacity, int32 [rows, capacity].
-        match: the match length of the source at distance k + 1 in column k, int16 [rows, capacity];
-            past the seen columns it holds what an earlier window left.
+        run: the run length of period k in column k (docs/SPEC.md section 9), int16 [rows,
+            capacity]; the match length of the source there is that run, as far as buffer and
+            window reach. Column 0 and those past the visible tokens hold anything.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
-            1 for the `rate` cost. A row whose penalty is 0 is skipped. (Positions below 2**24 are
-            exact.)
+            1 for the `rate` cost, and the onset, negative once it is reached. A row whose penalty
+            is 0 is skipped. (Positions below 2**24 are exact.)
         arrays: these three as numpy sees them; none on a device.
     """
 
@@ -64,7 +74,7 @@ class WindowState:
         self.capacity = capacity
         where: dict[str, Any] = {"device": device, "pin_memory": pinned}
         self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, **where)
-        self.match = torch.zeros(rows, capacity, dtype=torch.int16, **where)
+        self.run = torch.zeros(rows, capacity, dtype=torch.int16, **where)
         self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, **where)
-        tensors = (self.tokens, self.match, self.params)
+        tensors = (self.tokens, self.run, self.params)
         self.arrays = tuple(map(torch.Tensor.numpy, tensors)) if self.tokens.is_cpu else ()

@@ -25,7 +25,7 @@ POINTERS = {
         ("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"), "*i64"
     ),
     **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
-    "match_ptr": "*i16",
+    "run_ptr": "*i16",
     **dict.fromkeys(("params_ptr", "logits_ptr"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

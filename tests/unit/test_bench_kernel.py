@@ -21,7 +21,7 @@ from bench.kernel.inputs import (
     path_to_root,
     touched_bytes,
 )
-from bench.kernel.names import COPY, DENSE, DRY, EMPTY, OURS, REFERENCE, UPSTREAM
+from bench.kernel.names import COPY, DENSE, DRY, EMPTY, ONSET_2, OURS, REFERENCE, UPSTREAM
 from sglang_lz.kernels import cpu as cpu_kernels
 from sglang_lz.reference import steps as reference
 
@@ -177,7 +177,7 @@ def test_a_case_gives_a_row_for_each_implementation() -> None:
     bench = cases.Bench(CPU, effort, quick=True)
     case = Case(rows=2, vocab=VOCAB, window=16, buffer=4)
     rows = list(bench.measure(case))
-    names = [OURS, REFERENCE, DENSE, UPSTREAM, DRY, COPY]
+    names = [OURS, ONSET_2, REFERENCE, DENSE, UPSTREAM, DRY, COPY]
     assert [row["implementation"] for row in rows] == names
     assert all(set(row) == set(cases.COLUMNS) for row in rows)
     assert all(row["median_us"] > 0 for row in rows)
@@ -251,8 +251,8 @@ def test_a_measured_prefill_fills_the_windows(seen: int) -> None:
         host.start(host.batch_of(pool, range(1, 3), tokens, seen))
     state = pool.lz_penalizer.state
     assert state.params[:, 0].tolist() == pytest.approx([0, 0.15, 0.15, 0])
-    expected = [0, *oracle.match_lengths(tokens[-seen:], 5)[::-1]] if seen else []
-    assert state.match[2, :seen].tolist() == expected
+    runs = [0, *oracle.run_lengths(tokens[-seen:], seen).values()] if seen else []
+    assert state.run[2, :seen].tolist() == runs
 
 
 def test_targets_of_a_request_s_start_are_for_one_and_for_many() -> None:

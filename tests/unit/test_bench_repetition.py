@@ -184,6 +184,7 @@ class TestGrid:
             ("none", ["none"]),
             ("lz_penalty=0.15,lz_cost=marginal", ["lz 0.15"]),
             ("lz_penalty=0.150,lz_cost=rate", ["lz rate 0.15"]),
+            ("lz_penalty=0.15,lz_onset=2", ["lz 0.15, onset 2"]),
             ("repetition_penalty=1.2", ["repetition 1.2"]),
             (
                 "lz_penalty=0.2,lz_cost=marginal,lz_window_size=64,lz_include_prompt=true",

@@ -76,10 +76,10 @@ def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
     seen = history[-window:]
     newest_first = torch.zeros(1, WIDTH, dtype=torch.int32)
     newest_first[0, : len(seen)] = torch.tensor(seen[::-1])
-    length = torch.tensor([len(seen)])
-    match = codelength.match_lengths(newest_first, length, torch.tensor([buffer])).to(torch.int16)
-    params = torch.tensor([[0.15, window, buffer, 0, 0]])
-    before = WindowView(newest_first, match, length, params)
+    run = codelength.run_lengths(torch.tensor(history, dtype=torch.int64), window)
+    run = torch.nn.functional.pad(run, (0, WIDTH - window)).to(torch.int16)[None]
+    params = torch.tensor([[0.15, window, buffer, 0, 0, 0]])
+    before = WindowView(newest_first, run, torch.tensor([len(history)]), params)
     tokens = drafts[: len(parent)]
     depth = max(len(path(parent, node)) for node in range(len(parent))) + 1 + spare
 

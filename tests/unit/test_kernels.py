@@ -6,11 +6,12 @@ both in test_penalizer.py.
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from device import DEVICE
-from oracle import match_lengths
+from oracle import run_lengths
 from sglang_lz.kernels import cpu as cpu_kernels
 from sglang_lz.kernels import warm_up
 from sglang_lz.reference import steps as reference
@@ -52,32 +53,43 @@ def seed_of(
 ) -> Seed:
     """The seed that gives these rows these histories; params of zeros give a row up."""
     seen = [
-        list(history[max(int(first), len(history) - int(window)) :]) if window else []
-        for history, (_, window, _, first, _) in zip(histories, params, strict=True)
+        list(history[int(first) if onset else max(int(first), len(history) - int(window)) :])
+        if window
+        else []
+        for history, (_, window, _, first, _, onset) in zip(histories, params, strict=True)
     ]
     return Seed(
         rows=np.array(rows),
         position=np.array([len(history) - 1 for history in histories]),
         end=np.cumsum([len(tokens) for tokens in seen]),
         history=np.array([token for tokens in seen for token in tokens], dtype=np.int64),
+        sampled=np.array([len(tokens) // 2 for tokens in seen]),
         params=np.array(params, dtype=np.float32),
     )
 
 
+def looping(rng: random.Random, length: int, token: Callable[[], int]) -> list[int]:
+    """A text of random tokens that now and then goes round."""
+    text: list[int] = []
+    while len(text) < length:
+        text += [token() for _ in range(rng.randint(1, 4))] * rng.choice([1, 1, 5, 20])
+    return text[:length]
+
+
 def on_device(state: WindowState) -> WindowState:
     copy = WindowState(len(state.tokens), state.capacity, DEVICE)
-    for name in ("tokens", "match", "params"):
+    for name in ("tokens", "run", "params"):
         getattr(copy, name).copy_(getattr(state, name))
     return copy
 
 
 def assert_same(expected: WindowState, got: WindowState, lengths: dict[int, int]) -> None:
-    """Every row's newest tokens, so many as `lengths` says, and the matches of its window."""
+    """Every row's newest tokens, so many as `lengths` says, and the runs of its window."""
     torch.testing.assert_close(got.params.cpu(), expected.params)
     torch.testing.assert_close(got.tokens.cpu(), expected.tokens)
     for row, length in lengths.items():
         seen = max(0, min(length - int(expected.params[row, 3]), int(expected.params[row, 1])))
-        torch.testing.assert_close(got.match[row, :seen].cpu(), expected.match[row, :seen])
+        torch.testing.assert_close(got.run[row, 1:seen].cpu(), expected.run[row, 1:seen])
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -87,7 +99,8 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 def random_params(rng: random.Random, capacity: int, length: int) -> tuple[float, ...]:
     window = rng.randint(1, capacity)
     buffer, first = rng.randint(1, window), rng.randint(0, length)
-    return rng.choice([0.0, 0.15, 2.0]), window, buffer, first, rng.randrange(2)
+    onset = rng.choice([0, 1, 2, 4])
+    return rng.choice([0.0, 0.15, 2.0]), window, buffer, first, rng.randrange(2), onset
 
 
 def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
@@ -110,14 +123,15 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
     device_state = on_device(state)
     for _ in range(40):
         taken = rng.sample(range(rows), rng.randint(1, rows))
-        histories = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in taken]
+        token = functools.partial(rng.randrange, 3)
+        histories = [looping(rng, rng.randint(1, 90), token) for _ in taken]
         params = [random_params(rng, capacity, len(history)) for history in histories]
         given_up = rng.random() < 0.3
         if given_up:
             params[-1] = (0.0,) * PARAMS
         if rng.random() < 0.3:  # nothing is seen of any
             params = [
-                (*given[:3], len(history), given[4])
+                (*given[:3], len(history), *given[4:])
                 for given, history in zip(params, histories, strict=True)
             ]
         seed = seed_of(taken, histories, params)
@@ -129,18 +143,22 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
             seen = min(window, max(0, len(history) - first))
             slot = (len(history) - 1 - torch.arange(seen)) % capacity
             assert device_state.tokens[row, slot].tolist() == state.tokens[row, slot].tolist()
-            assert device_state.match[row, :seen].tolist() == state.match[row, :seen].tolist()
+            assert device_state.run[row, 1:seen].tolist() == state.run[row, 1:seen].tolist()
 
 
-def test_the_match_lengths_of_a_history_equal_the_definition() -> None:
+def test_the_run_lengths_of_a_history_equal_the_definition() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        history = [rng.randrange(2) for _ in range(rng.randint(1, 40))]
-        buffer = rng.randint(1, 40)
-        got = np.full(40, -1, dtype=np.int16)
-        cpu_kernels._match_lengths(np.array(history), buffer, got)
-        expected = [0, *match_lengths(history, buffer)[::-1]]
-        assert got[: len(history)].tolist() == expected[: len(history)]
+        history = looping(rng, rng.randint(1, 60), functools.partial(rng.randrange, 2))
+        got = np.full(rng.randint(1, 70), -1, dtype=np.int16)
+        cpu_kernels._run_lengths(np.array(history), got)
+        assert got.tolist() == [0, *run_lengths(history, len(got)).values()]
+
+
+def test_runs_saturate() -> None:
+    got = np.zeros(5, dtype=np.int16)
+    cpu_kernels._run_lengths(np.array([1, 2] * 20_000), got)
+    assert got.tolist() == [0, 0, 32767, 0, 32767]
 
 
 def test_the_longest_loop_is_matched_in_linear_time() -> None:
@@ -153,10 +171,10 @@ def test_the_longest_loop_is_matched_in_linear_time() -> None:
             Counted.reads += 1
             return super().__getitem__(index)
 
-    match = np.zeros(8192, dtype=np.int16)
-    cpu_kernels._match_lengths.py_func(Counted([7] * 8192), 8192, match)
-    assert match[1] == 8191
-    assert Counted.reads < 10 * 8192
+    run = np.zeros(8192, dtype=np.int16)
+    cpu_kernels._run_lengths.py_func(Counted([7] * 50_000), run)
+    assert run[1] == 32767
+    assert Counted.reads < 3 * 50_000
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -170,7 +188,7 @@ def test_steps_and_draft_trees_equal_the_torch_operators(
     torch.manual_seed(seed)
     capacity, vocab = rng.choice([1, 2, 7, 16, 33, 200]), rng.choice([1, 6, 40])
     token = lambda: rng.randint(-1, vocab)  # noqa: E731  both ends are outside the vocabulary
-    histories = [[token() for _ in range(rng.randint(1, 2 * capacity))] for _ in range(4)]
+    histories = [looping(rng, rng.randint(1, 2 * capacity + 40), token) for _ in range(4)]
     params = [random_params(rng, capacity, len(history)) for history in histories]
     state = window_state(capacity, histories, params)
     device_state = on_device(state)
@@ -275,7 +293,7 @@ def test_long_windows_of_the_worst_kinds(
     """Everything is a duplicate, nothing is; every match reaches the buffer's end, none does."""
     length, vocab = window + 100, window + 200
     history = [LONG[case](t) for t in range(length)]
-    params = [(0.15, window, buffer, 0, rate) for buffer in (32, window) for rate in (0, 1)]
+    params = [(0.15, window, buffer, 0, rate, 0) for buffer in (32, window) for rate in (0, 1)]
     state = window_state(window, [history] * 4, params)
     device_state = on_device(state)
     logits = torch.randn(4, vocab)
@@ -296,7 +314,7 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     rng = random.Random(0)
     rows, window = (64, 512) if ON_GPU else (3, 60)
     histories = [[rng.randrange(9) for _ in range(window + 9)] for _ in range(rows)]
-    state = on_device(window_state(window, histories, [(0.15, window, 32, 0, 0)] * rows))
+    state = on_device(window_state(window, histories, [(0.15, window, 32, 0, 0, 0)] * rows))
     logits = torch.randn(rows, 40)
     tensors = {
         "request_rows": torch.arange(1, rows + 1),
@@ -313,7 +331,7 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
 
 def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
     """What stands in padding must not hang a GPU."""
-    state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0)]))
+    state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])
     tensors = {
         "request_rows": torch.tensor([1]),
@@ -336,9 +354,9 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SLS",  # read all, lower the logits, keep the matches and the newest token
+    "_step": "L+BA+SSLS",  # read all, lower the logits, keep runs, onset and the newest token
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
-    "_accept": "L+BSLS",  # read all, keep the matches and the path
+    "_accept": "L+BSSLS",  # read all, keep runs, onset and the path
 }
 
 

@@ -59,6 +59,7 @@ WRONG = [
     ("lz_buffer_size", [0, -1, 33, 2.0, True, "8"]),
     ("lz_include_prompt", [0, 1, "true", "yes", []]),
     ("lz_cost", ["", "Marginal", "x", 1, True, ["rate"]]),
+    ("lz_onset", [-1, 65, 2.0, True, "2", [2]]),
 ]
 
 
@@ -74,6 +75,7 @@ def test_a_wrong_value_is_refused_by_name_value_and_range(field: str, value: obj
         "lz_buffer_size": "[1, 32]",
         "lz_include_prompt": "true or false",
         "lz_cost": '"marginal" or "rate"',
+        "lz_onset": "[0, 64]",
     }
     assert ranges[field] in message
     assert len(message) < 250
@@ -99,6 +101,7 @@ def test_anything_is_either_refused_or_within_its_range(
     assert 1 <= params.buffer_size <= params.window_size <= maximum
     assert type(params.include_prompt) is bool
     assert params.cost in ("marginal", "rate")
+    assert 0 <= params.onset <= 64
 
 
 @pytest.mark.parametrize("value", [0, -1, 8193, True, "512", 512.0, None])

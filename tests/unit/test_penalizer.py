@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
-from oracle import COSTS, delta_bits, visible_history
+from oracle import COSTS, delta_bits, is_reached, visible_history
 from sglang_lz import kernels, penalizer, sampling
 from sglang_lz.params import LZParams
 from sglang_lz.window import WindowState
@@ -85,6 +85,8 @@ class Request:
     origin_input_ids: array[int]
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     flying: list[int] = field(default_factory=list)
+    period: int | None = None
+    """It goes round in a loop of so many tokens."""
     row: int | None = None
     extend_end: int = 0
 
@@ -96,6 +98,12 @@ class Request:
     @property
     def full_untruncated_fill_ids(self) -> array[int]:
         return self.origin_input_ids + self.output_ids
+
+    def sample(self, scores: torch.Tensor) -> int:
+        """The next token: what goes on with its loop, or the one of the best score."""
+        if self.period is not None and self.period <= len(self.known):
+            return self.known[-self.period] % VOCAB
+        return int(scores.argmax())
 
     def land(self) -> None:
         """What the overlap scheduler does one step late: read the sampled tokens."""
@@ -110,6 +118,7 @@ def request(prompt: list[int], max_new_tokens: int = 64, **lz: object) -> Reques
         "lz_buffer_size": 4,
         "lz_include_prompt": True,
         "lz_cost": "marginal",
+        "lz_onset": 0,
     }
     lz_params = LZParams.parse(fields | lz, MAX_WINDOW)
     params = SimpleNamespace(
@@ -183,8 +192,12 @@ def assert_exact(
 ) -> None:
     lz = req.sampling_params.lz_params or LZParams()
     outputs = [*req.output_ids, *req.flying, *drafted]
-    history = visible_history(list(req.origin_input_ids), outputs, lz.include_prompt)
-    delta = delta_bits(history, VOCAB, lz.window_size, lz.buffer_size, lz.cost)
+    prompt, window, onset = list(req.origin_input_ids), lz.window_size, lz.onset
+    if lz.penalty and not is_reached(prompt, outputs, lz.include_prompt, window, onset):
+        assert torch.equal(before, after)
+        return
+    history = visible_history(prompt, outputs, lz.include_prompt)
+    delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset)
     expected = lz.penalty * (np.array(delta) - np.log2(VOCAB))
     np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
 
@@ -235,6 +248,16 @@ def verify_forward(
     return accepted
 
 
+def draft_the_loop(req: Request, tree: Tree) -> None:
+    """Let a request's tree hold what goes on with its loop."""
+    if req.period is None:
+        return
+    for node in range(1, len(tree.tokens)):
+        text = [*req.known, *(tree.tokens[ancestor] for ancestor in tree.path(node)[1:-1])]
+        if req.period <= len(text):
+            tree.tokens[node] = text[-req.period] % VOCAB
+
+
 lz_params = st.integers(1, MAX_WINDOW).flatmap(
     lambda window: st.fixed_dictionaries(
         {
@@ -243,6 +266,7 @@ lz_params = st.integers(1, MAX_WINDOW).flatmap(
             "lz_buffer_size": st.integers(1, window),
             "lz_include_prompt": st.booleans(),
             "lz_cost": st.sampled_from(COSTS),
+            "lz_onset": st.integers(0, 4),
         }
     )
 )
@@ -268,9 +292,11 @@ class Scheduler(RuleBasedStateMachine):
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
-    @rule(prompt=prompts, lz=lz_params)
-    def arrive(self, prompt: list[int], lz: dict[str, object]) -> None:
-        self.waiting.append(request(prompt, **lz))
+    @rule(prompt=prompts, lz=lz_params, period=st.none() | st.integers(1, MAX_WINDOW))
+    def arrive(self, prompt: list[int], lz: dict[str, object], period: int | None) -> None:
+        req = request(prompt, **lz)
+        req.period = period
+        self.waiting.append(req)
 
     def teardown(self) -> None:
         if hasattr(self, "role"):
@@ -306,7 +332,7 @@ class Scheduler(RuleBasedStateMachine):
         self.running = [*self.running, *admitted]
 
     @precondition(lambda self: self.running)
-    @rule(as_extend=st.booleans(), steps=st.integers(1, 6))
+    @rule(as_extend=st.booleans(), steps=st.integers(1, 20))
     def decode(self, as_extend: bool, steps: int) -> None:
         for _ in range(steps):
             self.step("extend" if as_extend else "decode", [], self.running)
@@ -318,6 +344,8 @@ class Scheduler(RuleBasedStateMachine):
         rng = random.Random(seed)
         for _ in range(steps):
             trees = [Tree.random(rng, req.known[-1], nodes) for req in self.running]
+            for req, tree in zip(self.running, trees, strict=True):
+                draft_the_loop(req, tree)
             accepted = verify_forward(self.pool, self.running, trees, rng)
             for req, tokens in zip(self.running, accepted, strict=True):
                 req.land()
@@ -343,7 +371,7 @@ class Scheduler(RuleBasedStateMachine):
                 continue
             assert_exact(req, before[i], after[i])
             req.land()
-            req.flying = [int((before[i] + after[i]).argmax())]
+            req.flying = [req.sample(before[i] + after[i])]
             if not self.overlap:
                 req.land()
 
@@ -538,7 +566,7 @@ def test_memory_that_is_not_there_ends_the_start_in_one_sentence() -> None:
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory():
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
-    size = MAX_WINDOW * 6 + 20
+    size = MAX_WINDOW * 6 + 24
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
         f"of {size} bytes; CUDA out of memory. Tried to allocate 1.00 GiB.): lower "
@@ -729,8 +757,8 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO"):
         pool = reserved_pool()
     state = pool.lz_penalizer.state
-    each = MAX_WINDOW * 6 + 20
-    taken = state.tokens.nbytes + state.match.nbytes + state.params.nbytes
+    each = MAX_WINDOW * 6 + 24
+    taken = state.tokens.nbytes + state.run.nbytes + state.params.nbytes
     assert taken == (ROWS + 1) * each
     assert [record.getMessage() for record in caplog.records] == [
         f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, reserved"

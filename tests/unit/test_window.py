@@ -7,24 +7,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle import match_lengths
+from oracle import is_reached, match_lengths, run_lengths
 from sglang_lz.reference import steps as reference
 from sglang_lz.reference.window_view import WindowView
-from sglang_lz.window import PARAMS, Seed, WindowState, bytes_of_row
+from sglang_lz.window import ONSET, PARAMS, Seed, WindowState, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)
 
 
-def seed_of(row: int, history: list[int], window: int, buffer: int, first: int) -> Seed:
-    """The seed of one row whose whole history is on the host."""
-    seen = history[max(first, len(history) - window) :]
+def seed_of(  # noqa: PLR0917
+    row: int, history: list[int], window: int, buffer: int, first: int, onset: int = 0,
+    prompt: int = 0,
+) -> Seed:  # fmt: skip
+    """The seed of one row whose whole history is on the host, so much of it a prompt."""
+    start = first if onset else max(first, len(history) - window)
+    seen = history[start:]
     return Seed(
         rows=np.array([row]),
         position=np.array([len(history) - 1]),
         end=np.array([len(seen)]),
         history=np.array(seen, dtype=np.int64),
-        params=np.array([[0.15, window, buffer, first, 0]], dtype=np.float32),
+        sampled=np.array([max(prompt - start, 0)]),
+        params=np.array([[0.15, window, buffer, first, 0, onset]], dtype=np.float32),
     )
 
 
@@ -35,6 +40,7 @@ def append(state: WindowState, rows: torch.Tensor, position: torch.Tensor, token
 
 def assert_view(state: WindowState, row: int, history: list[int], case: tuple[int, int, int]):
     window, buffer, first = case
+    visible = history[first:]
     seen = history[max(first, len(history) - window) :]
     view = WindowView.of(state, torch.tensor([row]), torch.tensor([len(history) - 1]), CAPACITY)
     length = int(view.length[0])
@@ -43,6 +49,9 @@ def assert_view(state: WindowState, row: int, history: list[int], case: tuple[in
     expected = [0, *match_lengths(seen, buffer)[::-1]][:length]
     assert view.match[0, :length].tolist() == expected
     assert not view.match[0, length:].any()
+    if state.params[row, ONSET]:  # what is always on needs no run that reaches past its window
+        runs = [0, *run_lengths(visible, window).values()]
+        assert view.run[0].tolist() == runs + [0] * (CAPACITY - window)
 
 
 @st.composite
@@ -66,6 +75,42 @@ def test_appending_to_the_ring_equals_seeding_at_every_step(
         history.append(token)
         append(state, row, torch.tensor([len(history) - 1]), torch.tensor([token]))
         assert_view(state, 1, history, (window, buffer, first))
+
+
+@given(
+    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    loops=st.lists(
+        st.tuples(st.lists(st.integers(0, 2), max_size=9), st.integers(1, 20)), max_size=3
+    ),
+    case=cases(),
+    onset=st.integers(1, 4),
+    resumed=st.integers(0, 200),
+)
+def test_runs_and_the_onset_after_a_retraction_equal_those_built_step_by_step(
+    prompt: list[int],
+    loops: list[tuple[list[int], int]],
+    case: tuple[int, int, int],
+    onset: int,
+    resumed: int,
+) -> None:
+    """`case[2]` is 0 where the prompt is visible, else it hides all of it."""
+    window, buffer, first = case[0], case[1], len(prompt) if case[2] else 0
+    outputs = [token for text, times in loops for token in text * times]
+    stepped, seeded = WindowState(2, CAPACITY, "cpu"), WindowState(2, CAPACITY, "cpu")
+    reference.seed(stepped, seed_of(1, prompt, window, buffer, first, onset, len(prompt)))
+    for count in range(len(outputs) + 1):
+        history = [*prompt, *outputs[:count]]
+        if count:
+            last = torch.tensor([len(history) - 1])
+            append(stepped, torch.tensor([1]), last, torch.tensor(history[-1:]))
+        assert_view(stepped, 1, history, (window, buffer, first))
+        reached = is_reached(prompt, outputs[:count], first == 0, window, onset)
+        assert stepped.params[1, ONSET] == (-onset if reached else onset)
+        if count == resumed or count == len(outputs):
+            again = seed_of(1, history, window, buffer, first, onset, len(prompt))
+            reference.seed(seeded, again)
+            assert_view(seeded, 1, history, (window, buffer, first))
+            assert torch.equal(seeded.params, stepped.params)
 
 
 @given(
@@ -103,6 +148,6 @@ def test_a_row_given_to_another_request_forgets_its_history() -> None:
 
 def test_the_bytes_of_a_row_are_what_it_takes() -> None:
     state = WindowState(3, CAPACITY, "cpu")
-    taken = sum(tensor.nbytes for tensor in (state.tokens, state.match, state.params))
+    taken = sum(tensor.nbytes for tensor in (state.tokens, state.run, state.params))
     assert 3 * bytes_of_row(CAPACITY) == taken
     assert state.params.shape == (3, PARAMS)

@@ -38,7 +38,7 @@ def warm_up(
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
     no_params = np.zeros((1, PARAMS), dtype=np.float32)
-    kernels.seed(state, Seed(row, position=row - 1, end=row, history=row[:0], params=no_params))
+    kernels.seed(state, Seed(row, row - 1, row, row[:0], row, no_params))
     # Upstream cuts the padding off the vocabulary: numba has other code for such rows.
     shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
     for width, wide in itertools.product({min(DEFAULT_WINDOW_SIZE, capacity), capacity}, shapes):

@@ -19,7 +19,10 @@ from sglang_lz.window import (
     BUFFER_SIZE,
     FIRST_VISIBLE,
     IS_RATE,
+    LONGEST_RUN,
+    ONSET,
     PENALTY,
+    SHORTEST_LOOP,
     WINDOW_SIZE,
     Seed,
     WindowState,
@@ -37,82 +40,125 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 
 @_compiled
-def _match_lengths(history, buffer_size, match):
-    """Write `codelength.match_lengths` of a history, oldest first, in O(history) whatever repeats.
+def _run_lengths(visible, run):
+    """Write the run lengths of a history, oldest first, in O(history + periods) whatever repeats.
 
-    Newest first, a source's match is the longest common prefix of the history and of its part from
-    the source on: the Z-function.
+    Newest first, the run of a period is the longest common prefix of the history and of its part
+    from that column on: the Z-function. Columns past the history get 0.
     """
-    count = len(history)
-    match[:1] = 0
-    start = end = 0  # newest first, the match reaching furthest so far is history[start:end]
-    for source in range(1, count):
-        length = min(end - source, match[source - start]) if source < end else 0
-        while source + length < count and history[-1 - length] == history[-1 - source - length]:
+    count = len(visible)
+    run[:] = 0
+    start = end = 0  # newest first, the run reaching furthest so far is visible[start:end]
+    for period in range(1, min(count, len(run))):
+        length = min(end - period, run[period - start]) if period < end else 0
+        while (
+            length < LONGEST_RUN
+            and period + length < count
+            and visible[-1 - length] == visible[-1 - period - length]
+        ):
             length += 1
-        match[source] = length
-        if source + length > end:
-            start, end = source, source + length
-    for source in range(count):
-        match[source] = min(match[source], buffer_size)
+        run[period] = length
+        if period + length > end:
+            start, end = period, period + length
 
 
 @_compiled
-def _seed(rows, position, end, history, given, tokens, match, params):
+def _is_loop(run, onset):
+    """Whether some period's run holds so many copies (docs/SPEC.md section 9)."""
+    for period in range(1, len(run)):
+        if run[period] >= SHORTEST_LOOP and run[period] >= onset * period:
+            return True
+    return False
+
+
+@_compiled
+def _was_reached(visible, sampled, onset, run):
+    """Whether a loop stood at the end of a prefix from which a token was sampled.
+
+    O(outputs x periods), for a request that is prefilled again. `run` is room for the runs.
+    """
+    _run_lengths(visible[:sampled], run)
+    if _is_loop(run, onset):
+        return True
+    for newest in range(sampled, len(visible)):
+        for period in range(1, min(len(run), newest + 1)):
+            if visible[newest] == visible[newest - period]:
+                run[period] = min(run[period] + 1, LONGEST_RUN)
+            else:
+                run[period] = 0
+        if _is_loop(run, onset):
+            return True
+    return False
+
+
+@_compiled
+def _seed(rows, position, end, history, sampled, given, tokens, run, params):
     capacity = tokens.shape[1]
     start = 0
     for n, row in enumerate(rows):
         own = history[start : end[n]]
         start = end[n]
         slot = position[n] % capacity
-        for newer in range(len(own)):
+        for newer in range(min(len(own), capacity)):
             tokens[row, slot] = own[len(own) - 1 - newer]
             slot = slot - 1 if slot else capacity - 1
-        _match_lengths(own, int(given[n, BUFFER_SIZE]), match[row])
         params[row] = given[n]
+        onset = given[n, ONSET]
+        own_run = run[row, : int(given[n, WINDOW_SIZE])]
+        if onset > 0 and _was_reached(own, sampled[n], onset, own_run):
+            params[row, ONSET] = -onset
+        _run_lengths(own, own_run)
 
 
 @_compiled
-def _advance(path, tokens, match, params, position, window, matched):
-    """Write the seen tokens after a path, newest first, and their match lengths; see
-    `cuda._match_lengths`. `position` is that of the newest token. Returns how many are seen."""
-    seen = position + 1 - int(params[FIRST_VISIBLE])
-    length = max(0, min(seen, int(params[WINDOW_SIZE])))
-    buffer_size = int(params[BUFFER_SIZE])
+def _advance(path, tokens, run, params, position, window, runs):
+    """Write the seen tokens after a path, newest first, and the runs of their periods; see
+    `cuda._runs`. `position` is that of the newest token. Returns how many are seen, and the onset,
+    negative once it is reached."""
+    visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
+    window_size = int(params[WINDOW_SIZE])
+    onset = params[ONSET]
+    window[: len(path)] = path
+    # A token of the path is compared with those a window before it.
+    old = max(min(visible, window_size + max(len(path) - 1, 0)) - len(path), 0)
     slot = (position - len(path)) % len(tokens)
-    for column in range(length):
-        if column < len(path):
-            window[column] = path[column]
-        else:
-            window[column] = tokens[slot]
-            slot = slot - 1 if slot else len(tokens) - 1
-    matched[0] = 0
-    for column in range(1, length):
-        run = 0
-        while run < len(path) and column + run < length and window[column + run] == path[run]:
-            run += 1
-        if run == len(path):
-            run += match[column]
-        matched[column] = min(run, buffer_size, length - column)
-    matched[length] = 0
-    return length
+    unwrapped = min(old, slot + 1)
+    for column in range(unwrapped):
+        window[len(path) + column] = tokens[slot - column]
+    for column in range(old - unwrapped):
+        window[len(path) + unwrapped + column] = tokens[len(tokens) - 1 - column]
+    before = max(min(visible - len(path), window_size), 1)
+    runs[0] = 0
+    runs[1:before] = run[1:before]
+    runs[before : window_size + 1] = 0
+    for newer in range(len(path) - 1, -1, -1):
+        # Slices from 0 on, which the compiler knows to be within bounds.
+        known = min(visible - newer, window_size) - 1
+        newest, older, grown = window[newer], window[newer + 1 :], runs[1:]
+        for column in range(known):
+            longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
+            grown[column] = longer if older[column] == newest else np.int16(0)
+        if onset > 0 and _is_loop(runs[:window_size], onset):
+            onset = -onset
+    return min(visible, window_size), onset
 
 
 @_compiled
-def _lower(logits, window, matched, length, params, lowered):
-    """Lower a row of logits: `codelength.saved_bits` and `codelength.subtract_savings`."""
+def _lower(logits, window, runs, length, params, onset, matched, lowered):
+    """Lower a row of logits by what `cuda` says, unless its onset is still to come."""
+    if onset > 0:
+        return
     vocab_size = len(logits)
     literal = np.float32(np.log2(vocab_size))
+    buffer_size = int(params[BUFFER_SIZE])
     penalty, is_rate = params[PENALTY], params[IS_RATE] != 0
+    for column in range(length + 1):
+        matched[column] = min(runs[column], buffer_size, length - column)
     longest, nearest = 0, 1
     for column in range(length):
         if matched[column] > longest:
             longest, nearest = matched[column], column + 1
     gained = LOG2[longest + 1] - LOG2[max(longest, 1)] - LOG2[nearest] - np.float32(1)
-    # Three passes: all are read before any is lowered, and reads wait for memory side by side.
-    for column in range(length):
-        token = window[column]
-        lowered[column] = logits[token] if 0 <= token < vocab_size else np.float32(0)
     for column in range(length):
         before = matched[column + 1]
         cost = LOG2[column + 1]
@@ -120,7 +166,17 @@ def _lower(logits, window, matched, length, params, lowered):
             cost = (cost + LOG2[before + 1]) / np.float32(before + 1)
         elif longest >= 1 and before == longest:
             cost += gained
-        lowered[column] -= penalty * max(literal - cost, np.float32(0))
+        lowered[column] = penalty * max(literal - cost, np.float32(0))
+    if onset < 0:
+        for column in range(length):
+            if runs[column + 1] >= SHORTEST_LOOP:
+                copies = np.float32(runs[column + 1] // (column + 1))
+                lowered[column] *= max(np.float32(1), copies + onset + np.float32(1))
+    # All logits are read before any is lowered, and reads wait for memory side by side.
+    for column in range(length):
+        token = window[column]
+        if 0 <= token < vocab_size:
+            lowered[column] = logits[token] - lowered[column]
     for column in range(length):
         token = window[column]
         if 0 <= token < vocab_size and lowered[column] < logits[token]:
@@ -129,11 +185,11 @@ def _lower(logits, window, matched, length, params, lowered):
 
 @_compiled
 def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, match, params
+    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params
 ):  # fmt: skip
     capacity = tokens.shape[1]
-    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
-    lowered = np.empty(capacity, np.float32)
+    window, runs = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int16)
+    matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
     for row, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -141,19 +197,28 @@ def _step(
         position = seq_lens[row] - 1
         first = row + offset
         path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
-        length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
-        _lower(logits[row], window, matched, length, own, lowered)
+        length, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
+        _lower(logits[row], window, runs, length, own, onset, matched, lowered)
         if len(path):
-            match[owner, :length] = matched[:length]
-            tokens[owner, position % capacity] = path[0]
+            _keep(path, runs, onset, position, tokens[owner], run[owner], own)
 
 
 @_compiled
-def _verify(logits, request_rows, root, paths, lengths, tokens, match, params):
+def _keep(path, runs, onset, position, tokens, run, params):
+    """Write a window back; arguments as `_advance` takes and makes them."""
+    window_size = int(params[WINDOW_SIZE])
+    run[:window_size] = runs[:window_size]
+    params[ONSET] = onset
+    for newer in range(min(len(path), len(tokens))):
+        tokens[(position - newer) % len(tokens)] = path[newer]
+
+
+@_compiled
+def _verify(logits, request_rows, root, paths, lengths, tokens, run, params):
     capacity = tokens.shape[1]
-    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
-    lowered = np.empty(capacity, np.float32)
-    nodes = paths.shape[1]
+    nodes, depth = paths.shape[1:]
+    window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
+    matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
     for tree, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -161,15 +226,15 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, match, params):
         for node in range(nodes):
             path = paths[tree, node, : lengths[tree, node]]
             position = root[tree] + len(path) - 1
-            length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
-            _lower(logits[tree * nodes + node], window, matched, length, own, lowered)
+            length, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
+            _lower(logits[tree * nodes + node], window, runs, length, own, onset, matched, lowered)
 
 
 @_compiled
-def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, match, params):
+def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params):
     capacity = tokens.shape[1]
-    window, matched = np.empty(capacity, np.int32), np.empty(capacity + 1, np.int16)
-    nodes = paths.shape[1]
+    nodes, depth = paths.shape[1:]
+    window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
     for tree, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -178,15 +243,15 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
         node = accept_index[tree, accepted] - tree * nodes
         path = paths[tree, node, : accepted + 1]
         position = root[tree] + accepted
-        length = _advance(path, tokens[owner], match[owner], own, position, window, matched)
-        match[owner, :length] = matched[:length]
-        for newer in range(min(len(path), capacity)):
-            tokens[owner, (position - newer) % capacity] = path[newer]
+        _, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
+        _keep(path, runs, onset, position, tokens[owner], run[owner], own)
 
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`."""
-    _seed(seed.rows, seed.position, seed.end, seed.history, seed.params, *state.arrays)
+    _seed(
+        seed.rows, seed.position, seed.end, seed.history, seed.sampled, seed.params, *state.arrays
+    )  # fmt: skip
 
 
 def step(

@@ -8,9 +8,13 @@ For every token a that stands in the window of a row (docs/SPEC.md section 2):
     rate       cost[k] = (log2(k + 1) + log2(m[k + 1] + 1)) / (m[k + 1] + 1)
 
 Column k is the token at distance k + 1. m[k + 1] is the length of the match that ends right before
-it, l the longest match of the row, and d the distance of the nearest source that is so long. A step
-makes the new match lengths from the old ones: m'[k] = m[k] + 1, as far as buffer and window reach,
-where column k holds the newest token, else 0.
+it, l the longest match of the row, and d the distance of the nearest source that is so long.
+
+What is kept are runs (section 9): run[k] is how far the newest text repeats what stands k tokens
+before it, and m[k] as much of that as buffer and window hold. A step makes run'[k] = run[k] + 1
+where column k holds the newest token, else 0. With an onset n of 1 or more, logits stay as they
+are until the largest floor(run[k] / k), of runs of 16 or more, has been n once; from then on the
+savings of a column count max(1, floor(run[k + 1] / (k + 1)) - n + 1) times.
 
 One program serves one row of logits. It touches at most W of them, so its cost does not depend on
 the vocabulary; it allocates nothing, waits for nothing, and gives the same bits whenever it runs,
@@ -43,6 +47,9 @@ WINDOW_SIZE = tl.constexpr(window.WINDOW_SIZE)
 BUFFER_SIZE = tl.constexpr(window.BUFFER_SIZE)
 FIRST_VISIBLE = tl.constexpr(window.FIRST_VISIBLE)
 IS_RATE = tl.constexpr(window.IS_RATE)
+ONSET = tl.constexpr(window.ONSET)
+SHORTEST_LOOP = tl.constexpr(window.SHORTEST_LOOP)
+LONGEST_RUN = tl.constexpr(window.LONGEST_RUN)
 
 # Above any column, and with a match length beside it still an int32.
 COLUMNS = tl.constexpr(1 << 14)
@@ -63,28 +70,30 @@ def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
 
 
 @triton.jit
-def _match_lengths(
-    column, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
-):
-    """m of each column after the path. A source that matches all of the path goes on with the match
-    of its predecessor, which stood at the same distance before the path."""
-    before = tl.load(match_ptr + column, mask=column < length, other=0).to(tl.int32)
-    growing = (column >= 1) & (column < length)
-    lengths = tl.full(column.shape, 0, tl.int32)
-    for newer in range(on_path):
+def _runs(
+    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
+):  # fmt: skip
+    """The run of each period after the path, and whether the onset was reached on it."""
+    run = tl.load(
+        run_ptr + period,
+        mask=(period >= 1) & (period < tl.minimum(visible - on_path, window_size)),
+        other=0,
+    ).to(tl.int32)
+    reached = onset < 0
+    for older in range(on_path):
+        newer = on_path - 1 - older
         newest = tl.load(path_ptr + newer).to(tl.int32)
-        seen = growing & (column + newer < length)
-        token = _tokens_at(column + newer, path_ptr, on_path, tokens_ptr, slot, capacity, seen)
-        growing = growing & (token == newest)
-        lengths += growing.to(tl.int32)
-    lengths += tl.where(growing, before, 0)
-    longest = tl.minimum(buffer_size, length - column)
-    return tl.where(column < length, tl.minimum(lengths, longest), 0)
+        known = (period >= 1) & (period < tl.minimum(visible - newer, window_size))
+        token = _tokens_at(period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, known)
+        run = tl.where(known & (token == newest), tl.minimum(run + 1, LONGEST_RUN), 0)
+        is_loop = (run >= SHORTEST_LOOP) & (run >= onset * period)
+        reached = reached | (tl.max(is_loop.to(tl.int32)) > 0)
+    return run, reached
 
 
 @triton.jit
 def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
-    """`codelength.saved_bits` of one row; `matched_before` is that of the column after."""
+    """The saved bits of each column; `matched_before` is the match length of the column after."""
     best = tl.max(matched * COLUMNS + (COLUMNS - 1 - column))
     longest = best // COLUMNS
     nearest = COLUMNS - best % COLUMNS
@@ -103,43 +112,56 @@ def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
 
 @triton.jit
 def _penalise(
-    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, match_ptr, slot,
-    capacity, length, params_ptr, penalty,
+    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
+    capacity, visible, params_ptr, penalty,
 ):  # fmt: skip
-    """Lower one row of logits; returns its match lengths. By then every thread has loaded what it
-    needs of the stored window, so that may be written."""
+    """Lower one row of logits, unless its onset is still to come. Returns its runs and its onset.
+    By then every thread has loaded what it needs of the stored window, so that may be written."""
+    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
     is_rate = tl.load(params_ptr + IS_RATE) != 0
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    run, reached = _runs(
+        column, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
+    )
+    following, _ = _runs(
+        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
+        onset,
+    )  # fmt: skip
+    onset = tl.where(reached & (onset > 0), -onset, onset)
+    length = tl.minimum(visible, window_size)
     token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < length)
-    known = (column < length) & (token >= 0) & (token < vocab_size)
+    known = (column < length) & (token >= 0) & (token < vocab_size) & (onset <= 0)
     at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
     original = tl.load(at, mask=known, other=0.0)
-    matched = _match_lengths(
-        column, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
-    )
-    matched_before = _match_lengths(
-        column + 1, path_ptr, on_path, tokens_ptr, match_ptr, slot, capacity, length, buffer_size
-    )
+    matched = _match_lengths(column, run, length, buffer_size)
+    matched_before = _match_lengths(column + 1, following, length, buffer_size)
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
     savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
+    copies = tl.where(following >= SHORTEST_LOOP, following // (column + 1), 0)
+    growth = tl.where(onset < 0, tl.maximum(copies + onset + 1, 1), 1)
     # A token that stands in two columns must be read by both before either lowers it.
     tl.debug_barrier()
     # The least of what the columns of a token want, in whatever order they come.
-    tl.atomic_min(at, original - savings, mask=known, sem="relaxed")
-    return matched
+    tl.atomic_min(at, original - savings * growth.to(tl.float32), mask=known, sem="relaxed")
+    return run, onset
 
 
 @triton.jit
-def _seen(position, params_ptr):
-    """How many columns of a window are seen whose newest token stands at `position`."""
-    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
-    first_visible = tl.load(params_ptr + FIRST_VISIBLE).to(tl.int32)
-    return tl.minimum(position + 1 - first_visible, window_size)
+def _match_lengths(column, run, length, buffer_size):
+    """The match length of the source in each column: its run, as far as buffer and window reach."""
+    return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - column)), 0)
+
+
+@triton.jit
+def _visible(position, params_ptr):
+    """How many tokens are visible when the newest stands at `position`."""
+    return position + 1 - tl.load(params_ptr + FIRST_VISIBLE).to(tl.int32)
 
 
 def _step_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
-    prefilled, offset, tokens_ptr, match_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
+    prefilled, offset, tokens_ptr, run_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     request_row = tl.load(request_rows_ptr + row).to(tl.int64)
@@ -149,18 +171,18 @@ def _step_kernel(
     if penalty == 0:
         return
     tokens_ptr += request_row * capacity
-    match_ptr += request_row * capacity
+    run_ptr += request_row * capacity
     path_ptr = input_ids_ptr + row + offset
     on_path = (row >= prefilled).to(tl.int32)
     column = tl.arange(0, BLOCK)
-    length = _seen(position, params_ptr)
-    matched = _penalise(
+    run, onset = _penalise(
         column, logits_ptr + row.to(tl.int64) * row_stride, token_stride, vocab_size, path_ptr,
-        on_path, tokens_ptr, match_ptr, (position - on_path) % capacity, capacity, length,
-        params_ptr, penalty,
+        on_path, tokens_ptr, run_ptr, (position - on_path) % capacity, capacity,
+        _visible(position, params_ptr), params_ptr, penalty,
     )  # fmt: skip
     if on_path > 0:
-        tl.store(match_ptr + column, matched.to(tl.int16), mask=column < length)
+        tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+        tl.store(params_ptr + ONSET, onset.to(tl.float32))
         tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
 
 
@@ -192,7 +214,7 @@ def _write_path(
 
 def _verify_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
-    first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, match_ptr, params_ptr,
+    first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, run_ptr, params_ptr,
     capacity,
     NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -204,7 +226,7 @@ def _verify_kernel(
     if penalty == 0:
         return
     tokens_ptr += request_row * capacity
-    match_ptr += request_row * capacity
+    run_ptr += request_row * capacity
     row = tree.to(tl.int64) * nodes + node
     path_ptr = paths_ptr + row * depth
     links = tree.to(tl.int64) * nodes
@@ -216,16 +238,16 @@ def _verify_kernel(
     tl.debug_barrier()
     before = tl.load(root_ptr + tree).to(tl.int32) - 1
     column = tl.arange(0, BLOCK)
-    length = _seen(before + on_path, params_ptr)
     _penalise(
         column, logits_ptr + row * row_stride, token_stride, vocab_size, path_ptr, on_path,
-        tokens_ptr, match_ptr, before % capacity, capacity, length, params_ptr, penalty,
+        tokens_ptr, run_ptr, before % capacity, capacity, _visible(before + on_path, params_ptr),
+        params_ptr, penalty,
     )  # fmt: skip
 
 
 def _accept_kernel(
     request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
-    num_correct_drafts_ptr, tokens_ptr, match_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
@@ -233,22 +255,25 @@ def _accept_kernel(
     if tl.load(params_ptr + PENALTY) == 0:
         return
     tokens_ptr += request_row * capacity
-    match_ptr += request_row * capacity
+    run_ptr += request_row * capacity
     accepted = tl.load(num_correct_drafts_ptr + tree).to(tl.int32)
     last = tl.load(accept_index_ptr + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
     path_ptr = paths_ptr + last * depth
     on_path = accepted + 1
     before = tl.load(root_ptr + tree).to(tl.int32) - 1
     column = tl.arange(0, BLOCK)
-    length = _seen(before + on_path, params_ptr)
-    buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
-    matched = _match_lengths(
-        column, path_ptr, on_path, tokens_ptr, match_ptr, before % capacity, capacity, length,
-        buffer_size,
+    visible = _visible(before + on_path, params_ptr)
+    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    run, reached = _runs(
+        column, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
+        window_size, onset,
     )  # fmt: skip
+    onset = tl.where(reached & (onset > 0), -onset, onset)
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
-    tl.store(match_ptr + column, matched.to(tl.int16), mask=column < length)
+    tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+    tl.store(params_ptr + ONSET, onset.to(tl.float32))
     at = (before + on_path) % capacity - column
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
@@ -266,7 +291,7 @@ def seed(state: WindowState, seed: Seed) -> None:
     state.params[rows] = staged.params.to(device, non_blocking=True)
     if is_seen:
         state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
-        state.match[rows] = staged.match.to(device, non_blocking=True)
+        state.run[rows] = staged.run.to(device, non_blocking=True)
 
 
 def step(
@@ -284,7 +309,7 @@ def step(
     block = _block(width, state.capacity)
     _step[(len(request_rows),)](
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, state.tokens, state.match, state.params, state.capacity,
+        offset, state.tokens, state.run, state.params, state.capacity,
         BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 
@@ -308,7 +333,7 @@ def verify(
     _verify[(batch, nodes)](
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        state.tokens, state.match, state.params, state.capacity,
+        state.tokens, state.run, state.params, state.capacity,
         NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
         num_warps=_warps(block),
     )  # fmt: skip
@@ -330,7 +355,7 @@ def accept(
     block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
     _accept[(batch,)](
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
-        num_correct_drafts, state.tokens, state.match, state.params, state.capacity,
+        num_correct_drafts, state.tokens, state.run, state.params, state.capacity,
         BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 

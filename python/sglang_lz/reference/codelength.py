@@ -12,13 +12,15 @@ import math
 import torch
 from torch import Tensor
 
+from sglang_lz.window import LONGEST_RUN
+
 
 def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
     """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
 
     The definition, by direct comparison: O(rows x window x longest match) and one host
-    synchronisation a compared token. The kernels are linear in the window and tested against this:
-    `seed` at prefill, `step` at decode.
+    synchronisation a compared token. A server keeps run lengths instead, which are linear in the
+    window and tested against this.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -45,6 +47,24 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
             break
         match += growing
     return match
+
+
+def run_lengths(visible: Tensor, periods: int) -> Tensor:
+    """Run length of every period (docs/SPEC.md section 9), by direct comparison.
+
+    Args:
+        visible: tokens, oldest first, integer [length].
+        periods: how many columns to return.
+
+    Returns:
+        int32 [periods], column k for period k; 0 in column 0.
+    """
+    run = torch.zeros(periods, dtype=torch.int32, device=visible.device)
+    for period in range(1, min(periods, len(visible))):
+        differs = (visible[period:] != visible[:-period]).flip(0).nonzero()
+        longest = int(differs[0]) if len(differs) else len(visible) - period
+        run[period] = min(longest, LONGEST_RUN)
+    return run
 
 
 def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sglang_lz import draft_tree
-from sglang_lz.reference.codelength import match_lengths, saved_bits, subtract_savings
+from sglang_lz.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.reference.window_view import WindowView
-from sglang_lz.window import BUFFER_SIZE, IS_RATE, PENALTY, Seed, WindowState
+from sglang_lz.window import IS_RATE, ONSET, PENALTY, WINDOW_SIZE, Seed, WindowState
 
 
 def seed(state: WindowState, seed: Seed) -> None:
@@ -23,20 +23,22 @@ def seed(state: WindowState, seed: Seed) -> None:
     """
     device = state.tokens.device
     start = 0
-    for row, position, end, params in zip(
-        seed.rows, seed.position, seed.end, seed.params, strict=True
+    for row, position, end, sampled, params in zip(
+        seed.rows, seed.position, seed.end, seed.sampled, seed.params, strict=True
     ):
-        newest_first = torch.tensor(seed.history[start:end][::-1].copy(), device=device)
-        start, length = end, len(newest_first)
-        slot = (int(position) - torch.arange(length, device=device)) % state.capacity
+        visible = torch.tensor(seed.history[start:end].copy(), device=device)
+        start = end
+        newest_first = visible.flip(0)[: state.capacity]
+        slot = (int(position) - torch.arange(len(newest_first), device=device)) % state.capacity
         state.tokens[row, slot] = newest_first.to(torch.int32)
-        match = match_lengths(
-            newest_first[None],
-            torch.tensor([length], device=device),
-            torch.tensor([params[BUFFER_SIZE]], device=device),
-        )
-        state.match[row, :length] = match[0].to(torch.int16)
+        periods = max(1, int(params[WINDOW_SIZE]))
+        state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
         state.params[row] = torch.tensor(params, device=device)
+        # Each prefix from which a token was sampled, the last included.
+        for length in range(sampled, len(visible) + 1):
+            runs = run_lengths(visible[:length], periods)
+            view = WindowView(runs, runs, torch.tensor(length), state.params[row])
+            state.params[row] = view.notice().params
 
 
 def step(
@@ -124,8 +126,8 @@ def verify(
         rows = (trees[:, None] * nodes + node).flatten()
         flat = WindowView(
             windows.tokens.flatten(0, 1),
-            windows.match.flatten(0, 1),
-            windows.length.flatten(),
+            windows.run.flatten(0, 1),
+            windows.visible.flatten(),
             windows.params.flatten(0, 1),
         )
         _subtract(logits, rows, flat)
@@ -180,9 +182,9 @@ def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowVi
         on_path = newer < length
         windows = WindowView(
             torch.where(on_path[..., None], further.tokens, windows.tokens),
-            torch.where(on_path[..., None], further.match, windows.match),
-            torch.where(on_path, further.length, windows.length),
-            windows.params,
+            torch.where(on_path[..., None], further.run, windows.run),
+            torch.where(on_path, further.visible, windows.visible),
+            torch.where(on_path[..., None], further.params, windows.params),
         )
     return windows
 
@@ -195,4 +197,6 @@ def _subtract(logits: Tensor, rows: Tensor, windows: WindowView) -> None:
     is_rate = windows.params[:, IS_RATE] != 0
     savings = saved_bits(windows.match, windows.length, logits.shape[1], is_rate)
     savings *= windows.params[:, PENALTY, None]
-    subtract_savings(logits, rows, windows.tokens, savings)
+    onset = windows.params[:, ONSET, None]
+    savings *= torch.where(onset < 0, (windows.copies + onset + 1).clamp_min(1), 1)
+    subtract_savings(logits, rows, windows.tokens, savings * (onset <= 0))

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_lz.window import BUFFER_SIZE, FIRST_VISIBLE, WINDOW_SIZE, WindowState
+from sglang_lz.window import (
+    BUFFER_SIZE,
+    FIRST_VISIBLE,
+    LONGEST_RUN,
+    ONSET,
+    SHORTEST_LOOP,
+    WINDOW_SIZE,
+    WindowState,
+)
 
 
 @dataclass(slots=True)
@@ -17,14 +25,15 @@ class WindowView:
 
     Attributes:
         tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] of draft trees.
-        match: match length of each source, int16 [..., width]; 0 from column `length` on.
-        length: seen columns, int64 [...].
+        run: run length of each period, int16 [..., width]; 0 in column 0, and where the tokens
+            that it compares are not both visible.
+        visible: visible tokens, those before the window included, int64 [...].
         params: float32 [..., PARAMS], as `WindowState.params`.
     """
 
     tokens: Tensor
-    match: Tensor
-    length: Tensor
+    run: Tensor
+    visible: Tensor
     params: Tensor
 
     @classmethod
@@ -40,12 +49,45 @@ class WindowView:
         params = state.params[rows]
         column = torch.arange(width, device=rows.device)
         slot = (position[:, None] - column) % state.capacity
-        seen = position + 1 - params[:, FIRST_VISIBLE].long()
-        length = torch.minimum(seen, params[:, WINDOW_SIZE].long())
+        visible = position + 1 - params[:, FIRST_VISIBLE].long()
         tokens = state.tokens.index_select(0, rows).gather(1, slot)
-        match = state.match[:, :width].index_select(0, rows)
-        match = match.masked_fill_(column >= length[:, None], 0)
-        return cls(tokens, match, length, params)
+        run = state.run[:, :width].index_select(0, rows)
+        view = cls(tokens, run, visible, params)
+        view.run = run.masked_fill_(~view.periods(), 0)
+        return view
+
+    @property
+    def length(self) -> Tensor:
+        """Seen columns, int64 [...]."""
+        return torch.minimum(self.visible, self.params[..., WINDOW_SIZE].long())
+
+    def periods(self) -> Tensor:
+        """Which columns are periods whose runs are known, bool [..., width]."""
+        column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
+        return (column >= 1) & (column < self.length[..., None])
+
+    @property
+    def match(self) -> Tensor:
+        """Match length of the source in each column, int32 [..., width]."""
+        column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
+        longest = (self.length[..., None] - column).clamp_min(0)
+        longest = longest.minimum(self.params[..., BUFFER_SIZE, None].long())
+        return self.run.int().minimum(longest.int())
+
+    @property
+    def copies(self) -> Tensor:
+        """c of docs/SPEC.md section 9 by the token that goes on with it, int32 [..., width]."""
+        period = torch.arange(1, self.run.shape[-1] + 1, device=self.run.device)
+        following = torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
+        return torch.where(following >= SHORTEST_LOOP, following // period, 0).int()
+
+    def notice(self) -> WindowView:
+        """These windows, those marked as reached whose onset is."""
+        onset = self.params[..., ONSET]
+        reached = (onset > 0) & (self.copies.amax(dim=-1) >= onset)
+        params = self.params.clone()
+        params[..., ONSET] = torch.where(reached, -onset, onset)
+        return WindowView(self.tokens, self.run, self.visible, params)
 
     def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
         """Write these windows [rows, width] back; arguments as `of`.
@@ -56,7 +98,8 @@ class WindowView:
         column = torch.arange(min(new, self.tokens.shape[1]), device=rows.device)
         slot = (position[:, None] - column) % state.capacity
         state.tokens[rows[:, None], slot] = self.tokens[:, : len(column)]
-        state.match[rows, : self.match.shape[1]] = self.match
+        state.run[rows, : self.run.shape[1]] = self.run
+        state.params[rows] = self.params
 
     def __getitem__(self, index: Any) -> WindowView:
         """The windows at an index of the leading dimensions."""
@@ -65,16 +108,12 @@ class WindowView:
     def advance(self, token: Tensor) -> WindowView:
         """The windows after one more token, integer [...].
 
-        In the new window column `k` is a source whose predecessor was column `k` of the old one: it
-        matches one token longer if that matched, and not at all if its own token differs from
-        the newest. So a step costs O(window), whatever repeats.
+        The run of a period goes on where the token that far back is the newest, and ends
+        elsewhere. So a step costs O(window), whatever repeats.
         """
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
-        length = torch.minimum(self.length + 1, self.params[..., WINDOW_SIZE].long())
-        column = torch.arange(tokens.shape[-1], dtype=torch.int16, device=tokens.device)
-        longest = length.to(torch.int16).unsqueeze(-1) - column
-        longest = longest.minimum(self.params[..., BUFFER_SIZE, None].to(torch.int16)).clamp_min(0)
-        match = (self.match + 1).minimum(longest) * (tokens == newest)
-        match[..., 0] = 0
-        return WindowView(tokens, match, length, self.params)
+        longer = (self.run.int() + 1).clamp_max(LONGEST_RUN).to(torch.int16)
+        after = WindowView(tokens, longer * (tokens == newest), self.visible + 1, self.params)
+        after.run = after.run.masked_fill(~after.periods(), 0)
+        return after.notice()
