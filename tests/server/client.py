@@ -29,6 +29,7 @@ class Lz:
     buffer: int = 32
     include_prompt: bool = False
     cost: str = "marginal"
+    onset: int = 0
 
     def fields(self) -> Json:
         """The request fields, every one spelled out; none at all without a penalty."""
@@ -40,6 +41,7 @@ class Lz:
             "lz_buffer_size": self.buffer,
             "lz_include_prompt": self.include_prompt,
             "lz_cost": self.cost,
+            "lz_onset": self.onset,
         }
 
 

@@ -1,6 +1,7 @@
 """The contract of docs/SPEC.md section 7, checked from outside.
 
-For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), where u are the
+For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), with section 9's
+onset, where u are the
 logits that the same server gives for the same prefix with lz_penalty = 0. u comes from one prefill
 of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from oracle import delta_bits, log_softmax, visible_history
+from oracle import delta_bits, is_reached, log_softmax, visible_history
 from server.client import (
     OFF,
     Lz,
@@ -54,8 +55,17 @@ def row_deviation(observed: Rows, expected: Rows) -> float:
 
 
 def bits(history: Sequence[int], lz: Lz) -> Rows:
-    """Delta of every token after a history, by the oracle, float64 [V]."""
-    return np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
+    """Delta of every token after a history, by the oracle, float64 [V]; its onset is reached."""
+    delta = delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost, onset=lz.onset)
+    return np.array(delta)
+
+
+def change(prompt: Sequence[int], outputs: Sequence[int], lz: Lz) -> Rows:
+    """What the penalty adds to the logits after some outputs, by the oracle, float64 [V]."""
+    if not lz.penalty or not is_reached(prompt, outputs, lz.include_prompt, lz.window, lz.onset):
+        return np.zeros(vocab_size())
+    history = visible_history(prompt, outputs, lz.include_prompt)
+    return lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
 
 
 def deviations(
@@ -79,10 +89,7 @@ def deviations(
     found = []
     for i, row in enumerate(sample.rows):
         before = sample.outputs[:i]
-        history = visible_history(sample.prompt, before, lz.include_prompt)
-        logits = base[i]
-        if lz.penalty:
-            logits = logits + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
+        logits = base[i] + change(sample.prompt, before, lz)
         if transform is not None:
             logits = transform(logits, before)
         expected = log_softmax(logits / (temperature or 1.0))

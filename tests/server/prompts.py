@@ -35,6 +35,7 @@ def parameters(rng: random.Random) -> Lz:
         buffer=buffer,
         include_prompt=rng.random() < 0.5,
         cost=rng.choice(("marginal", "rate")),
+        onset=rng.choice((0, 0, 1, 2, 4)),
     )
 
 

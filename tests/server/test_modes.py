@@ -32,6 +32,7 @@ from server.contract import (
     TOLERANCE,
     Case,
     bits,
+    change,
     check,
     check_together,
     deviations,
@@ -62,6 +63,20 @@ def test_mixed_batch(server: Server) -> None:
     """Many requests at once, their parameters mixed, a third without the penalty."""
     rng = random.Random(f"batch {server.config.name}")
     check_together(server, mixed(rng, 12, 40, 48), f"{server.config.name}: mixed batch")
+
+
+@on(*EVERYWHERE)
+def test_the_onset_waits_for_a_loop(server: Server) -> None:
+    """Loops of periods 1 to 300 in prompts and outputs, onsets 0 to 4 mixed in one batch."""
+    rng = random.Random(f"onset {server.config.name}")
+    cases = []
+    for i, period in enumerate((1, 2, 3, 7, 20, 60, 150, 300)):
+        loop = token_ids(rng, period)
+        copies = max(rng.randint(1, 4), -(-20 // period))
+        text = [*token_ids(rng, 5), *loop * copies, *loop[: rng.randrange(period)]]
+        lz = replace(parameters(rng), onset=i % 5, window=1024, include_prompt=i % 4 != 3)
+        cases.append(Case(text[-350:], 40, lz, favoured=tuple(loop[:3]) if period < 4 else ()))
+    check_together(server, cases, f"{server.config.name}: onset")
 
 
 @on(*SCHEDULERS)
@@ -179,10 +194,7 @@ def test_mixed_chunks(server: Server) -> None:
         base = base_rows(server, c.prompt, outputs)
         short = []
         for i, token in enumerate(outputs):
-            history = visible_history(c.prompt, outputs[:i], c.lz.include_prompt)
-            expected = base[i]
-            if c.lz.penalty:
-                expected = expected + c.lz.penalty * bits(history, c.lz)
+            expected = base[i] + change(c.prompt, outputs[:i], c.lz)
             short.append(float(expected.max() - expected[token]))
         SUMMARY.record(f"{server.config.name}: mixed chunks, tokens", short)
         assert max(short) <= TOLERANCE, (c, outputs, short)

@@ -28,6 +28,7 @@ WRONG = (
     ("lz_buffer_size", 33.0),
     ("lz_include_prompt", "yes"),
     ("lz_cost", "cheap"),
+    ("lz_onset", 65),
 )
 TIMEOUT_SECONDS = 600
 

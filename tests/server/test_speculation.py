@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import log_softmax, visible_history
+from oracle import log_softmax
 from server.client import OFF, Lz, base_rows, generate, post_ok, request_body
 from server.configurations import CONFIGURATIONS, FORKED, SPECULATION, on
-from server.contract import TOLERANCE, Case, bits
+from server.contract import TOLERANCE, Case, bits, change
 from server.launch import Server, serving, vocab_size
 from server.prompts import repetitive
 
-PENALTIES = (OFF, Lz(0.15), Lz(0.15, cost="rate"), Lz(0.5, 24, 8, True), Lz(1.0, 5, 3, True))
+PENALTIES = (
+    *(OFF, Lz(0.15), Lz(0.15, cost="rate"), Lz(0.5, 24, 8, True), Lz(1.0, 5, 3, True)),
+    *(Lz(0.15, onset=2), Lz(0.5, 24, 8, True, onset=1)),
+)
 
 
 def greedy_cases() -> list[Case]:
@@ -80,8 +83,7 @@ ACCEPTANCE = ("spec_num_correct_drafts", "spec_num_proposed_drafts")
 def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, int]) -> bool:
     """Whether the contract leaves two tokens within the tolerance of each other."""
     lz = case.lz
-    history = visible_history(case.prompt, before, lz.include_prompt)
-    row = base_rows(server, case.prompt, [*before, 0])[-1] + lz.penalty * bits(history, lz)
+    row = base_rows(server, case.prompt, [*before, 0])[-1] + change(case.prompt, before, lz)
     return bool(abs(row[pair[0]] - row[pair[1]]) < TOLERANCE)
 
 

@@ -36,6 +36,7 @@ PAIRS: dict[str, tuple[Json, Json]] = {
     "lz_buffer_size": ({**SEEN, "lz_buffer_size": 1}, SEEN),
     "lz_include_prompt": (SEEN, {"lz_penalty": 0.1, "lz_cost": "rate"}),
     "lz_cost": ({"lz_penalty": 0.1, "lz_cost": "rate"}, {"lz_penalty": 0.1}),
+    "lz_onset": ({"lz_penalty": 0.1, "lz_onset": 64}, {"lz_penalty": 0.1}),
 }
 FIELDS = tuple(PAIRS)
 
@@ -55,6 +56,7 @@ WRONG_VALUES: tuple[tuple[str, Json, list[str], list[Any]], ...] = (
     ("lz_buffer_size", {"lz_window_size": 48}, ["1", "48"], [0, -3, 49, 8.0, True, "8"]),
     ("lz_include_prompt", {}, ["true", "false"], ["yes", "true", 1, 0, []]),
     ("lz_cost", {}, ["marginal", "rate"], ["x", "Rate", "", 1, True, ["rate"]]),
+    ("lz_onset", {}, ["0", "64"], [-1, 65, 2.0, True, "2", [2]]),
 )
 
 
