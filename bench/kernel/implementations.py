@@ -49,10 +49,12 @@ class Implementation:
 class Step(Implementation):
     """A decode step of the LZ penalty by the kernels of CUDA or a CPU, or by the reference."""
 
-    def __init__(self, inputs: Inputs, kernels: ModuleType, size: int | None) -> None:
+    def __init__(
+        self, inputs: Inputs, kernels: ModuleType, size: int | None, onset: int = 0
+    ) -> None:
         super().__init__(inputs, size, capturable=kernels is not reference)
         self.kernels = kernels
-        self.state = inputs.window_state()
+        self.state = inputs.window_state(onset)
 
     def call(self, k: int) -> None:
         """See `Implementation.call`."""
@@ -72,8 +74,10 @@ class Step(Implementation):
 class Verify(Step):
     """A verify step of draft trees; that the tree is accepted is not timed."""
 
-    def __init__(self, inputs: Inputs, kernels: ModuleType, size: int | None) -> None:
-        super().__init__(inputs, kernels, size)
+    def __init__(
+        self, inputs: Inputs, kernels: ModuleType, size: int | None, onset: int = 0
+    ) -> None:
+        super().__init__(inputs, kernels, size, onset)
         rows, nodes = inputs.case.rows, inputs.case.nodes
         self.first_child, self.next_sibling = tree_links(rows, inputs.device)
         first_node = torch.arange(rows, device=inputs.device)[:, None] * nodes
@@ -323,7 +327,7 @@ class Empty(Implementation):
         logits = inputs.logits[k]
         self.kernel[self.grid](
             logits, *logits.stride(), logits.shape[1], inputs.request_rows[k], inputs.seq_lens,
-            inputs.newest[k], 0, 0, state.tokens, state.match, state.params, state.capacity,
+            inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.capacity,
             num_warps=WARPS,
         )  # fmt: skip
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lz import kernels
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
-from sglang_lz.reference.codelength import match_lengths
-from sglang_lz.window import WindowState
+from sglang_lz.window import BUFFER_SIZE, ONSET, PARAMS, PENALTY, WINDOW_SIZE, Seed, WindowState
 
 LZ_PENALTY = 0.15
 VOCAB = 152064
@@ -154,17 +155,23 @@ class Inputs:
         windows = [torch.cat([path, before], 1)[:, : self.case.window] for path in paths]
         return torch.stack(windows, 1).flatten(0, 1)
 
-    def window_state(self) -> WindowState:
+    def window_state(self, onset: int = 0) -> WindowState:
         """Our windows before the first call, request row k x rows + i for row i of set k."""
         case = self.case
         capacity = max(case.window, DEFAULT_MAX_WINDOW_SIZE)
         state = WindowState(self.sets * case.rows, capacity, self.device)
-        state.params[:] = torch.tensor([LZ_PENALTY, case.window, case.buffer, 0, 0])
-        state.tokens[:, : case.window] = self.history[:, : case.window]
-        for k, windows in enumerate(self.windows()):
-            full = torch.full((case.rows,), case.window, device=self.device)
-            lengths = match_lengths(windows, full, torch.full_like(full, case.buffer))
-            state.match[self.request_rows[k], : case.window] = lengths.to(torch.int16)
+        params = np.zeros((len(state.tokens), PARAMS), dtype=np.float32)
+        params[:, [PENALTY, WINDOW_SIZE, BUFFER_SIZE]] = LZ_PENALTY, case.window, case.buffer
+        params[:, ONSET] = onset
+        seed = Seed(
+            rows=np.arange(len(params)),
+            position=np.full(len(params), case.window - 1),
+            end=case.window * np.arange(1, len(params) + 1),
+            history=self.history[:, : case.window].flatten().cpu().numpy(),
+            sampled=np.full(len(params), case.window),
+            params=params,
+        )
+        kernels.import_for(self.device).seed(state, seed)
         return state
 
     def _at(self, position: int) -> Tensor:

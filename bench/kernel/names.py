@@ -1,6 +1,7 @@
 """What the implementations are called in a result."""
 
 OURS = "ours"
+ONSET_2 = "ours, onset 2"
 REFERENCE = "reference"
 DENSE = "dense B x V x W"
 UPSTREAM = "frequency + repetition"
