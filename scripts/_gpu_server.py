@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -35,12 +34,11 @@ import requests
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "scripts" / "gpu" / "site"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-from oracle import delta_bits, visible_history  # noqa: E402
 from server.client import OFF, Lz, Sample, base_rows, post, post_ok, to_sample  # noqa: E402
 from server.client import request_body as body_of  # noqa: E402
 from server.configurations import HOOKED, drafts  # noqa: E402
-from server.contract import Case, deviations, row_deviation  # noqa: E402
-from server.launch import Config, Server, serving, vocab_size  # noqa: E402
+from server.contract import Case, change, deviations, row_deviation  # noqa: E402
+from server.launch import Config, Server, serving  # noqa: E402
 from server.prompts import mixed, repetitive, token_ids  # noqa: E402
 from server.summary import TOLERANCE  # noqa: E402
 
@@ -235,19 +233,12 @@ def judge_trees(folder: Path, known: Mapping[str, tuple[Case, Sample]]) -> dict[
             links = (recorded[name][row].tolist() for name in ("first_child", "next_sibling"))
             for node, path in paths(*links).items():
                 tokens = [int(recorded["tokens"][row][step]) for step in path]
-                expected = penalty_of(case.lz, sample.prompt, [*outputs, *tokens])
+                expected = change(sample.prompt, [*outputs, *tokens], case.lz)
                 found = float(np.abs(taken[row * size + node] - expected).max())
                 nodes, worst = nodes + 1, max(worst, found)
                 if not found <= TOLERANCE:
                     raise CheckError(f"the penalty of node {node} of {rid} is {found:.3g} off")
     return {"nodes": nodes, "sizes of trees": sorted(sizes), "deviation of a node, nats": worst}
-
-
-def penalty_of(lz: Lz, prompt: Sequence[int], outputs: Sequence[int]) -> Any:
-    """What the penalty adds to every logit after some outputs, by the oracle, float64 [V]."""
-    history = visible_history(prompt, outputs, lz.include_prompt)
-    bits = np.array(delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost))
-    return lz.penalty * (bits - math.log2(vocab_size()))
 
 
 def paths(first_child: Sequence[int], next_sibling: Sequence[int]) -> dict[int, list[int]]:

@@ -20,6 +20,7 @@ from bench.serving.record import Record
 from bench.serving.result import markdown, paper_percent, smoke_words
 from bench.serving.runs import penalty_arguments, sglang_arguments
 from bench.serving.slowdowns import METRICS, Metric, median_interval, order, slowdown, summary
+from sglang_lz.params import FIELDS
 from sglang_lz.upstream_benchmarks import add_arguments
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -196,8 +197,7 @@ class TestCommandLine:
         parser = argparse.ArgumentParser()
         add_arguments(parser, nargs="+")
         found = vars(parser.parse_args(penalty_arguments(fields, 0.0, 0.2)))
-        unset = {"lz_buffer_size": None, "lz_cost": None}
-        assert found == {**fields, "lz_penalty": [0.0, 0.2], **unset}
+        assert found == {**dict.fromkeys(FIELDS), **fields, "lz_penalty": [0.0, 0.2]}
 
 
 class TestModels:

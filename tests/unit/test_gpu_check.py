@@ -255,12 +255,12 @@ def recorded(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     tree = Tree([5, 6, 6, 7], [0, 0, 1, 2])  # its root is the second output
     first, sibling = tree.links()
     after = [
-        gpu_server.penalty_of(lz, prompt, [7, *(tree.tokens[step] for step in tree.path(node))])
+        gpu_server.change(prompt, [7, *(tree.tokens[step] for step in tree.path(node))], lz)
         for node in range(4)
     ]
     np.savez(
         tmp_path / "1-0.npz",
-        before=np.zeros((4, gpu_server.vocab_size())),
+        before=np.zeros((4, len(after[0]))),
         after=np.array(after),
         root=np.array([len(prompt) + 1]),
         tokens=np.array([tree.tokens]),
