@@ -17,7 +17,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 LOG_LINES = 40
@@ -88,12 +87,7 @@ class Background:
     def __enter__(self) -> Background:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def poll(self) -> int | None:
