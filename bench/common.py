@@ -72,7 +72,7 @@ def environment(server: dict[str, Any]) -> dict[str, Any]:
         server: what SGLang's /server_info answers; empty for another server.
     """
     folder = Path(server.get("model_path", "unknown"))
-    weights = folder / "model.safetensors"
+    weights, training = folder / "model.safetensors", folder / "training.json"
     return {
         "date": date(),
         **machine(),
@@ -82,6 +82,7 @@ def environment(server: dict[str, Any]) -> dict[str, Any]:
         "model_sha256": (
             hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
         ),
+        **({"training": json.loads(training.read_text())} if training.is_file() else {}),
         "server": {
             name: server.get(name)
             for name in (

@@ -66,6 +66,7 @@ def cell(
         if graded
         else None,
         "degenerate": scores(degenerate, 0.03, None if temperature == 0 else 0.008),
+        "loops": {"most_copies": 1 + looped, "period": 3, "cut_off": looped, "longest_period": 7},
         "judge": scores(degenerate + 0.03, 0.03) if judged else None,
         "agreement": {
             "both": looped,

@@ -18,7 +18,8 @@ Sample a grid, score it and write the report (which needs matplotlib).
 
 tasks      aime2024, aime2025, gpqa (GPQA-diamond): WHERE is a .jsonl, .csv or .parquet file, or
            hub:OWNER/NAME@COMMIT[:FILE], a dataset of the Hugging Face hub at a full commit
-           jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?}}
+           jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}}, where
+           "fields" are further fields of its request
            pocket: the held-out problems of the pocket reasoner, bench/repetition/pocket.jsonl
 penalties  none, or request fields, as lz_penalty=0.15,lz_cost=rate; several make a combination.
            Presets, each for several strengths: {", ".join(list(PRESETS)[1:])}

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEGENERATE_REPEATS = 20
+LOOP_RUN = 16
 
 Indices = NDArray[np.int64]
 
@@ -56,6 +57,26 @@ def longest_repetition(tokens: Sequence[int] | str) -> Repetition:
         best = max(best, _best_of_periods(names, low, high), key=lambda found: found.repeats)
         low = high
     return best
+
+
+def final_loop(tokens: Sequence[int] | str) -> Repetition | None:
+    """Return the loop that `tokens` end in, as SPEC section 9 sees one; None if they end in none.
+
+    That is the smallest period p of which the last run_p >= 16 tokens each equal the one p before,
+    and make three copies (run_p >= 2 p). It starts with its first copy.
+    """
+    symbols = [ord(symbol) for symbol in tokens] if isinstance(tokens, str) else tokens
+    newest = np.asarray(symbols, np.int64)[::-1]
+    n = len(newest)
+    for period in range(1, n // 3 + 1):
+        need = max(2 * period, LOOP_RUN)
+        if need + period > n or not np.array_equal(newest[:LOOP_RUN], newest[period:][:LOOP_RUN]):
+            continue
+        same = newest[:-period] == newest[period:]
+        run = n - period if same.all() else int(same.argmin())
+        if run >= need:
+            return Repetition(n - run - period, period, run // period + 1)
+    return None
 
 
 def is_degenerate(tokens: Sequence[int] | str, repeats: int = DEGENERATE_REPEATS) -> bool:

@@ -16,6 +16,9 @@ from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE, LZParams
 PRESETS: dict[str, tuple[str, ...]] = {
     "none": ("",),
     "lz": tuple(f"lz_penalty={alpha}" for alpha in (0.05, 0.1, 0.15, 0.2, 0.3)),
+    "lz-onset": tuple(
+        f"lz_penalty={alpha},lz_onset=2" for alpha in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+    ),
     "lz-rate": tuple(f"lz_penalty={alpha},lz_cost=rate" for alpha in (0.05, 0.1, 0.15, 0.2, 0.3)),
     "repetition": tuple(f"repetition_penalty={factor}" for factor in (1.1, 1.2, 1.3, 1.4, 1.5)),
     "frequency": tuple(f"frequency_penalty={beta}" for beta in (0.1, 0.3, 0.5, 0.7, 1.0)),

@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Kind = Literal["integer", "letter", "text"]
 
@@ -23,6 +23,7 @@ class Item:
         kind: how an answer is read off an output and compared (`answers.py`); None without one.
         group: what results are broken down by, "AIME 2024" for instance; "" without.
         level: how hard it is, "8" for instance; "" without.
+        fields: request fields of its own, a `response_format` for instance.
     """
 
     id: str
@@ -31,11 +32,19 @@ class Item:
     kind: Kind | None
     group: str = ""
     level: str = ""
+    fields: dict[str, object] = field(default_factory=dict, hash=False)
+
+    def line(self) -> dict[str, Any]:
+        """The item as JSON has it, without `fields` if there are none."""
+        found = dataclasses.asdict(self)
+        if not self.fields:
+            del found["fields"]
+        return found
 
 
 def digest(items: Sequence[Item]) -> str:
     """The sha256 of everything in these items."""
-    text = json.dumps([dataclasses.asdict(item) for item in items])
+    text = json.dumps([item.line() for item in items])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

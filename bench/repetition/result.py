@@ -84,6 +84,7 @@ def cell(
         "items": len({sample.key.item for sample in samples}),
         "samples": len(samples),
         **{name: summary(of_name) for name, of_name in values.items()},
+        "loops": loops(samples),
         "agreement": agreement(samples),
         "finish": dict(sorted(Counter(sample.finish for sample in samples).items())),
         "against_none": against,
@@ -99,6 +100,22 @@ def ended_loops(samples: Sequence[Scored], base: Sequence[Scored]) -> dict[str, 
     ended = [here[key] for key in keys if key in here and not here[key].values["degenerate"]]
     right = sum(sample.values.get("accuracy", 0) == 1 for sample in ended)
     return {"ended": len(ended), "right": right}
+
+
+def loops(samples: Sequence[Scored]) -> dict[str, int]:
+    """The most copies in a row in any of these outputs, and those cut off inside a loop.
+
+    most_copies and its period; cut_off: how many outputs ran to their token limit inside a loop
+    (`detector.final_loop`); longest_period: the longest of those loops' periods, 0 without any.
+    """
+    worst = max((sample.loop for sample in samples), key=lambda loop: loop.repeats)
+    ends = [sample.cut_off for sample in samples if sample.cut_off]
+    return {
+        "most_copies": worst.repeats,
+        "period": worst.period,
+        "cut_off": len(ends),
+        "longest_period": max((loop.period for loop in ends), default=0),
+    }
 
 
 def agreement(samples: Sequence[Scored]) -> dict[str, int] | None:
@@ -118,15 +135,18 @@ def agreement(samples: Sequence[Scored]) -> dict[str, int] | None:
 
 
 def _split(samples: Sequence[Scored], of: Callable[[Scored], str]) -> dict[str, Any]:
-    """The two shares for each group or level, {} if the samples have none."""
+    """The shares and the loops of each group or level, {} if the samples have none."""
     parts: dict[str, list[Scored]] = {}
     for sample in samples:
         parts.setdefault(of(sample), []).append(sample)
     return {
         name: {
             "items": len({sample.key.item for sample in part}),
-            "accuracy": summary(collect(part, "accuracy")),
-            "degenerate": summary(collect(part, "degenerate")),
+            **{
+                score: summary(collect(part, score))
+                for score in ("accuracy", "degenerate", "rep_4_gram", "compression_ratio")
+            },
+            "loops": loops(part),
         }
         for name, part in sorted(parts.items(), key=lambda part: (len(part[0]), part[0]))
         if name

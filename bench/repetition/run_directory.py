@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ def record(
             # The others are facts, which may differ.
             records.require_same(directory, {name: before.get(name) for name in settings}, settings)
         else:
-            lines = [json.dumps(dataclasses.asdict(item), ensure_ascii=False) for item in items]
+            lines = [json.dumps(item.line(), ensure_ascii=False) for item in items]
             records.write(directory / ITEMS, "".join(line + "\n" for line in lines))
             records.write(directory / RUN, json.dumps({**facts, **settings}, indent=1) + "\n")
         yield Record(directory, _done(samples.before, directory / SAMPLES, grid, items), samples)

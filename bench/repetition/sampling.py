@@ -70,7 +70,7 @@ async def _sample(
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
-    prompts = {item.id: item.prompt for item in items}
+    asked = {item.id: item for item in items}
     penalties = {variant.name: variant.fields for variant in grid.variants}
     keys = list(grid.keys(items))
     missing = [key for key in keys if key not in kept.done]
@@ -78,8 +78,12 @@ async def _sample(
 
     async def work(keys: Iterator[Key]) -> None:
         for key in keys:
+            item = asked[key.item]
             body = endpoint.body(
-                prompts[key.item], key.temperature, request_seed(key), penalties[key.variant]
+                item.prompt,
+                key.temperature,
+                request_seed(key),
+                {**item.fields, **penalties[key.variant]},
             )
             began = time.monotonic()
             answer = await endpoint.answer(client, body)

@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.repetition.answers import correct
-from bench.repetition.detector import DEGENERATE_REPEATS, Repetition, longest_repetition
+from bench.repetition.detector import (
+    DEGENERATE_REPEATS,
+    Repetition,
+    final_loop,
+    longest_repetition,
+)
 from bench.repetition.grid import Key
 from bench.repetition.items import Item
 from bench.repetition.run_directory import key_of
@@ -33,6 +38,7 @@ class Scored:
         text: the output.
         finish: why it ended.
         loop: the longest repetition in it, of token ids or characters.
+        cut_off: the loop in which it ran to its token limit, None if it did not.
         values: each score that it has, by name; shares are 0 or 1.
     """
 
@@ -40,6 +46,7 @@ class Scored:
     text: str
     finish: str
     loop: Repetition
+    cut_off: Repetition | None
     values: dict[str, float]
 
 
@@ -53,7 +60,10 @@ def score(item: Item, sample: dict[str, Any], verdict: bool | None) -> Scored:
     """
     text: str = sample["text"]
     ids: Sequence[int] | None = sample["token_ids"]
-    loop = longest_repetition(text if ids is None else ids)
+    symbols = text if ids is None else ids
+    loop = longest_repetition(symbols)
+    finish = str(sample["finish_reason"])
+    cut_off = final_loop(symbols) if finish == "length" else None
     right = correct(item, text)
     found = {
         "accuracy": right,
@@ -64,7 +74,7 @@ def score(item: Item, sample: dict[str, Any], verdict: bool | None) -> Scored:
         "compression_ratio": compression_ratio(text),
     }
     values = {name: float(value) for name, value in found.items() if value is not None}
-    return Scored(key_of(sample), text, str(sample["finish_reason"]), loop, values)
+    return Scored(key_of(sample), text, finish, loop, cut_off, values)
 
 
 def rep_n_gram(tokens: Sequence[int] | Sequence[str], n: int) -> float | None:

@@ -16,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bench.repetition.answers import as_integer
+from bench.repetition.endpoint import OWN_FIELDS
 from bench.repetition.items import Item
 
 POCKET = Path(__file__).with_name("pocket.jsonl")
@@ -65,6 +66,13 @@ class Row:
             raise self.error(f"{names} is missing or empty; it has {', '.join(self._fields)}")
         return text
 
+    def object(self, column: str) -> dict[str, object]:
+        """Return the JSON object of a column, {} if it is not there."""
+        found = self._fields.get(column, {})
+        if not isinstance(found, dict):
+            raise self.error(f"{column!r} is no object")
+        return found
+
     def error(self, message: str) -> ValueError:
         """Return a complaint about this row."""
         return ValueError(f"{self.path}, row {self.number}: {message}")
@@ -77,7 +85,8 @@ def load(spec: str, limit: int | None = None) -> list[Item]:
     and SOURCE a path (.jsonl, .csv, .parquet) or `hub:OWNER/NAME@COMMIT[:FILE]`, a dataset of the
     Hugging Face hub at a full commit hash. A gated one (GPQA is) needs the token of `hf auth login`
     or of HF_TOKEN. Columns are those of the well-known public datasets; a jsonl task has `prompt`
-    and may have `answer`, `id`, `group` and `level`. Text is trimmed.
+    and may have `answer`, `id`, `group`, `level` and `fields`, an object of request fields. Text is
+    trimmed.
 
     Raises ValueError, in one line, for what is wrong with the spec or a row; OSError for a file or
     dataset that cannot be had.
@@ -201,7 +210,15 @@ def _plain(task: str, row: Row) -> Item:
         kind=None if answer is None else "text",
         group=row.get("group"),
         level=row.get("level"),
+        fields=_request_fields(row),
     )
+
+
+def _request_fields(row: Row) -> dict[str, object]:
+    fields = row.object("fields")
+    if own := sorted(OWN_FIELDS & fields.keys()):
+        raise row.error(f"'fields' must leave out {', '.join(own)}: the run sets it")
+    return fields
 
 
 def _id(task: str, row: Row) -> str:

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from bench.repetition import grid, repetition, run_directory, sampling, scores
-from bench.repetition.items import Item
+from bench.repetition.detector import Repetition
+from bench.repetition.items import Item, digest
 from bench.repetition.result import agreement
 from bench.repetition.worst import WORST, worst
 from sglang_lz.params import LZParams
@@ -508,6 +509,30 @@ class TestJudge:
             assert f"{SAMPLES} answers of the judge have no verdict" in capsys.readouterr().err
 
 
+def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    own = {"regex": "[0-9]+", "lz_penalty": 0.5}
+    rows = [{"id": 0, "prompt": "with", "fields": own}, {"id": 1, "prompt": "without"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(stub, file, tmp_path / "out")
+    sent = {
+        (body["messages"][0]["content"], body.get("regex"), body.get("lz_penalty"))
+        for body in stub.asked
+        if body["max_tokens"] == 30
+    }
+    both = {("with", "[0-9]+", 0.5), ("with", "[0-9]+", 0.15)}
+    assert sent == both | {("without", None, None), ("without", None, 0.15)}
+    lines = (tmp_path / "out" / "items.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("fields") for line in lines] == [own, None]
+
+
+def test_fields_are_part_of_the_digest_where_there_are_any() -> None:
+    plain = Item("t/1", "p", None, None)
+    assert digest([plain]) != digest([dataclasses.replace(plain, fields={"regex": "a"})])
+    before = [{"id": "t/1", "prompt": "p", "answer": None, "kind": None, "group": "", "level": ""}]
+    assert digest([plain]) == hashlib.sha256(json.dumps(before).encode()).hexdigest()
+
+
 class TestScores:
     def test_hand_computed(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
         """The stub: two of six problems loop without a penalty; every answer is right."""
@@ -527,6 +552,11 @@ class TestScores:
         assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
         assert penalised["against_none"]["ended_loops"] == {"ended": 4, "right": 4}
         assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
+        assert none["groups"]["a"]["rep_4_gram"]["mean"] == round(21 / 27 / 3, 4)
+        looped = {"most_copies": 25, "period": 1, "cut_off": 2, "longest_period": 1}
+        assert none["loops"] == looped
+        assert none["groups"]["a"]["loops"] == looped | {"cut_off": 1}
+        assert penalised["loops"]["cut_off"] == penalised["loops"]["longest_period"] == 0
         assert none["levels"] == {}
         assert none["judge"] is None
         assert {example["item"] for example in result["worst"]} == {
@@ -566,6 +596,16 @@ class TestScores:
         means = np.random.default_rng(1).normal(size=400)
         low, high = scores.bootstrap(means)
         assert high - low == pytest.approx(2 * 1.96 * means.std() / 20, rel=0.1)
+
+    def test_what_ends_in_a_loop_is_cut_off_only_at_the_limit(self) -> None:
+        item = Item("t/1", "p", None, None)
+        ids = [5, *([1, 2] * 10)]
+        cut, whole = (
+            scores.score(item, sample_line("t/1", token_ids=ids) | {"finish_reason": reason}, None)
+            for reason in ("length", "stop")
+        )
+        assert cut.cut_off == Repetition(1, 2, 10)
+        assert whole.cut_off is None
 
     def test_rep_4_gram(self) -> None:
         assert scores.rep_n_gram([1, 2, 3, 4, 5], 4) == 0

@@ -83,8 +83,19 @@ def test_the_table_holds_the_numbers_of_the_result(tmp_path: Path) -> None:
             f"{cell['tokens']['mean']:.0f}",
             f"{100 * cell['rep_4_gram']['mean']:.1f}",
             f"{cell['compression_ratio']['mean']:.2f}",
+            str(cell["loops"]["most_copies"]),
+            str(cell["loops"]["cut_off"]),
             f"stop {cell['finish']['stop']}, length {cell['finish']['length']}",
         ]
+
+
+def test_a_result_without_loops_is_still_drawn(tmp_path: Path) -> None:
+    """Those of before they were counted."""
+    result = write_run(tmp_path)
+    for cell in result["cells"]:
+        del cell["loops"]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert all(row[-3:-1] == [DASH, DASH] for row in parsed(tmp_path).rows.values())
 
 
 def test_outputs_stay_text(tmp_path: Path) -> None:

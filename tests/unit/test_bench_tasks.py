@@ -137,12 +137,12 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
         '{"prompt": "Sort 3 1 2", "answer": "1 2 3", "id": "a", "group": "sort", "level": 3}\n'
         "\n"
         '{"prompt": "Tell a story.", "answer": null}\n'
-        '{"prompt": "1+1?", "answer": 2}\n'
+        '{"prompt": "1+1?", "answer": 2, "fields": {"regex": "[0-9]"}}\n'
     )
     assert load(f"jsonl={path}") == [
         Item("jsonl/a", "Sort 3 1 2", "1 2 3", "text", "sort", "3"),
         Item("jsonl/mine-3", "Tell a story.", None, None),
-        Item("jsonl/mine-4", "1+1?", "2", "text"),
+        Item("jsonl/mine-4", "1+1?", "2", "text", fields={"regex": "[0-9]"}),
     ]
 
 
@@ -173,6 +173,8 @@ def test_pocket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("jsonl", "x.jsonl", '{"prompt": ["?"]}\n', "row 1: 'prompt' is neither text nor"),
         ("jsonl", "x.jsonl", '{"prompt": " "}\n', "row 1: 'prompt' is missing or empty"),
         ("jsonl", "x.jsonl", '{"prompt": "?", "id": 1}\n' * 2, "2 rows with the id 'jsonl/1'"),
+        ("jsonl", "x.jsonl", '{"prompt": "?", "fields": "x"}\n', "row 1: 'fields' is no object"),
+        ("jsonl", "x.jsonl", '{"prompt": "?", "fields": {"seed": 1}}\n', "must leave out seed"),
         ("jsonl", "x.jsonl", "\n", "has no row"),
         ("jsonl", "x.parquet", "no parquet", "x.parquet: "),
         ("jsonl", "x.txt", "", "none of .jsonl, .csv, .parquet"),

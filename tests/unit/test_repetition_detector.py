@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.repetition.detector import Repetition, is_degenerate, longest_repetition
+from bench.repetition.detector import (
+    Repetition,
+    final_loop,
+    is_degenerate,
+    longest_repetition,
+)
 
 
 def naive(tokens: list[int]) -> Repetition:
@@ -43,6 +48,31 @@ def test_degenerate_is_the_longest_repetition_against_a_threshold(
     tokens: list[int], repeats: int
 ) -> None:
     assert is_degenerate(tokens, repeats) == (naive(tokens).repeats >= repeats)
+
+
+def naive_final_loop(tokens: list[int]) -> Repetition | None:
+    """Count back from the end for every period, as SPEC section 9 counts runs."""
+    for period in range(1, len(tokens)):
+        run = 0
+        while run + period < len(tokens) and tokens[-1 - run] == tokens[-1 - run - period]:
+            run += 1
+        if run >= 16 and run // period >= 2:
+            return Repetition(len(tokens) - run - period, period, run // period + 1)
+    return None
+
+
+@given(looping() | few_tokens.map(lambda tokens: tokens * 4))
+def test_the_final_loop_equals_its_definition(tokens: list[int]) -> None:
+    assert final_loop(tokens) == naive_final_loop(tokens)
+
+
+def test_the_final_loop_is_of_three_copies_and_sixteen_tokens() -> None:
+    assert final_loop([9] + [1] * 16) is None  # a run of 15
+    assert final_loop([9] + [1] * 17) == Repetition(1, 1, 17)
+    line = [*range(40)]
+    assert final_loop(line * 3 + [77]) is None
+    assert final_loop(line * 3) == final_loop("".join(map(chr, line * 3))) == Repetition(0, 40, 3)
+    assert final_loop(line * 2) is None
 
 
 @given(st.text("ab\U0001f600", max_size=60))
