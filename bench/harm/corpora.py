@@ -26,10 +26,15 @@ from numpy.typing import NDArray
 from bench.harm import archives, generated
 from bench.harm.vocabulary import Vocabulary
 
-KIND_CHARACTERS = 300_000
+KIND_CHARACTERS = 500_000
 """Of each kind, or all there is."""
 TEXT_CHARACTERS = 20_000
 """Of a text; the rest of a file is left out, so that many files are seen."""
+DATA_CHARACTERS = 8_000
+"""The same of data, where a token has few characters."""
+TEXT_TOKENS = 4096
+"""Of a text, likewise."""
+DATA = ("CSV", "tables", "numbers")
 BOOKS = ("alice29.txt", "asyoulik.txt", "lcet10.txt", "plrabn12.txt")
 SHORTEST_PIECE = 64
 """Pieces of fewer tokens are left out."""
@@ -76,15 +81,17 @@ def texts(kinds: Sequence[str] | None = None) -> list[Text]:
     return [
         Text(kind, name, text)
         for kind in kinds or KINDS
-        for name, text in _chosen(KINDS[kind]())
+        for name, text in _chosen(
+            KINDS[kind](), DATA_CHARACTERS if kind in DATA else TEXT_CHARACTERS
+        )
     ]
 
 
 def pieces(given: Iterable[Text], vocabulary: Vocabulary, longest: int) -> list[Piece]:
-    """Cut texts into outputs of at most `longest` tokens."""
+    """Cut the first TEXT_TOKENS tokens of texts into outputs of at most `longest` tokens."""
     found = []
     for text in given:
-        tokens = vocabulary.encode(text.text)
+        tokens = vocabulary.encode(text.text)[:TEXT_TOKENS]
         for start in range(0, len(tokens), longest):
             part = tokens[start : start + longest]
             if len(part) >= SHORTEST_PIECE:
@@ -100,14 +107,14 @@ def digest(given: Iterable[Text]) -> str:
     return whole.hexdigest()
 
 
-def _chosen(named: Named) -> Iterator[tuple[str, str]]:
-    """Yield texts in an order that is nobody's until there are enough."""
+def _chosen(named: Named, longest: int) -> Iterator[tuple[str, str]]:
+    """Yield texts, cut to so many characters, in an order that is nobody's until there are enough."""
     left = KIND_CHARACTERS
     ordered = sorted(named, key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
     for name, text in ordered:
         if left <= 0:
             return
-        part = text[:TEXT_CHARACTERS]
+        part = text[:longest]
         left -= len(part)
         yield name, part
 
@@ -138,7 +145,8 @@ def _documentation() -> Named:
 
 
 def _python() -> Named:
-    return _below(Path(sysconfig.get_path("stdlib")), "**/*.py")
+    # Not what a build writes of the machine that it ran on.
+    return _below(Path(sysconfig.get_path("stdlib")), "**/[!_]*.py")
 
 
 def _headers() -> Named:
@@ -258,8 +266,8 @@ KINDS: dict[str, Callable[[], Named]] = {
     "JSON": _json,
     "CSV": _csv,
     "tables": _tables,
-    "logs": lambda: generated.logs(6),
+    "logs": lambda: generated.logs(8),
     "numbers": _numbers,
-    "diagrams": lambda: generated.diagrams(20),
+    "diagrams": lambda: generated.diagrams(30),
 }
 """Where the texts of each kind come from."""

@@ -1,0 +1,229 @@
+"""What each penalty takes from the true next token at every position of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep
+from sglang_lz.window import ONSET, SHORTEST_LOOP
+
+LZ_PENALTY = 0.15
+WINDOW, BUFFER = 512, 32
+ONSETS = (1, 2, 3)
+REPETITION, FREQUENCY, PRESENCE = (1.1, 1.2), (0.1, 0.5), (0.5,)
+# The values that its author recommends, and the usual breakers; it sees the whole output.
+DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED_LENGTH = 0.8, 1.75, 2
+DRY_BREAKERS = ("\n", ":", '"', "*")
+MOST_NATS = 20.0
+"""A lowering counts at most so much: from there on the token is as good as forbidden."""
+ROWS = 64
+"""Texts of a batch."""
+
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Onset:
+    """Where the onset was reached in a text.
+
+    Attributes:
+        position: the first position at which it was, in tokens.
+        period: the shortest period of a loop there, in tokens.
+    """
+
+    position: int
+    period: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a penalty does to a text.
+
+    Attributes:
+        lowered: what the logit of the true next token loses, float32 [tokens], in nats, at most
+            MOST_NATS. Where nats would depend on the logit: 1 if it loses anything.
+        onset: where the onset was reached; None if it was not, or there is none to reach.
+    """
+
+    lowered: NDArray[np.float32]
+    onset: Onset | None = None
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A penalty and its setting.
+
+    Attributes:
+        name: as tables have it.
+        has_nats: whether what it takes from a token is known without the logit.
+        outcomes: what it does to each of some texts, given V.
+    """
+
+    name: str
+    has_nats: bool
+    outcomes: Callable[[Sequence[Tokens], int], list[Outcome]]
+
+
+def penalties(is_breaker: NDArray[np.bool_]) -> list[Penalty]:
+    """Return the penalties that are compared; `is_breaker` [V] says at which tokens DRY starts."""
+
+    def lz(onset: int) -> Callable[[Sequence[Tokens], int], list[Outcome]]:
+        return lambda texts, vocab: lz_outcomes(texts, vocab, onset)
+
+    def counting(lowered: Callable[[Any], Any]) -> Callable[[Sequence[Tokens], int], list[Outcome]]:
+        return lambda texts, vocab: [
+            _outcome(lowered(earlier_occurrences(tokens, vocab))) for tokens in texts
+        ]
+
+    def dry(texts: Sequence[Tokens], vocab: int) -> list[Outcome]:
+        return [_outcome(dry_lowered(tokens, is_breaker)) for tokens in texts]
+
+    return [
+        Penalty(f"lz {LZ_PENALTY:g}", True, lz(0)),
+        *(Penalty(f"lz {LZ_PENALTY:g}, onset {n}", True, lz(n)) for n in ONSETS),
+        *(Penalty(f"repetition {r:g}", False, counting(lambda seen: seen > 0)) for r in REPETITION),
+        *(Penalty(f"frequency {f:g}", True, counting(lambda n, f=f: f * n)) for f in FREQUENCY),
+        *(Penalty(f"presence {p:g}", True, counting(lambda n, p=p: p * (n > 0))) for p in PRESENCE),
+        Penalty("DRY", True, dry),
+    ]
+
+
+def lz_outcomes(texts: Sequence[Tokens], vocab: int, onset: int) -> list[Outcome]:
+    """Run the penalizer of a server over texts as outputs, `marginal` cost, usual sizes.
+
+    Args:
+        texts: token ids below V.
+        vocab: V.
+        onset: n; 0 for always on.
+    """
+    outcomes: dict[int, Outcome] = {}
+    by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    logits = torch.zeros(min(ROWS, max(len(texts), 1)), vocab)
+    for first in range(0, len(texts), ROWS):
+        batch = by_length[first : first + ROWS]
+        found = _Forced([texts[i] for i in batch], logits, onset).outcomes()
+        outcomes.update(zip(batch, found, strict=True))
+    return [outcomes[i] for i in range(len(texts))]
+
+
+class _Forced:
+    """A batch of requests, longest first, whose samples are given."""
+
+    def __init__(self, texts: Sequence[Tokens], logits: torch.Tensor, onset: int) -> None:
+        self.texts, self.logits = texts, logits
+        self.lengths = [len(text) for text in texts]
+        self.tokens = torch.zeros(self.lengths[0], len(texts), dtype=torch.int64)
+        for row, text in enumerate(texts):
+            self.tokens[: len(text), row] = torch.from_numpy(text)
+        self.lowered = np.zeros((self.lengths[0], len(texts)), dtype=np.float32)
+        self.onsets: dict[int, Onset] = {}
+        self.penalizer = BatchedLZPenalizer(len(texts), WINDOW, "cpu")
+        # The prompt is one token, which the penalty does not see.
+        history = History((), 0, 1, 1, LZ_PENALTY, WINDOW, BUFFER, False, onset)
+        rows = np.arange(len(texts))
+        seed, self.width = self.penalizer.admit(rows, rows, dict.fromkeys(rows.tolist(), history))
+        self.penalizer.take(seed)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the outcome of each text."""
+        for position, rows in self._positions():
+            self._step(position, rows)
+        return [
+            _outcome(self.lowered[:length, row], self.onsets.get(row))
+            for row, length in enumerate(self.lengths)
+        ]
+
+    def _positions(self) -> Iterator[tuple[int, int]]:
+        """Yield each position after the first token, and how many texts are longer."""
+        rows = len(self.texts)
+        for position in range(1, self.lengths[0]):
+            while self.lengths[rows - 1] <= position:
+                rows -= 1
+            yield position, rows
+
+    def _step(self, position: int, rows: int) -> None:
+        own = torch.arange(rows)
+        true = self.tokens[position, :rows]
+        self.logits[own, true] = 0  # no other is read
+        self.penalizer.apply(
+            LZStep(self.penalizer, None, rows, 0, 0, self.width),
+            self.logits[:rows],
+            request_rows=own,
+            seq_lens=torch.full((rows,), position + 1),
+            input_ids=self.tokens[position - 1, :rows],
+        )
+        self.lowered[position, :rows] = -self.logits[own, true].numpy()
+        _, run, params = self.penalizer.state.arrays
+        for row in (params[:rows, ONSET] < 0).nonzero()[0].tolist():
+            if row not in self.onsets:
+                copies = -int(params[row, ONSET])
+                self.onsets[row] = Onset(position, _shortest_loop(run[row], position, copies))
+
+
+def _shortest_loop(run: NDArray[np.int16], tokens: int, copies: int) -> int:
+    """The shortest period that has so many copies, of an output of so many tokens."""
+    periods = np.arange(1, min(len(run), tokens))
+    runs = run[periods]
+    return int(periods[(runs >= SHORTEST_LOOP) & (runs >= copies * periods)][0])
+
+
+def dry_lowered(tokens: Tokens, is_breaker: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return what DRY takes from each token of an output, in nats, float64 [tokens].
+
+    A token that would make a repetition longer pays multiplier x base ** (length - allowed length)
+    from the allowed length on. A breaker pays nothing, and no repetition goes on across one, as in
+    llama.cpp.
+    """
+    length = _repeated_before(tokens, is_breaker)
+    exponent = np.minimum(length - DRY_ALLOWED_LENGTH, 100)
+    return np.where(exponent >= 0, DRY_MULTIPLIER * DRY_BASE ** exponent.astype(float), 0.0)
+
+
+def earlier_occurrences(tokens: Tokens, vocab: int) -> Tokens:
+    """Return how often each token of an output stands there before, int64 [tokens]."""
+    return _earlier_occurrences(tokens, np.zeros(vocab, dtype=np.int64))
+
+
+def _outcome(lowered: NDArray[Any], onset: Onset | None = None) -> Outcome:
+    return Outcome(np.minimum(lowered, MOST_NATS).astype(np.float32), onset)
+
+
+@numba.njit
+def _earlier_occurrences(tokens: Any, count: Any) -> Any:
+    found = np.empty(len(tokens), np.int64)
+    for position, token in enumerate(tokens):
+        found[position] = count[token]
+        count[token] += 1
+    return found
+
+
+@numba.njit
+def _repeated_before(tokens: Any, is_breaker: Any) -> Any:
+    """How many tokens before each one stand before an earlier one like it, at most."""
+    longest = np.zeros(len(tokens), np.int64)
+    newest = np.full(len(is_breaker), -1, np.int64)
+    before = np.empty(len(tokens), np.int64)  # the occurrence before this one
+    for position, token in enumerate(tokens):
+        before[position] = newest[token]
+        newest[token] = position
+        if is_breaker[token]:
+            continue
+        other = before[position]
+        while other >= 0:
+            length = 0
+            while (
+                length < other
+                and tokens[other - 1 - length] == tokens[position - 1 - length]
+                and not is_breaker[tokens[position - 1 - length]]
+            ):
+                length += 1
+            longest[position] = max(longest[position], length)
+            other = before[other]
+    return longest
