@@ -51,7 +51,6 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-@cache
 def _fetch() -> None:
     """Download what is missing; the folder appears whole or not at all."""
     if FOLDER.is_dir():

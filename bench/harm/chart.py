@@ -10,7 +10,7 @@ from bench.harm.result import COUNTING, cells
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Hues and markers as in the report of bench.repetition, which are told apart with any colour vision.
+# Hues of Okabe and Ito and of Tol, told apart with any colour vision; markers say the same again.
 LOOKS = {
     COUNTING: ("#d55e00", "s"),
     "frequency 0.1": ("#aa4499", "D"),
@@ -65,7 +65,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
                 ms=11 if name.endswith("onset 2") else 8,
                 label=LABELS.get(name, name),
                 clip_on=False,
-                zorder=3,
+                zorder=2 if name.endswith("onset 2") else 3,
             )
         _scale(axes, title, ticks, linear)
     both[0].set_yticks(range(len(kinds)), kinds, fontsize=12)

@@ -108,7 +108,12 @@ def digest(given: Iterable[Text]) -> str:
 
 
 def _chosen(named: Named, longest: int) -> Iterator[tuple[str, str]]:
-    """Yield texts, cut to so many characters, in an order that is nobody's until there are enough."""
+    """Yield texts in an order that is nobody's until there are enough.
+
+    Args:
+        named: names and texts.
+        longest: how many characters of each are taken.
+    """
     left = KIND_CHARACTERS
     ordered = sorted(named, key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
     for name, text in ordered:

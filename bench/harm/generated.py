@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-WORDS = (
+_WORDS = (
     "account archive batch billing buffer cache catalog checkout client cluster config console "
     "contract customer delivery device document endpoint engine event export feature filter folder "
     "gateway history import index inventory invoice journal ledger library listener login manager "
@@ -21,7 +21,8 @@ WORDS = (
     "reader record refund region render report request review router scanner schedule search "
     "segment sensor session shipment signal snapshot source stream summary supplier survey table "
     "target ticket token tracker transfer upload user vendor version volume warehouse worker"
-).split()
+)
+WORDS = _WORDS.split()
 LINES = 160
 """Of a log or a column."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,10 @@ class Outcome:
     onset: Onset | None = None
 
 
+Outcomes = Callable[[Sequence[Tokens], int], list[Outcome]]
+"""What a penalty does to each of some texts, given V."""
+
+
 @dataclass(frozen=True)
 class Penalty:
     """A penalty and its setting.
@@ -63,23 +68,24 @@ class Penalty:
     Attributes:
         name: as tables have it.
         has_nats: whether what it takes from a token is known without the logit.
-        outcomes: what it does to each of some texts, given V.
+        outcomes: what it does.
     """
 
     name: str
     has_nats: bool
-    outcomes: Callable[[Sequence[Tokens], int], list[Outcome]]
+    outcomes: Outcomes
 
 
 def penalties(is_breaker: NDArray[np.bool_]) -> list[Penalty]:
     """Return the penalties that are compared; `is_breaker` [V] says at which tokens DRY starts."""
 
-    def lz(onset: int) -> Callable[[Sequence[Tokens], int], list[Outcome]]:
+    def lz(onset: int) -> Outcomes:
         return lambda texts, vocab: lz_outcomes(texts, vocab, onset)
 
-    def counting(lowered: Callable[[Any], Any]) -> Callable[[Sequence[Tokens], int], list[Outcome]]:
+    def counting(strength: float, most: float) -> Outcomes:
         return lambda texts, vocab: [
-            _outcome(lowered(earlier_occurrences(tokens, vocab))) for tokens in texts
+            _outcome(strength * np.minimum(earlier_occurrences(tokens, vocab), most))
+            for tokens in texts
         ]
 
     def dry(texts: Sequence[Tokens], vocab: int) -> list[Outcome]:
@@ -88,9 +94,9 @@ def penalties(is_breaker: NDArray[np.bool_]) -> list[Penalty]:
     return [
         Penalty(f"lz {LZ_PENALTY:g}", True, lz(0)),
         *(Penalty(f"lz {LZ_PENALTY:g}, onset {n}", True, lz(n)) for n in ONSETS),
-        *(Penalty(f"repetition {r:g}", False, counting(lambda seen: seen > 0)) for r in REPETITION),
-        *(Penalty(f"frequency {f:g}", True, counting(lambda n, f=f: f * n)) for f in FREQUENCY),
-        *(Penalty(f"presence {p:g}", True, counting(lambda n, p=p: p * (n > 0))) for p in PRESENCE),
+        *(Penalty(f"repetition {r:g}", False, counting(1, most=1)) for r in REPETITION),
+        *(Penalty(f"frequency {f:g}", True, counting(f, most=math.inf)) for f in FREQUENCY),
+        *(Penalty(f"presence {p:g}", True, counting(p, most=1)) for p in PRESENCE),
         Penalty("DRY", True, dry),
     ]
 

@@ -30,9 +30,7 @@ REACHED_COLUMNS = ["tokenizer", "longest", "penalty", "kind", "text", "tokens", 
 REACHED_COLUMNS += ["lowered"]
 
 
-def rows(
-    pieces: Sequence[Piece], outcomes: Sequence[Outcome], penalty: Penalty
-) -> list[list[Any]]:
+def rows(pieces: Sequence[Piece], outcomes: Sequence[Outcome], penalty: Penalty) -> list[list[Any]]:
     """Return a row for each kind, without the tokenizer and the length, as ROW_COLUMNS go on.
 
     Positions without a token before them count too: nothing can be lowered there.
@@ -45,9 +43,7 @@ def rows(
         touched = sum(bool(outcome.lowered.any()) for outcome in own)
         reached = sum(outcome.onset is not None for outcome in own)
         per_1000 = round(1000 * float((lowered > 0).mean()), 3)
-        found.append(
-            [kind, penalty.name, len(own), len(lowered), per_1000, nats, touched, reached]
-        )
+        found.append([kind, penalty.name, len(own), len(lowered), per_1000, nats, touched, reached])
     return found
 
 

@@ -84,10 +84,8 @@ def byte_level(ranks: bytes, digits: int) -> Tokenizer:
         ranks: a token's bytes in base64 and its rank, a line each; the lowest rank merges first.
         digits: how many digits a token has at most.
     """
-    rank = {}
-    for line in ranks.splitlines():
-        token, number = line.split()
-        rank[base64.b64decode(token)] = int(number)
+    lines = (line.split() for line in ranks.splitlines())
+    rank = {base64.b64decode(token): int(number) for token, number in lines}
     merges = []
     for token, number in rank.items():
         parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]

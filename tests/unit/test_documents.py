@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.harm.result import markdown as harm_tables
 from bench.overlap.__main__ import markdown
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
@@ -227,6 +228,19 @@ def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:
     result = json.loads((ROOT / "bench/results/overlap.json").read_text())
     assert markdown(result) in (ROOT / "bench/README.md").read_text()
+
+
+def test_figures_of_harm_are_those_of_the_result_file() -> None:
+    path = ROOT / "bench/results/harm.json"
+    result = json.loads(path.read_text())
+    page = (ROOT / "bench/README.md").read_text()
+    assert harm_tables(result) in page
+    words = " ".join(page.split())
+    for tokenizer, name in (("qwen", "Qwen's"), ("cl100k", "cl100k")):
+        rows = [row for row in result["rows"] if row[:2] == [tokenizer, 4096]]
+        tokens = sum(row[5] for row in rows if row[3] == "lz 0.15")
+        assert f"{tokens / 1e6:.2f} million tokens of {name}" in words
+    assert path.with_suffix(".png").is_file()
 
 
 def test_figures_of_speculation_are_those_of_the_result_file() -> None:
