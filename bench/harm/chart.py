@@ -50,7 +50,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
     import matplotlib.pyplot as plt
 
     longest = max(result["settings"]["longest"])
-    tokenizer = next(iter(result["tokenizers"]))
+    tokenizer = next(iter(result["vocabularies"]))
     own = cells(result, tokenizer, longest)
     kinds = list(dict.fromkeys(kind for kind, _ in own))
     figure, both = plt.subplots(1, 2, figsize=(11, 6), constrained_layout=True, sharey=True)

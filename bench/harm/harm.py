@@ -75,7 +75,7 @@ def measure(texts: Sequence[corpora.Text], tokenizers: Iterable[str]) -> dict[st
             "most nats": MOST_NATS,
         },
         "corpora": _described(texts),
-        "tokenizers": {},
+        "vocabularies": {},
         "row_columns": result.ROW_COLUMNS,
         "rows": [],
         "reached_columns": result.REACHED_COLUMNS,
@@ -84,7 +84,7 @@ def measure(texts: Sequence[corpora.Text], tokenizers: Iterable[str]) -> dict[st
     for name in tokenizers:
         vocabulary = Vocabulary(name)
         source = SOURCES[name]
-        found["tokenizers"][name] = {"V": source.size, "models": source.models}
+        found["vocabularies"][name] = {"V": source.size, "models": source.models}
         is_breaker = vocabulary.holding(DRY_BREAKERS)
         for longest in LONGEST:
             pieces = corpora.pieces(texts, vocabulary, longest)

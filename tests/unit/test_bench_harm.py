@@ -218,7 +218,7 @@ def test_only_nothing_is_shown_as_nothing() -> None:
     shown = result.markdown(
         {
             "settings": {"longest": [1024, 4096]},
-            "tokenizers": {"qwen": {}},
+            "vocabularies": {"qwen": {}},
             "row_columns": result.ROW_COLUMNS,
             "rows": nothing + little,
         }
