@@ -80,6 +80,7 @@ def cell(
             for name in ("accuracy", "degenerate")
         }
         against["ended_loops"] = ended_loops(samples, base)
+        against["unchanged"] = unchanged(samples, base)
     return {
         "items": len({sample.key.item for sample in samples}),
         "samples": len(samples),
@@ -88,8 +89,14 @@ def cell(
         "agreement": agreement(samples),
         "finish": dict(sorted(Counter(sample.finish for sample in samples).items())),
         "against_none": against,
-        "groups": _split(samples, lambda sample: items[sample.key.item].group),
-        "levels": _split(samples, lambda sample: items[sample.key.item].level),
+        "groups": {
+            name: {**_part(part, *names[:2], *names[4:]), "loops": loops(part)}
+            for name, part in _split(samples, lambda sample: items[sample.key.item].group)
+        },
+        "levels": {
+            name: _part(part, *names[:2])
+            for name, part in _split(samples, lambda sample: items[sample.key.item].level)
+        },
     }
 
 
@@ -100,6 +107,12 @@ def ended_loops(samples: Sequence[Scored], base: Sequence[Scored]) -> dict[str, 
     ended = [here[key] for key in keys if key in here and not here[key].values["degenerate"]]
     right = sum(sample.values.get("accuracy", 0) == 1 for sample in ended)
     return {"ended": len(ended), "right": right}
+
+
+def unchanged(samples: Sequence[Scored], base: Sequence[Scored]) -> int:
+    """How many of the samples say what the one without a penalty says, of their item and seed."""
+    texts = {(sample.key.item, sample.key.seed): sample.text for sample in base}
+    return sum(texts.get((s.key.item, s.key.seed)) == s.text for s in samples)
 
 
 def loops(samples: Sequence[Scored]) -> dict[str, int]:
@@ -134,22 +147,22 @@ def agreement(samples: Sequence[Scored]) -> dict[str, int] | None:
     return {name: pairs[pair] for name, pair in names.items()} if pairs else None
 
 
-def _split(samples: Sequence[Scored], of: Callable[[Scored], str]) -> dict[str, Any]:
-    """The shares and the loops of each group or level, {} if the samples have none."""
+def _split(
+    samples: Sequence[Scored], of: Callable[[Scored], str]
+) -> list[tuple[str, list[Scored]]]:
+    """The samples by group or level, in order; nothing if they have none."""
     parts: dict[str, list[Scored]] = {}
     for sample in samples:
         parts.setdefault(of(sample), []).append(sample)
+    parts.pop("", None)
+    return sorted(parts.items(), key=lambda part: (len(part[0]), part[0]))
+
+
+def _part(samples: Sequence[Scored], *names: str) -> dict[str, Any]:
+    """Some scores of a part of the samples."""
     return {
-        name: {
-            "items": len({sample.key.item for sample in part}),
-            **{
-                score: summary(collect(part, score))
-                for score in ("accuracy", "degenerate", "rep_4_gram", "compression_ratio")
-            },
-            "loops": loops(part),
-        }
-        for name, part in sorted(parts.items(), key=lambda part: (len(part[0]), part[0]))
-        if name
+        "items": len({sample.key.item for sample in samples}),
+        **{name: summary(collect(samples, name)) for name in names},
     }
 
 

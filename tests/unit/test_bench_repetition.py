@@ -551,6 +551,7 @@ class TestScores:
         assert penalised["degenerate"] == {"mean": 0.0, "std": 0.0, "ci": [0.0, 0.0]}
         assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
         assert penalised["against_none"]["ended_loops"] == {"ended": 4, "right": 4}
+        assert penalised["against_none"]["unchanged"] == 4 + 0
         assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
         assert none["groups"]["a"]["rep_4_gram"]["mean"] == round(21 / 27 / 3, 4)
         looped = {"most_copies": 25, "period": 1, "cut_off": 2, "longest_period": 1}
