@@ -34,7 +34,11 @@ class Source:
 
 SOURCES = {
     "qwen": Source(
-        "dashscope", "dashscope/resources/qwen.tiktoken", 1, 151_936, "Qwen2.5 of up to 3B parameters"
+        "dashscope",
+        "dashscope/resources/qwen.tiktoken",
+        1,
+        151_936,
+        "Qwen2.5 of up to 3B parameters",
     ),
     "cl100k": Source(
         "litellm",
