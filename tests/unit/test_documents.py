@@ -234,7 +234,7 @@ def test_figures_of_harm_are_those_of_the_result_file() -> None:
     path = ROOT / "bench/results/harm.json"
     result = json.loads(path.read_text())
     page = (ROOT / "bench/README.md").read_text()
-    assert harm_tables(result) in page
+    assert all(table in page for table in harm_tables(result).split("\n\n"))
     words = " ".join(page.split())
     waiting = [row for row in result["rows"] if row[3] == "lz 0.15, onset 2"]
     assert not any(row[4] for row in waiting if row[2] in ("prose", "documentation", "logs"))
