@@ -237,10 +237,10 @@ def test_figures_of_harm_are_those_of_the_result_file() -> None:
     assert all(table in page for table in harm_tables(result).split("\n\n"))
     words = " ".join(page.split())
     waiting = [row for row in result["rows"] if row[3] == "lz 0.15, onset 2"]
-    assert not any(row[4] for row in waiting if row[2] in ("prose", "documentation", "logs"))
+    assert not any(row[6] for row in waiting if row[2] in ("prose", "documentation", "logs"))
     text = ("Python", "C headers", "Markdown", "reST", "HTML", "JSON")
     assert "fewer than 10 positions of 1,000 in code, markup and JSON" in words
-    assert all(row[4] < 10 for row in waiting if row[2] in text)
+    assert all(row[6] < 10 for row in waiting if row[2] in text)
     for tokenizer, name in (("qwen", "Qwen's"), ("cl100k", "cl100k")):
         rows = [row for row in result["rows"] if row[:2] == [tokenizer, 4096]]
         tokens = sum(row[5] for row in rows if row[3] == "lz 0.15")
