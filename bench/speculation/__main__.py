@@ -1,17 +1,21 @@
 """Measure what the LZ penalty costs speculative decoding: accepted drafts, in loops and outside.
 
-Every prompt of `bench/repetition/prompts.jsonl` is answered greedily, past the end of the answer,
-once for each variant, by a server that speculates. A verify step yields the draft tokens that it
-accepts and one more; their mean is the accept length. A loop is a degenerate repetition
-(`bench.repetition.detector`: a unit at least 20 times in a row). An answer with a loop is asked for
-again up to where the loop starts, which gives the steps outside the loop. Requests go one at a time
-and the cache is flushed before each, so that an n-gram drafter knows only the request itself. Needs
-a running server:
+Every prompt is answered greedily, once for each variant, by a server that speculates. A verify step
+yields the draft tokens that it accepts and one more; their mean is the accept length. A loop is a
+degenerate repetition (`bench.repetition.detector`: a unit at least 20 times in a row). An answer
+with a loop is asked for again up to where the loop starts, which gives the steps outside the loop.
+Where the penalty has an onset, the answer up to it is held against the one without a penalty:
+tokens, verify steps and how many of them accepted how many drafts must be the same. Requests go one
+at a time and the cache is flushed before each, so that an n-gram drafter knows only the request
+itself. Needs a running server:
 
     scripts/serve --speculative-algorithm NGRAM --speculative-num-draft-tokens 8 &
     python -m bench.speculation --out bench/results/speculation-ngram.json
     python -m bench.speculation --plot bench/results/speculation-ngram.png \\
         bench/results/speculation-ngram.json       # needs matplotlib
+
+With `--task pocket` the prompts are the puzzles, answered to their ends; the server then needs
+`--model-path python/sglang_lz/demo/reasoner`.
 
 What it does not say: how much time speculation saves, which depends on the model and the machine.
 """
@@ -21,20 +25,66 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import TIMEOUT_SECONDS, command, environment, request, write_result
+from bench.common import ROOT, command, environment, request, write_result
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
+from bench.speculation.drafters import Penalty, drafters
+from bench.speculation.steps import Answer, ask, onset_reached
 
-PROMPTS = Path(__file__).resolve().parents[1] / "repetition" / "prompts.jsonl"
+ALPHA = 0.15
+NO_PENALTY = "no penalty"
+MARGINAL = f"lz_penalty {ALPHA}, marginal"
+ONSET_2 = f"lz_penalty {ALPHA}, onset 2"
+DRAFTED_PROMPTS = 20
+"""Other drafters are slow: they are played on the answers to the first prompts only."""
 
-VARIANTS: dict[str, dict[str, object]] = {
-    "no penalty": {},
-    "lz_penalty 0.15, marginal": {"lz_penalty": 0.15, "lz_cost": "marginal"},
-    "lz_penalty 0.15, rate": {"lz_penalty": 0.15, "lz_cost": "rate"},
-    "lz_penalty 0.3, rate": {"lz_penalty": 0.3, "lz_cost": "rate"},
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked, and under which penalties.
+
+    Attributes:
+        prompts: JSON lines with `prompt`.
+        max_tokens: the longest answer.
+        ignore_eos: whether an answer goes on past its end.
+        variants: request fields by name; the first has no penalty.
+        drafted: the variants whose answers are given to other drafters too.
+    """
+
+    prompts: Path
+    max_tokens: int
+    ignore_eos: bool
+    variants: dict[str, dict[str, object]]
+    drafted: tuple[str, ...]
+
+
+def _onset(onset: int) -> dict[str, dict[str, object]]:
+    return {f"lz_penalty {ALPHA}, onset {onset}": {"lz_penalty": ALPHA, "lz_onset": onset}}
+
+
+ALWAYS: dict[str, dict[str, object]] = {
+    NO_PENALTY: {},
+    MARGINAL: {"lz_penalty": ALPHA, "lz_cost": "marginal"},
+}
+RATE: dict[str, object] = {"lz_penalty": ALPHA, "lz_cost": "rate"}
+TASKS = {
+    "demo": Task(
+        ROOT / "bench" / "repetition" / "prompts.jsonl",
+        512,
+        True,
+        {**ALWAYS, f"lz_penalty {ALPHA}, rate": RATE, **_onset(1), **_onset(2), **_onset(3)},
+        (MARGINAL, ONSET_2),
+    ),
+    "pocket": Task(
+        ROOT / "bench" / "repetition" / "pocket.jsonl",
+        640,
+        False,
+        {**ALWAYS, **_onset(2)},
+        (MARGINAL, ONSET_2),
+    ),
 }
 SERVER_SETTINGS = (
     "speculative_algorithm",
@@ -43,42 +93,6 @@ SERVER_SETTINGS = (
     "speculative_eagle_topk",
     "speculative_draft_model_path",
 )
-
-
-def answer(
-    base_url: str, prompt: list[int], max_tokens: int, penalty: dict[str, object]
-) -> tuple[list[int], int]:
-    """Return the token ids of a greedy answer and in how many verify steps they came."""
-    flush = f"{base_url}/flush_cache?timeout=30"
-    urllib.request.urlopen(flush, timeout=TIMEOUT_SECONDS).close()
-    sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True, **penalty}
-    found = request(f"{base_url}/generate", {"input_ids": prompt, "sampling_params": sampling})
-    tokens: list[int] = found["output_ids"]
-    if len(tokens) != max_tokens:
-        raise RuntimeError(f"{len(tokens)} tokens came back, {max_tokens} were asked for")
-    return tokens, found["meta_info"].get("spec_verify_ct", 0)
-
-
-def measure(base_url: str, prompt: str, max_tokens: int, penalty: dict[str, object]) -> list[int]:
-    """Return one row for a prompt: `ROW_COLUMNS`."""
-    messages = [{"role": "user", "content": prompt}]
-    rendered = request(
-        f"{base_url}/tokenize", {"messages": messages, "add_generation_prompt": True}
-    )
-    ids = rendered["tokens"]
-    tokens, steps = answer(base_url, ids, max_tokens, penalty)
-    found = longest_repetition(tokens)
-    if found.repeats < DEGENERATE_REPEATS:
-        return [found.repeats, max_tokens, steps, 0, 0]
-    before, steps_before = 0, 0
-    if found.start:
-        before = found.start
-        again, steps_before = answer(base_url, ids, before, penalty)
-        if again != tokens[:before]:
-            raise RuntimeError(f"{prompt!r}: the same request gave another answer")
-    return [found.repeats, before, steps_before, max_tokens - before, steps - steps_before]
-
-
 ROW_COLUMNS = (
     "repeats",
     "tokens outside a loop",
@@ -86,17 +100,128 @@ ROW_COLUMNS = (
     "tokens from its start on",
     "verify steps from its start on",
 )
+ONSET_COLUMNS = ("tokens until the onset", "verify steps until", "tokens after", "steps after")
 
 
-def run_variant(
-    base_url: str, prompts: list[str], max_tokens: int, penalty: dict[str, object]
+class Asking:
+    """The answers of one server to the prompts of a task, each asked for once.
+
+    Attributes:
+        prompts: token ids of each prompt.
+    """
+
+    def __init__(self, base_url: str, task: Task, prompts: list[str]) -> None:
+        """Tokenize the prompts as the chat template renders them."""
+        self._base_url, self._task = base_url, task
+        self._known: dict[tuple[int, str, int], Answer] = {}
+        url = f"{base_url}/tokenize"
+        self.prompts: list[list[int]] = [
+            request(
+                url,
+                {"messages": [{"role": "user", "content": prompt}], "add_generation_prompt": True},
+            )["tokens"]
+            for prompt in prompts
+        ]
+
+    def answer(self, prompt: int, variant: str, max_tokens: int | None = None) -> Answer:
+        """The answer to the prompt of this number under a variant, or its first tokens."""
+        limit = max_tokens or self._task.max_tokens
+        key = (prompt, variant, limit)
+        if key not in self._known:
+            sampling = {"max_new_tokens": limit, "ignore_eos": self._task.ignore_eos}
+            self._known[key] = ask(
+                self._base_url, self.prompts[prompt], sampling | self._task.variants[variant]
+            )
+        return self._known[key]
+
+
+def measure(asking: Asking, prompt: int, variant: str) -> list[int]:
+    """Return one row for a prompt: `ROW_COLUMNS`."""
+    answer = asking.answer(prompt, variant)
+    count, steps = len(answer.tokens), answer.steps
+    found = longest_repetition(answer.tokens)
+    if found.repeats < DEGENERATE_REPEATS:
+        return [found.repeats, count, steps, 0, 0]
+    before, steps_before = 0, 0
+    if found.start:
+        before = found.start
+        again = asking.answer(prompt, variant, before)
+        steps_before = again.steps
+        if again.tokens != answer.tokens[:before]:
+            raise RuntimeError(f"prompt {prompt}: the same request gave another answer")
+    return [found.repeats, before, steps_before, count - before, steps - steps_before]
+
+
+def until_onset(asking: Asking, variant: str, onset: int) -> dict[str, Any]:
+    """Hold the answers up to the onset against those without a penalty.
+
+    Raises:
+        RuntimeError: an answer differs in a token or a verify step before its onset.
+    """
+    rows = []
+    for prompt in range(len(asking.prompts)):
+        whole = asking.answer(prompt, variant)
+        reached = onset_reached(whole.tokens, onset)
+        limit = None if reached in (None, len(whole.tokens)) else reached
+        pair = [asking.answer(prompt, name, limit) for name in (NO_PENALTY, variant)]
+        if pair[0] != pair[1]:
+            raise RuntimeError(f"prompt {prompt}: {variant} differs before its onset")
+        tokens = len(pair[1].tokens)
+        rows.append(
+            [tokens, pair[1].steps, len(whole.tokens) - tokens, whole.steps - pair[1].steps]
+        )
+    tokens, steps, tokens_after, steps_after = map(sum, zip(*rows, strict=True))
+    return {
+        "equal_outputs": len(rows),
+        "equal_tokens": tokens,
+        "equal_verify_steps": steps,
+        "accept_length_before": _mean(tokens, steps),
+        "accept_length_after": _mean(tokens_after, steps_after),
+        "columns": ONSET_COLUMNS,
+        "rows": rows,
+    }
+
+
+def beside_other_drafters(
+    asking: Asking, variant: str, penalty: Penalty, drafts: int
 ) -> dict[str, Any]:
+    """The accept length of the server's drafter from the onset on, and of others.
+
+    Args:
+        asking: gives the answers of the first prompts.
+        variant: of the answers.
+        penalty: the same.
+        drafts: nodes of a draft tree beside its root.
+    """
+    prompts = range(min(DRAFTED_PROMPTS, len(asking.prompts)))
+    answers = [asking.answer(prompt, variant) for prompt in prompts]
+    tokens, steps = 0, 0
+    for prompt, whole in zip(prompts, answers, strict=True):
+        start = onset_reached(whole.tokens, penalty.onset) if penalty.onset else 1
+        if start is not None and start < len(whole.tokens):
+            tokens += len(whole.tokens) - start
+            steps += whole.steps - asking.answer(prompt, variant, start).steps
+    others = drafters(
+        [asking.prompts[prompt] for prompt in prompts],
+        [answer.tokens for answer in answers],
+        penalty,
+        drafts,
+    )
+    if tokens != others["tokens"]:
+        raise RuntimeError(f"{others['tokens']} tokens were drafted, {tokens} by the server")
+    others["verify_steps"]["server"] = steps
+    others["accept_length"]["server"] = _mean(tokens, steps)
+    return {"prompts": len(prompts), **others}
+
+
+def run_variant(asking: Asking, variant: str, penalty: dict[str, object]) -> dict[str, Any]:
     """Answer every prompt under one penalty; return the means and one row a prompt."""
-    rows = [measure(base_url, prompt, max_tokens, penalty) for prompt in prompts]
+    rows = [measure(asking, prompt, variant) for prompt in range(len(asking.prompts))]
     _, outside_tokens, outside_steps, inside_tokens, inside_steps = map(
         sum, zip(*rows, strict=True)
     )
     degenerate = sum(row[0] >= DEGENERATE_REPEATS for row in rows)
+    onset = penalty.get("lz_onset")
     return {
         "request": penalty,
         "degenerate_share": round(degenerate / len(rows), 4),
@@ -104,6 +229,7 @@ def run_variant(
         "accept_length": _mean(inside_tokens + outside_tokens, inside_steps + outside_steps),
         "accept_length_outside": _mean(outside_tokens, outside_steps),
         "accept_length_inside": _mean(inside_tokens, inside_steps),
+        **({"until_onset": until_onset(asking, variant, onset)} if isinstance(onset, int) else {}),
         "rows": rows,
     }
 
@@ -136,7 +262,12 @@ def plot(result: dict[str, Any], out: Path) -> None:
     names = list(result["variants"])
     variants = list(result["variants"].values())
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9, 3.2), width_ratios=(3, 2), constrained_layout=True, sharey=True
+        1,
+        2,
+        figsize=(9, 1 + 0.6 * len(names)),
+        width_ratios=(3, 2),
+        constrained_layout=True,
+        sharey=True,
     )
     rows = range(len(names))
     bars = (
@@ -169,6 +300,53 @@ def plot(result: dict[str, Any], out: Path) -> None:
     figure.savefig(out, dpi=160)
 
 
+def measured(base_url: str, name: str, limit: int | None, info: dict[str, Any]) -> dict[str, Any]:
+    """Measure every variant of a task on a server; return the result file.
+
+    Args:
+        base_url: the server's address.
+        name: of the task.
+        limit: how many prompts to answer; None for all.
+        info: what the server answers at /server_info.
+    """
+    task = TASKS[name]
+    lines = task.prompts.read_text().splitlines()[:limit]
+    where = environment(info)
+    where["server"] |= {setting: info.get(setting) for setting in SERVER_SETTINGS}
+    config = json.loads((Path(info["model_path"]) / "config.json").read_text())
+    asking = Asking(base_url, task, [json.loads(line)["prompt"] for line in lines])
+    variants = {}
+    for variant, penalty in task.variants.items():
+        print(f"{variant}: {len(lines)} prompts", file=sys.stderr, flush=True)
+        found = variants[variant] = run_variant(asking, variant, penalty)
+        if variant in task.drafted:
+            onset = int(str(penalty.get("lz_onset", 0)))
+            drafter = Penalty(ALPHA, onset, config["vocab_size"])
+            drafts = info["speculative_num_draft_tokens"] - 1
+            found["drafters"] = beside_other_drafters(asking, variant, drafter, drafts)
+    return {
+        "measures": (
+            "accept length (tokens of a verify step, the sampled one included) and share of greedy "
+            f"outputs with some unit of token ids at least {DEGENERATE_REPEATS} times in a row; "
+            "until_onset: answers with an onset, equal up to it to those without a penalty in "
+            "tokens, verify steps and how many steps accepted how many drafts; drafters: accept "
+            "length from the onset on of the server's drafter, and of others played on the answers"
+        ),
+        "command": command("speculation"),
+        **where,
+        "settings": {
+            "temperature": 0,
+            "prompts": len(lines),
+            "max_tokens": task.max_tokens,
+            "ignore_eos": task.ignore_eos,
+            "concurrency": 1,
+            "endpoint": "/generate, cache flushed before each request",
+        },
+        "row_columns": ROW_COLUMNS,
+        "variants": variants,
+    }
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
@@ -178,7 +356,8 @@ def main() -> None:
     )
     parser.add_argument("--base-url", default="http://127.0.0.1:30000", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the table)")
-    parser.add_argument("--max-tokens", type=int, default=512, help="default: %(default)s")
+    parser.add_argument("--task", choices=TASKS, default="demo", help="default: %(default)s")
+    parser.add_argument("--limit", type=int, help="prompts to answer (default: all)")
     parser.add_argument("--plot", type=Path, help="draw a result file here and measure nothing")
     parser.add_argument("result", type=Path, nargs="?", help="the result file to draw")
     arguments = parser.parse_args()
@@ -188,34 +367,10 @@ def main() -> None:
         plot(json.loads(arguments.result.read_text()), arguments.plot)
         return
 
-    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     info = request(f"{arguments.base_url}/server_info")
-    where = environment(info)
     if info["speculative_algorithm"] is None:
         parser.error(f"the server at {arguments.base_url} does not speculate")
-    where["server"] |= {name: info.get(name) for name in SERVER_SETTINGS}
-    result: dict[str, Any] = {
-        "measures": (
-            "accept length (tokens of a verify step, the sampled one included) and share of greedy "
-            f"outputs with some unit of token ids at least {DEGENERATE_REPEATS} times in a row"
-        ),
-        "command": command("speculation"),
-        **where,
-        "settings": {
-            "temperature": 0,
-            "max_tokens": arguments.max_tokens,
-            "ignore_eos": True,
-            "concurrency": 1,
-            "endpoint": "/generate, cache flushed before each request",
-        },
-        "row_columns": ROW_COLUMNS,
-        "variants": {},
-    }
-    for name, penalty in VARIANTS.items():
-        print(f"{name}: {len(prompts)} prompts", file=sys.stderr, flush=True)
-        result["variants"][name] = run_variant(
-            arguments.base_url, prompts, arguments.max_tokens, penalty
-        )
+    result = measured(arguments.base_url, arguments.task, arguments.limit, info)
     if arguments.out:
         write_result(arguments.out, result)
     print(markdown(result))
