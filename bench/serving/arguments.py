@@ -21,12 +21,17 @@ SMOKE = {
     "num_prompts": 16,
 }
 FULL = {
-    "models": [name for name in MODELS if name != "demo"],
+    "models": [name for name, model in MODELS.items() if model.paper is not None],
     "input_len": PAPER_SIZES[0],
     "output_len": PAPER_SIZES[1],
     "rates": [4.0, 16.0],
     "num_prompts": 128,
 }
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "waiting": ("LZ waiting, lz_onset 2", {"lz_onset": 2}),
+    "frequency": ("frequency penalty 0.1", {"frequency_penalty": 0.1}),
+}
+"""What can be measured beside the penalty of the command line: its row's words and parameters."""
 BLOCKS = {("static", True): 6, ("live", True): 6, ("static", False): 12, ("live", False): 6}
 """By mode, and whether it is a smoke test."""
 
@@ -40,15 +45,29 @@ def parse(argv: list[str], description: str | None = None) -> argparse.Namespace
         return arguments
 
     arguments.sglang = argv[end + 1 :]
-    arguments.smoke = arguments.smoke or not hardware.torch_facts()["gpus"]
+    asked = arguments.models or ["demo"]
+    has_gpus = bool(hardware.torch_facts()["gpus"])
+    arguments.smoke = arguments.smoke or not (has_gpus or "demo" not in asked)
     for name, value in (SMOKE if arguments.smoke else FULL).items():
         if getattr(arguments, name, None) is None:
             setattr(arguments, name, value)
     if arguments.blocks is None:
         arguments.blocks = BLOCKS[arguments.mode, arguments.smoke]
     arguments.fields = _penalty_fields(arguments, parser)
+    arguments.variants = _variants(arguments)
     _check(arguments, parser)
     return arguments
+
+
+def _variants(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What is compared with no penalty: a row's words, empty if it is alone, and its parameters."""
+    beside = [BESIDE[name] for name in getattr(arguments, "beside", [])]
+    if not beside:
+        return {"": arguments.fields}
+    found = {"LZ always on": arguments.fields}
+    for words, fields in beside:
+        found[words] = arguments.fields | fields if "lz_onset" in fields else fields
+    return found
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:
@@ -64,7 +83,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     for page in (static, live):
         page.add_argument("--out", type=Path, required=True, help="JSON file to write")
         page.add_argument("--smoke", action="store_true", help="the smoke test, even with a GPU")
-        page.add_argument("--models", nargs="+", choices=MODELS, help="default: all but demo")
+        page.add_argument("--models", nargs="+", choices=MODELS, help="default: the paper's")
         page.add_argument(
             "--model-path", nargs="+", default=[], metavar="NAME=PATH", help="real weights"
         )
@@ -74,6 +93,13 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument("--output-len", type=int, help="tokens (default: 64)")
         add_arguments(page, default=0.15)
     static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
+    static.add_argument(
+        "--beside",
+        nargs="+",
+        default=[],
+        choices=BESIDE,
+        help="what to measure besides: the penalty waiting for a loop, or upstream's penalty",
+    )
     live.add_argument("--base-url", help="a server that runs on this machine already")
     live.add_argument(
         "--rates", type=float, nargs="+", help="requests/s, inf for all at once (default: 4 16)"
@@ -126,7 +152,7 @@ def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> No
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that all runs of a result file share."""
     names = {
-        "static": ("input_len", "output_len", "batch_size"),
+        "static": ("input_len", "output_len", "batch_size", "beside"),
         "live": ("input_len", "output_len", "num_prompts", "base_url"),
     }
     started = {

@@ -1,4 +1,4 @@
-"""The models of the paper's table, by their architectures."""
+"""The models of the tables, by their architectures."""
 
 from __future__ import annotations
 
@@ -48,6 +48,19 @@ def _demo() -> dict[str, Any]:
 
 
 MODELS = {
+    "qwen2.5-0.5b": Model(
+        _qwen2_5(
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            vocab_size=151936,
+            tie_word_embeddings=True,
+        ),
+        batch_size=8,
+        paper=None,
+    ),
     "qwen2.5-1.5b": Model(
         _qwen2_5(
             hidden_size=1536,

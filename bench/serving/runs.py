@@ -15,7 +15,7 @@ from bench.processes import Background, ProcessError, answers, free_port, tail_o
 from bench.serving import hardware
 from bench.serving.models import MODELS, write_model
 from bench.serving.record import Record
-from bench.serving.slowdowns import RUNS_OF_BLOCK, order
+from bench.serving.slowdowns import order
 
 # One block before those that count: what is compiled, captured or cached at first use.
 WARM_UP_BLOCKS = 1
@@ -43,15 +43,15 @@ def sglang_arguments(arguments: argparse.Namespace) -> list[str]:
     return [*of_machine, "--tp-size", str(arguments.tp), *arguments.sglang]
 
 
-def penalty_arguments(fields: dict[str, Any], *strengths: float) -> list[str]:
-    """The `--lz-*` arguments of upstream's patched tools."""
+def penalty_arguments(fields: dict[str, Any], strength: float) -> list[str]:
+    """The `--lz-*` arguments of upstream's patched client."""
     others = [
         part
         for name, value in fields.items()
         if name != "lz_penalty"
         for part in ([_flag(name)] if value is True else [_flag(name), str(value)])
     ]
-    return ["--lz-penalty", *map(str, strengths), *others]
+    return ["--lz-penalty", str(strength), *others]
 
 
 def measure_static(
@@ -63,32 +63,36 @@ def measure_static(
         ProcessError: it ended early, or ran something else.
     """
     batch_size = arguments.batch_size or MODELS[name].batch_size
-    row = f"{name}, batch {batch_size}"
-    missing = arguments.blocks - len(record.finished(row))
+    load = f"{name}, batch {batch_size}"
+    rows = {f"{load}, {words}" if words else load: v for words, v in arguments.variants.items()}
+    missing = arguments.blocks - min(len(record.finished(row)) for row in rows)
     if missing <= 0:
         return
     results, log = work / f"{name}.jsonl", work / f"{name}.log"
-    strengths = order(arguments.fields["lz_penalty"], WARM_UP_BLOCKS + missing)
+    variants = order([{}, *rows.values()], WARM_UP_BLOCKS + missing)
     command = [
         *(sys.executable, "-m", "sglang.benchmark.one_batch"),
         *model_arguments(name, arguments, work),
         *("--batch-size", str(batch_size), "--input-len", str(arguments.input_len)),
         *("--output-len", str(arguments.output_len), "--result-filename", str(results)),
-        *penalty_arguments(arguments.fields, *strengths),
+        *("--lz-variants", *map(json.dumps, variants)),
         *sglang_arguments(arguments),
     ]
+    compared = set().union(*variants)
+    size = 2 * (1 + len(rows))
     with Background(command, name=f"one_batch of {name}", log=log, grace=SHUTDOWN_SECONDS) as tool:
         block: list[dict[str, Any]] = []
-        for number, run in enumerate(_lines_of(tool, results, len(strengths))):
-            if run["lz_penalty"] != strengths[number]:
-                raise tool.error(f"{tool.name} ran its penalties in another order")
-            if number < RUNS_OF_BLOCK * WARM_UP_BLOCKS:
-                continue
+        for number, run in enumerate(_lines_of(tool, results, len(variants))):
+            if {key: run[key] for key in compared & run.keys()} != variants[number]:
+                raise tool.error(f"{tool.name} ran its variants in another order")
             block.append(run)
-            progress.update()
-            if len(block) == RUNS_OF_BLOCK:
-                record.add(row, block)
-                block = []
+            if len(block) < size:
+                continue
+            if number >= size * WARM_UP_BLOCKS:
+                for place, row in enumerate(rows, 1):
+                    record.add(row, [block[i] for i in (0, place, -1 - place, -1)])
+                    progress.update()
+            block = []
 
 
 def _lines_of(tool: Background, results: Path, count: int) -> Iterator[dict[str, Any]]:
@@ -146,11 +150,11 @@ def measure_live(
                 # The same requests, arriving at the same times, in all runs of a block.
                 seed = 1 + len(record.finished(row))
                 runs = []
-                for strength in order(penalty, 1):
+                for strength in order([0.0, penalty], 1):
                     run = run_client(url, arguments, work, rate=rate, strength=strength, seed=seed)
                     runs.append(run)
-                    progress.update()
                 record.add(row, runs)
+                progress.update()
 
 
 def run_client(

@@ -11,9 +11,12 @@ weights, because the cost does not depend on what the tokens say; with --model-p
 
 Runs come in blocks of four: off, on, on, off. A machine that slows down or speeds up steadily
 favours neither, because both have the same place on average. A block gives one slowdown; the result
-is the median of the blocks and its confidence interval. Finished blocks are kept beside the result
-file (.jsonl), and the same command continues after them. Without a GPU this is a smoke test: the
-demo model's architecture at a small size, which shows that the benchmark runs and nothing else.
+is the median of the blocks and its confidence interval. `static --beside waiting frequency` puts
+the penalty that waits for a loop and upstream's frequency penalty into the same blocks, which then
+go through all variants and back. Finished blocks are kept beside the result file (.jsonl), and the
+same command continues after them. Without a GPU, unless --models names others, this is a smoke
+test: the demo model's architecture at a small size, which shows that the benchmark runs and nothing
+else.
 
 Needs the Python that the patched sglang is installed for. Arguments after `--` go to sglang:
     python -m bench.serving static --tp 8 -- --attention-backend triton
@@ -36,7 +39,6 @@ from bench.serving.arguments import parse, settings_of
 from bench.serving.record import Record
 from bench.serving.result import markdown, plot, result_of, smoke_words
 from bench.serving.runs import MEASURE
-from bench.serving.slowdowns import RUNS_OF_BLOCK
 
 
 def main() -> None:
@@ -65,14 +67,16 @@ def measure(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     settings = settings_of(arguments)
-    rows = len(arguments.models) * len(getattr(arguments, "rates", [0]))
+    rows = len(arguments.models) * len(
+        arguments.rates if arguments.mode == "live" else arguments.variants
+    )
     with (
         Record(arguments.out.with_suffix(".jsonl"), settings) as record,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
         tqdm(
-            total=RUNS_OF_BLOCK * arguments.blocks * rows,
-            initial=RUNS_OF_BLOCK * sum(map(len, record.blocks.values())),
-            unit="run",
+            total=arguments.blocks * rows,
+            initial=sum(map(len, record.blocks.values())),
+            unit="block",
         ) as progress,
     ):
         for name in arguments.models:

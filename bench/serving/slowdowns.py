@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 CONFIDENCE = 0.95
-RUNS_OF_BLOCK = 4
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,24 @@ METRICS = {
 }
 
 
-def order(penalty: float, blocks: int) -> list[float]:
-    """The strengths of the runs of so many blocks: off, on, on, off in each."""
-    return [0.0, penalty, penalty, 0.0] * blocks
+def order(variants: Sequence[T], blocks: int) -> list[T]:
+    """The runs of so many blocks: the variants and the same backwards, off, on, on, off for two."""
+    return [*variants, *reversed(variants)] * blocks
 
 
 def slowdown(runs: list[dict[str, Any]], metric: Metric) -> float:
     """What a block lost or added in a metric, in per cent; negative if the penalty was faster.
 
     Args:
-        runs: the result lines of the block.
+        runs: the result lines of the block: off, on, on, off.
     """
-    off = sum(run[metric.key] for run in runs if run["lz_penalty"] == 0)
-    on = sum(run[metric.key] for run in runs if run["lz_penalty"] > 0)
+    off, on = (sum(run[metric.key] for run in pair) for pair in off_and_on(runs))
     return 100 * (1 - on / off if metric.higher_is_better else on / off - 1)
+
+
+def off_and_on(runs: list[T]) -> tuple[list[T], list[T]]:
+    """The runs of a block without the penalty, and those with it."""
+    return [runs[0], runs[3]], runs[1:3]
 
 
 def median_interval(values: list[float], confidence: float = CONFIDENCE) -> list[float] | None:
@@ -73,15 +79,15 @@ def median_interval(values: list[float], confidence: float = CONFIDENCE) -> list
 
 def summary(blocks: list[list[dict[str, Any]]], metrics: tuple[Metric, ...]) -> dict[str, Any]:
     """Of each metric: its median off and on, the median slowdown in per cent and its interval."""
-    runs = [run for block in blocks for run in block]
+    off, on = ([run for block in blocks for run in off_and_on(block)[i]] for i in (0, 1))
     found = {}
     for metric in metrics:
         losses = [slowdown(block, metric) for block in blocks]
         interval = median_interval(losses)
         found[metric.key] = {
             "slowdown": metric.title,
-            "off": statistics.median(run[metric.key] for run in runs if run["lz_penalty"] == 0),
-            "on": statistics.median(run[metric.key] for run in runs if run["lz_penalty"] > 0),
+            "off": statistics.median(run[metric.key] for run in off),
+            "on": statistics.median(run[metric.key] for run in on),
             "percent": round(statistics.median(losses), 4),
             "interval": interval and [round(end, 4) for end in interval],
         }

@@ -7,6 +7,7 @@ would. `sglang.benchmark.serving` sends requests to a server.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
 from dataclasses import make_dataclass
 from typing import Any
@@ -22,35 +23,51 @@ def add_arguments(parser: argparse.ArgumentParser, **penalty: Any) -> None:
 
     Args:
         parser: gets the arguments as a group.
-        penalty: further arguments of `add_argument` for `--lz-penalty`.
+        penalty: further arguments of `add_argument` for `--lz-penalty`. With `nargs` it is swept,
+            and `--lz-variants` sweeps everything that a request may set.
     """
     group = parser.add_argument_group("LZ penalty")
     for name in FIELDS:
         more = penalty if name == "lz_penalty" else {}
         group.add_argument(f"--{name.replace('_', '-')}", **argument(name) | more)
+    if "nargs" in penalty:
+        group.add_argument(
+            "--lz-variants",
+            nargs="+",
+            default=(),
+            metavar="JSON",
+            help="sampling parameters of each run, instead of the other arguments of this group",
+        )
 
 
 class _Sweep:
     """What `LZBenchArgs` does with its values."""
 
     lz_penalty: tuple[float, ...]
+    lz_variants: tuple[str, ...]
 
     def __post_init__(self) -> None:
         for fields in self.lz_sweep():
-            LZParams.parse(fields, LARGEST_MAX_WINDOW_SIZE)
+            LZParams.parse(given_fields(fields), LARGEST_MAX_WINDOW_SIZE)
 
     def lz_sweep(self) -> list[dict[str, Any]]:
-        """The request fields of each strength, in order."""
+        """The sampling parameters of each variant, or of each strength, in order."""
+        if self.lz_variants:
+            return [json.loads(variant) for variant in self.lz_variants]
         return [given_fields(vars(self) | {"lz_penalty": value}) for value in self.lz_penalty]
 
     def lz_strongest(self) -> dict[str, Any]:
         """The request fields of the largest strength. A warm-up with these compiles all kernels."""
-        return max(self.lz_sweep(), key=lambda fields: fields["lz_penalty"])
+        return max(self.lz_sweep(), key=lambda fields: fields.get("lz_penalty", 0.0))
 
 
 LZBenchArgs = make_dataclass(
     "LZBenchArgs",
-    [(name, tuple, (0.0,)) if name == "lz_penalty" else (name, object, None) for name in FIELDS],
+    [
+        ("lz_penalty", tuple, (0.0,)),
+        ("lz_variants", tuple, ()),
+        *((name, object, None) for name in FIELDS if name != "lz_penalty"),
+    ],
     bases=(_Sweep,),
     kw_only=True,
 )
@@ -58,7 +75,7 @@ LZBenchArgs = make_dataclass(
 
 `lz_penalty` holds strengths, in nats per bit: the innermost loop of the benchmark's sweep. They may
 be repeated, so that they alternate in one process. The other fields hold for every strength; None
-takes the default.
+takes the default. `lz_variants` holds JSON objects of any sampling parameters instead.
 
 Raises:
     ValueError: a wrong value; the message names the field, the value and the range.
@@ -66,13 +83,15 @@ Raises:
 
 
 def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
-    """Give upstream's requests the penalty of some request fields, as a server would admit it.
+    """Give upstream's requests some sampling parameters, as a server would admit them.
 
     Raises:
         ValueError: the fields are wrong for the server arguments in effect, such as a window above
             --lz-max-window-size.
     """
     for req in reqs:
+        for name, value in other_fields(fields).items():
+            setattr(req.sampling_params, name, value)
         admit(req.sampling_params, fields, is_encoder_decoder=False, has_input_embeds=False)
 
 

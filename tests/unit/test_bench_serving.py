@@ -8,6 +8,7 @@ import random
 import re
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from bench.serving.arguments import parse, settings_of
 from bench.serving.models import MODELS, write_model
 from bench.serving.record import Record
 from bench.serving.result import markdown, paper_percent, smoke_words
-from bench.serving.runs import penalty_arguments, sglang_arguments
+from bench.serving.runs import measure_static, penalty_arguments, sglang_arguments
 from bench.serving.slowdowns import METRICS, Metric, median_interval, order, slowdown, summary
 from sglang_lz.params import FIELDS
 from sglang_lz.upstream_benchmarks import add_arguments
@@ -29,11 +30,8 @@ THROUGHPUT = Metric("throughput", "throughput lost", True)
 LATENCY = Metric("latency", "latency added", False)
 
 
-def block(*values: float, key: str = "throughput", penalty: float = 0.15) -> list[dict[str, Any]]:
-    return [
-        {"lz_penalty": strength, key: value}
-        for strength, value in zip(order(penalty, 1), values, strict=True)
-    ]
+def block(*values: float, key: str = "throughput") -> list[dict[str, Any]]:
+    return [{key: value} for value in values]
 
 
 class TestSlowdown:
@@ -49,7 +47,8 @@ class TestSlowdown:
         assert slowdown(drifting, THROUGHPUT) == pytest.approx(0)
 
     def test_runs_go_off_on_on_off(self) -> None:
-        assert order(0.2, 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
+        assert order([0, 0.2], 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
+        assert order("abc", 1) == list("abccba")
 
 
 class TestInterval:
@@ -148,6 +147,12 @@ class TestCommandLine:
         assert "Smoke test" in smoke_words({"smoke": True})
         assert not smoke_words({"smoke": False})
 
+    def test_a_named_model_is_measured_without_a_gpu_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert not parsed(monkeypatch, [], "--models", "qwen2.5-0.5b").smoke
+        assert parsed(monkeypatch, [], "--models", "demo").smoke
+
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -195,15 +200,73 @@ class TestCommandLine:
     def test_the_penalty_reaches_upstreams_tools_as_arguments(self) -> None:
         fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}
         parser = argparse.ArgumentParser()
-        add_arguments(parser, nargs="+")
-        found = vars(parser.parse_args(penalty_arguments(fields, 0.0, 0.2)))
-        assert found == {**dict.fromkeys(FIELDS), **fields, "lz_penalty": [0.0, 0.2]}
+        add_arguments(parser)
+        found = vars(parser.parse_args(penalty_arguments(fields, 0.5)))
+        assert found == {**dict.fromkeys(FIELDS), **fields, "lz_penalty": 0.5}
+
+    def test_the_variants_share_the_penaltys_other_fields(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given = ("--lz-penalty", "0.2", "--lz-window-size", "64")
+        lz = {"lz_penalty": 0.2, "lz_window_size": 64}
+        assert parsed(monkeypatch, [], *given).variants == {"": lz}
+        found = parsed(monkeypatch, [], *given, "--beside", "waiting", "frequency")
+        assert list(found.variants.values()) == [
+            lz,
+            lz | {"lz_onset": 2},
+            {"frequency_penalty": 0.1},
+        ]
+
+
+class Tool:
+    """A stand-in for upstream's one-batch tool: a run is slower the more it has to do."""
+
+    def __init__(self, command: list[str], **_: Any) -> None:
+        first, last = command.index("--lz-variants") + 1, command.index("--device")
+        file = Path(command[command.index("--result-filename") + 1])
+        speed = {"{}": 100.0, '{"lz_penalty": 0.15}': 99.0, '{"frequency_penalty": 0.1}': 90.0}
+        lines = [
+            json.loads(variant)
+            | {metric.key: speed.get(variant, 100.0) for metric in METRICS["static"]}
+            for variant in command[first:last]
+        ]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def __enter__(self) -> Tool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def poll(self) -> int | None:
+        return 0
+
+
+def test_each_variant_is_held_against_the_runs_without_a_penalty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("bench.serving.runs.Background", Tool)
+    monkeypatch.setattr("bench.serving.runs.model_arguments", lambda *_: [])
+    asked = ("--beside", "waiting", "frequency", "--blocks", "6")
+    arguments = parsed(monkeypatch, [], *asked)
+    with Record(tmp_path / "record.jsonl", {}) as record:
+        progress = SimpleNamespace(update=lambda: None)
+        measure_static("demo", arguments, record, tmp_path, progress)
+        found = {row: summary(blocks, METRICS["static"]) for row, blocks in record.blocks.items()}
+    lost = {row: metrics["overall_throughput"]["percent"] for row, metrics in found.items()}
+    assert lost == {
+        "demo, batch 4, LZ always on": 1,
+        "demo, batch 4, LZ waiting, lz_onset 2": 0,
+        "demo, batch 4, frequency penalty 0.1": 10,
+    }
+    assert all(len(blocks) == 6 for blocks in record.blocks.values())
 
 
 class TestModels:
     @pytest.mark.parametrize(
         ("name", "parameters"),
         [
+            ("qwen2.5-0.5b", 494_032_768),
             ("qwen2.5-1.5b", 1_543_714_304),
             ("qwen2.5-7b", 7_615_616_512),
             ("qwen2.5-32b", 32_763_876_352),
@@ -242,13 +305,10 @@ def test_the_documents_show_every_result_file_as_it_is(file: Path) -> None:
         blocks = [
             [
                 {
-                    "lz_penalty": strength,
-                    **{
-                        metric.key: runs[columns * i + j]
-                        for j, metric in enumerate(METRICS[result["mode"]])
-                    },
+                    metric.key: runs[columns * i + j]
+                    for j, metric in enumerate(METRICS[result["mode"]])
                 }
-                for i, strength in enumerate(order(0.15, 1))
+                for i in range(4)
             ]
             for runs in row["runs"]
         ]
