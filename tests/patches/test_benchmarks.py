@@ -125,6 +125,20 @@ class TestOneBatch:
         with pytest.raises(ValueError, match=r"lz_window_size must be .*\[1, 1024\].*, got 1025"):
             self.run_once(runner, {"lz_penalty": 0.1, "lz_window_size": 1025})
 
+    def test_variants_take_any_sampling_parameter(self, runner: Runner) -> None:
+        from sglang.benchmark import one_batch
+        from sglang_lz.upstream_benchmarks import penalize
+
+        variants = [{}, {"lz_penalty": 0.2, "lz_onset": 2}, {"frequency_penalty": 0.1}]
+        found = one_batch_arguments("--lz-variants", *map(json.dumps, variants))
+        assert found.lz_sweep() == variants
+        assert found.lz_strongest() == variants[1]
+        reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
+        penalize(reqs, variants[2])
+        assert [req.sampling_params.frequency_penalty for req in reqs] == [0.1, 0.1]
+        with pytest.raises(ValueError, match="lz_onset must be"):
+            one_batch_arguments("--lz-variants", '{"lz_onset": 65}')
+
     def test_without_arguments_nothing_is_penalized(self) -> None:
         assert one_batch_arguments().lz_sweep() == [{"lz_penalty": 0.0}]
 
