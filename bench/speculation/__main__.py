@@ -32,7 +32,7 @@ from typing import Any
 from bench.common import ROOT, command, environment, request, write_result
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 from bench.speculation.drafters import Penalty, drafters
-from bench.speculation.steps import Answer, ask, onset_reached
+from bench.speculation.steps import Answer, ask, onset_reached, same_until
 
 ALPHA = 0.15
 NO_PENALTY = "no penalty"
@@ -164,7 +164,7 @@ def until_onset(asking: Asking, variant: str, onset: int) -> dict[str, Any]:
         reached = onset_reached(whole.tokens, onset)
         limit = None if reached in (None, len(whole.tokens)) else reached
         pair = [asking.answer(prompt, name, limit) for name in (NO_PENALTY, variant)]
-        if pair[0] != pair[1]:
+        if not same_until(*pair, onset_reached=limit is not None):
             raise RuntimeError(f"prompt {prompt}: {variant} differs before its onset")
         tokens = len(pair[1].tokens)
         rows.append(

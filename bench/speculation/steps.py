@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,27 @@ def ask(base_url: str, prompt: list[int], sampling: dict[str, object]) -> Answer
         meta.get("spec_verify_ct", 0),
         meta.get("spec_correct_drafts_histogram", []),
     )
+
+
+def same_until(reference: Answer, other: Answer, *, onset_reached: bool) -> bool:
+    """Whether two answers that end where an onset is reached came in the same verify steps.
+
+    Args:
+        reference: the answer without a penalty.
+        other: the answer with an onset.
+        onset_reached: whether it is reached at their end. The last step may then go on past it,
+            where the penalty accepts fewer drafts.
+    """
+    if (reference.tokens, reference.steps) != (other.tokens, other.steps):
+        return False
+    pair = [
+        Counter({drafts: steps for drafts, steps in enumerate(answer.correct) if steps})
+        for answer in (reference, other)
+    ]
+    more, fewer = list((pair[0] - pair[1]).elements()), list((pair[1] - pair[0]).elements())
+    if not onset_reached:
+        return more == fewer
+    return len(more) == len(fewer) <= 1 and more >= fewer
 
 
 def onset_reached(tokens: Sequence[int], onset: int, window_size: int = 512) -> int | None:

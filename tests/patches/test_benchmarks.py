@@ -127,6 +127,7 @@ class TestOneBatch:
 
     def test_variants_take_any_sampling_parameter(self, runner: Runner) -> None:
         from sglang.benchmark import one_batch
+
         from sglang_lz.upstream_benchmarks import penalize
 
         variants = [{}, {"lz_penalty": 0.2, "lz_onset": 2}, {"frequency_penalty": 0.1}]

@@ -10,7 +10,7 @@ import pytest
 
 from bench.speculation import __main__ as speculation
 from bench.speculation.drafters import Penalty, Text, best_source, drafters, likeliest, play
-from bench.speculation.steps import Answer, onset_reached
+from bench.speculation.steps import Answer, onset_reached, same_until
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 LOOP = [1, 2, 3, 4] * 6
@@ -108,6 +108,13 @@ class TestUntilOnset:
         assert found["rows"] == [[17, 4, 3, 4]]
         assert (found["equal_tokens"], found["equal_verify_steps"]) == (17, 4)
 
+    def test_the_step_that_passes_the_onset_may_accept_less(self) -> None:
+        long = Answer([5, 6], 2, [1, 0, 0, 1])
+        assert same_until(long, Answer([5, 6], 2, [1, 1]), onset_reached=True)
+        assert not same_until(long, Answer([5, 6], 2, [1, 1]), onset_reached=False)
+        assert not same_until(long, Answer([5, 6], 2, [0, 2]), onset_reached=True)
+        assert not same_until(Answer([5, 6], 2, [1, 1]), long, onset_reached=True)
+
     @pytest.mark.parametrize(
         "other", [Answer([5, 7], 2, [2]), Answer([5, 6], 3, [3]), Answer([5, 6], 2, [1, 1])]
     )
@@ -126,3 +133,9 @@ def test_the_means_of_a_result_file_are_those_of_its_rows(file: Path) -> None:
         if "until_onset" in variant:
             equal = np.sum(variant["until_onset"]["rows"], axis=0)
             assert variant["until_onset"]["equal_tokens"] == equal[0]
+
+
+def test_the_guide_shows_the_result_of_the_puzzles() -> None:
+    file = RESULTS / "speculation-pocket.json"
+    page = (RESULTS.parent / "README.md").read_text()
+    assert speculation.markdown(json.loads(file.read_text())) in page
