@@ -23,7 +23,7 @@ import pytest
 from bench.repetition import grid, repetition, run_directory, sampling, scores
 from bench.repetition.detector import Repetition
 from bench.repetition.items import Item, digest
-from bench.repetition.result import agreement
+from bench.repetition.result import agreement, unchanged
 from bench.repetition.worst import WORST, worst
 from sglang_lz.params import LZParams
 
@@ -551,7 +551,6 @@ class TestScores:
         assert penalised["degenerate"] == {"mean": 0.0, "std": 0.0, "ci": [0.0, 0.0]}
         assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
         assert penalised["against_none"]["ended_loops"] == {"ended": 4, "right": 4}
-        assert penalised["against_none"]["unchanged"] == 4 + 0
         assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
         assert none["groups"]["a"]["rep_4_gram"]["mean"] == round(21 / 27 / 3, 4)
         looped = {"most_copies": 25, "period": 1, "cut_off": 2, "longest_period": 1}
@@ -641,6 +640,17 @@ class TestScores:
         }
         assert scores.summary(scores.collect(samples, "judge"))["mean"] == 0.75
         assert agreement(samples[-1:]) is None
+
+    def test_unchanged_compares_the_same_item_and_seed(self) -> None:
+        item = Item("t/1", "p", None, None)
+
+        def samples(*texts: str) -> list[scores.Scored]:
+            lines = (sample_line("t/1", seed=i, text=text) for i, text in enumerate(texts))
+            return [scores.score(item, line, None) for line in lines]
+
+        assert unchanged(samples("a", "b", "c"), samples("a", "c", "b")) == 1
+        assert unchanged(samples("a", "b"), samples("a")) == 1
+        assert unchanged(samples("a"), []) == 0
 
     def test_the_worst_are_spread_over_groups(self) -> None:
         items = {f"t/{i}": Item(f"t/{i}", "p", None, None, "ab"[i < 3]) for i in range(30)}
