@@ -156,19 +156,23 @@ def change(score: dict[str, Any]) -> str:
 def test_readme_figures_are_those_of_the_repetition_run() -> None:
     page = (ROOT / "README.md").read_text()
     pocket = cells("pocket")
-    shown = re.findall(r"^\| (\S+(?: [\d.]+)?) \| (\d+ %) \| (\d+ %) \|$", page, re.M)
+    shown = re.findall(r"^\| ([^|`]+) \| (\d+ %) \| (\d+ %) \| (-|\d+ %) \|$", page, re.M)
     assert [variant for variant, *_ in shown] == [
         "none",
+        "lz 0.15, onset 3",
         "lz 0.15",
         "repetition 1.1",
         "frequency 0.1",
     ]
-    for variant, *shares in shown:
+    for variant, right, looping, unchanged in shown:
         cell = pocket[variant, 0.0]
         means = (cell[score]["mean"] for score in ("accuracy", "degenerate"))
-        assert shares == [f"{100 * mean:.0f} %" for mean in means]
-    assert "bench/results/pocket/overview.png" in page
-    assert (ROOT / "bench/results/pocket/overview.png").is_file()
+        assert [right, looping] == [f"{100 * mean:.0f} %" for mean in means]
+        against = cell["against_none"]
+        same = f"{100 * against['unchanged'] / cell['samples']:.0f} %" if against else "-"
+        assert unchanged == same
+    assert "bench/results/harm.png" in page
+    assert (ROOT / "bench/results/harm.png").is_file()
 
 
 def test_results_are_those_of_the_repetition_runs() -> None:
@@ -183,7 +187,10 @@ def test_results_are_those_of_the_repetition_runs() -> None:
     assert "bench/results/pocket-sweep/sweeps.png" in page
     assert (ROOT / "bench/results/pocket-sweep/sweeps.png").is_file()
     pocket = cells("pocket")
+    assert "bench/results/pocket/overview.png" in page
+    assert (ROOT / "bench/results/pocket/overview.png").is_file()
     none, lz, rate = (pocket[name, 0.0] for name in ("none", "lz 0.15", "lz rate 0.15"))
+    onset = [pocket[f"lz 0.15, onset {n}", 0.0] for n in (2, 3)]
     repetition = pocket["repetition 1.1", 0.0]["degenerate"]["mean"]
     assert lz["degenerate"]["mean"] == rate["degenerate"]["mean"] == 0
     loops = round(200 * none["degenerate"]["mean"])
@@ -191,13 +198,23 @@ def test_results_are_those_of_the_repetition_runs() -> None:
     assert f"Another {none['finish']['length'] - loops} answers run into the limit" in words
     assert "length" not in lz["finish"] | rate["finish"]
     assert f"leaves {200 * repetition:.0f} of the {loops}" in words
-    right, right_by_rate = (c["against_none"]["ended_loops"]["right"] for c in (lz, rate))
-    assert f"{right} of the {loops} ({right_by_rate} with `rate`)" in words
+    right, right_by_rate, *waiting = (
+        c["against_none"]["ended_loops"]["right"] for c in (lz, rate, *onset)
+    )
+    assert waiting[0] == waiting[1]
+    for (variant, temperature), cell in pocket.items():
+        if variant in ("lz 0.15, onset 2", "lz 0.15, onset 3"):
+            for kind, part in cell["groups"].items():
+                plain = pocket["none", temperature]["groups"][kind]
+                assert part["accuracy"]["mean"] >= plain["accuracy"]["mean"]
+    phrase = f"{waiting[0]} of the {loops} with `lz_onset` 2 or 3, {right} always on"
+    assert f"{phrase} ({right_by_rate} with `rate`)" in words
     demo = {variant: cell["degenerate"]["mean"] for (variant, _), cell in cells("demo").items()}
     assert demo["lz 0.15"] == demo["frequency 0.5"] == 0
+    assert all(demo[f"lz 0.15, onset {n}"] == 0 for n in (1, 2, 3))
     for variant, phrase in (
-        ("none", "{} loop without a penalty, none with `lz_penalty` 0.15"),
-        ("lz rate 0.15", "{} with `lz_cost` `rate` at 0.15"),
+        ("none", "{} loop without a penalty, none with `lz_penalty` 0.15 and any onset"),
+        ("lz rate 0.15", "{} with `lz_cost` `rate` at 0.15 always on"),
         (
             "repetition 1.2",
             "{} with a repetition penalty of 1.2, and none with a frequency penalty",
@@ -214,9 +231,22 @@ def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None
             f"{groups[kind]['accuracy']['mean']:.2f}" for kind in ("steps", "sort", "walk", "json")
         ]
         row = [f"{temperature:g}", variant, f"{cell['accuracy']['mean']:.3f}", *kinds]
-        loops = [f"{cell['degenerate']['mean']:.3f}", f"{cell['tokens']['mean']:.0f}"]
+        against = cell["against_none"]
+        loops = [
+            f"{cell['degenerate']['mean']:.3f}",
+            str(cell["loops"]["most_copies"]),
+            f"{1 - cell['rep_4_gram']['mean']:.2f}",
+            f"{cell['compression_ratio']['mean']:.2f}",
+            f"{against['unchanged'] / cell['samples']:.2f}" if against else "-",
+            f"{cell['tokens']['mean']:.0f}",
+        ]
         assert f"| {' | '.join([*row, *loops])} |" in page
-    for run in ("pocket-sweep", "pocket-sizes", "demo"):
+    for (variant, _), cell in cells("demo").items():
+        loops = [f"{cell['degenerate']['mean']:.3f}", str(cell["loops"]["most_copies"])]
+        loops += [f"{1 - cell['rep_4_gram']['mean']:.2f}"]
+        loops += [f"{cell['compression_ratio']['mean']:.2f}"]
+        assert f"| {variant} | {' | '.join(loops)} |" in page
+    for run in ("pocket-sweep", "pocket-sizes"):
         by_variant: dict[str, list[str]] = {}
         for (variant, _), cell in cells(run).items():
             scores = [cell[score] for score in ("accuracy", "degenerate") if cell[score]]
