@@ -9,7 +9,7 @@ are the answer's next tokens. Three are compared, each with drafts from the requ
 - `penalised`: the same, with the LZ penalty on the model's log-probabilities at every node, as the
   server applies it to the logits of that node.
 - `best source`: the drafts of the earlier place of the same newest token that turns out best,
-  which knows the answer. No choice among such places accepts more.
+  which knows the answer: the most that a choice of one place gains. A tree may join several.
 """
 
 from __future__ import annotations
