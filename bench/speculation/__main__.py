@@ -75,7 +75,7 @@ TASKS = {
         ROOT / "bench" / "repetition" / "prompts.jsonl",
         512,
         True,
-        {**ALWAYS, f"lz_penalty {ALPHA}, rate": RATE, **_onset(1), **_onset(2), **_onset(3)},
+        {**ALWAYS, f"lz_penalty {ALPHA}, rate": RATE, **_onset(2)},
         (MARGINAL, ONSET_2),
     ),
     "pocket": Task(

@@ -139,3 +139,17 @@ def test_the_guide_shows_the_result_of_the_puzzles() -> None:
     file = RESULTS / "speculation-pocket.json"
     page = (RESULTS.parent / "README.md").read_text()
     assert speculation.markdown(json.loads(file.read_text())) in page
+
+
+def test_the_guide_shows_the_other_drafters() -> None:
+    page = (RESULTS.parent / "README.md").read_text()
+    for stem, model, names in (
+        ("ngram", "demo model", ("marginal", "onset 2")),
+        ("pocket", "pocket reasoner", ("marginal",)),
+    ):
+        variants = json.loads((RESULTS / f"speculation-{stem}.json").read_text())["variants"]
+        for name in names:
+            lengths = variants[f"lz_penalty 0.15, {name}"]["drafters"]["accept_length"]
+            order = ("server", "plain", "penalised", "best source")
+            cells = " | ".join(f"{lengths[drafter]:.2f}" for drafter in order)
+            assert f"| {model}, {name} | {cells} |" in page
