@@ -1,0 +1,1 @@
+"""The constants of `lz_onset`, its guarantee, and whether it should know templates."""
