@@ -68,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument("--tokens", type=int, default=768, help="a folder's: the most of an output")
     found.add_argument("--limit", type=int, help="only so many prompts, evenly spread")
     found.add_argument("--temperature", type=float, nargs="+", default=[0.0])
-    found.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    for compared in (found, of_texts[0]):
+        compared.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     found = commands.add_parser("decide", help="print the tables of a folder of results")
     found.add_argument("folder", type=Path)
     command("guarantee", lambda _: guarantee.measure(), "the most copies of any loop")
@@ -84,7 +85,7 @@ def _harm(arguments: argparse.Namespace) -> dict[str, Any]:
         "vocab_size": vocabulary.size,
         "texts_sha256": corpora.digest(texts),
         "longest_piece": LONGEST_PIECE,
-        **harm.measure(pieces, vocabulary.size),
+        **harm.measure(pieces, vocabulary.size, arguments.settings),
     }
 
 

@@ -35,11 +35,11 @@ from sglang_lz.window import LONGEST_RUN, SHORTEST_LOOP, Seed, WindowState
 WINDOW, BUFFER = 512, 32
 PERIODS = (1, 2, 3, 5, 8, 15, 16, 17, 33, 100, 480, 481, 511)
 VOCAB_SIZES = (2048, 151_936)
-ALPHAS = (0.05, 0.15, 0.5)
-ONSETS = (1, 2, 3)
-MARGINS = (0, 10, 50)
-LARGE_MARGIN = (2048, 0.15, 2, 100)
-FREE_TOKENS = 3000
+ALPHAS = (0.15, 0.5)
+ONSETS = (2, 3)
+MARGINS = (0, 20)
+LARGE_MARGINS = ((151_936, 0.05, 2, 10), (151_936, 0.15, 2, 50))
+FREE_TOKENS = 1500
 """Of a model that comes back to its loop."""
 
 
@@ -139,9 +139,9 @@ def measure() -> dict[str, Any]:
         "window": WINDOW,
         "buffer": BUFFER,
         "periods": list(PERIODS),
-        "cases": [_case(*given) for given in [*grid, LARGE_MARGIN]],
+        "cases": [_case(*given) for given in [*grid, *LARGE_MARGINS]],
         "returning": [
-            _returning(*given) for given in itertools.product((1, 3, 17), ONSETS, (10.0, 50.0))
+            _returning(*given) for given in itertools.product((1, 3, 17), (1, 2, 3), (10.0, 50.0))
         ],
         "largest_margin": {
             str(alpha): {

@@ -9,21 +9,19 @@ import numpy as np
 
 from bench.harm.corpora import Piece
 from bench.onset import rule
-from bench.onset.settings import NO_PENALTY, SETTINGS
+from bench.onset.settings import SETTINGS
 
 
-def measure(pieces: Sequence[Piece], vocab_size: int) -> dict[str, Any]:
-    """Run every setting teacher-forced over the pieces; return a row for each of them.
+def measure(pieces: Sequence[Piece], vocab_size: int, names: Sequence[str]) -> dict[str, Any]:
+    """Run the settings of these names teacher-forced over the pieces; return a row for each.
 
     A row has, for each kind of text: positions of 1,000 where the true next token is lowered, by
     how many nats a token, and the share of pieces with such a position.
     """
     kinds = list(dict.fromkeys(piece.kind for piece in pieces))
     rows = []
-    for name, setting in SETTINGS.items():
-        if setting == NO_PENALTY:
-            continue
-        row = rule.table([setting])[0]
+    for name in names:
+        row = rule.table([SETTINGS[name]])[0]
         found = [rule.harm(piece.tokens.astype(np.int32), vocab_size, row) for piece in pieces]
         of_kind = {}
         for kind in kinds:

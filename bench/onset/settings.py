@@ -14,6 +14,10 @@ SETTINGS: dict[str, Setting] = {
     **{f"n {n}": Setting(onset=n) for n in (1, 3, 4)},
     **{f"shortest run {run}": Setting(shortest=run) for run in (8, 24, 32)},
     **{f"shortest run {run} or 16 copies": Setting(shortest=run, times=16) for run in (24, 32, 48)},
+    **{
+        f"n 3, shortest run {run} or 16 copies": Setting(onset=3, shortest=run, times=16)
+        for run in (24, 48)
+    },
     **{f"growth from runs of {run}": Setting(growing=run) for run in (4, 8)},
     "32 or 16 copies, growth from 4": Setting(shortest=32, times=16, growing=4),
     "48 or 16 copies, growth from 4": Setting(shortest=48, times=16, growing=4),
@@ -24,4 +28,4 @@ SETTINGS: dict[str, Setting] = {
     "the loop's tokens": Setting(looped=1),
     **{f"alpha {alpha}": Setting(alpha=alpha) for alpha in (0.05, 0.1, 0.2, 0.3, 0.5)},
 }
-"""By name; each but the first three changes one constant of the shipped ones."""
+"""By name; all but the first three change a constant or two of the shipped ones."""
