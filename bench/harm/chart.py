@@ -17,25 +17,25 @@ LOOKS = {
     "presence 0.5": ("#8a7000", "v"),
     "DRY": ("#882255", "^"),
     "lz 0.15": ("#56b4e9", "o"),
-    "lz 0.15, onset 2": ("#0072b2", "o"),
+    "lz 0.15, onset 3": ("#0072b2", "o"),
 }
 LABELS = {
     COUNTING: "repetition, frequency or presence, any strength",
     "lz 0.15": "LZ 0.15, always on",
-    "lz 0.15, onset 2": "LZ 0.15, onset 2",
+    "lz 0.15, onset 3": "LZ 0.15, onset 3",
 }
 PANELS = (
     (
         "lowered per 1000",
         "positions of 1,000 where the true next token is lowered",
-        (COUNTING, "lz 0.15", "DRY", "lz 0.15, onset 2"),
+        (COUNTING, "lz 0.15", "DRY", "lz 0.15, onset 3"),
         (0, 1, 10, 100, 1000),
         1.0,
     ),
     (
         "nats a token",
         "nats taken from the true next token, mean",
-        ("frequency 0.1", "presence 0.5", "lz 0.15", "DRY", "lz 0.15, onset 2"),
+        ("frequency 0.1", "presence 0.5", "lz 0.15", "DRY", "lz 0.15, onset 3"),
         (0, 0.01, 0.1, 1, 10),
         0.01,
     ),
@@ -62,10 +62,10 @@ def draw(result: dict[str, Any], out: Path) -> None:
                 range(len(kinds)),
                 marker,
                 color=colour,
-                ms=11 if name.endswith("onset 2") else 8,
+                ms=11 if name.endswith("onset 3") else 8,
                 label=LABELS.get(name, name),
                 clip_on=False,
-                zorder=2 if name.endswith("onset 2") else 3,
+                zorder=2 if name.endswith("onset 3") else 3,
             )
         _scale(axes, title, ticks, linear)
     both[0].set_yticks(range(len(kinds)), kinds, fontsize=12)

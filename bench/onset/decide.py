@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 HARM = "harm.json"
-MODELS = ("reasoner", "model", "code", "prose")
+LOOPS = (
+    *("reasoner", "reasoner-sampled", "model", "code", "code-floors", "code-sampled", "prose"),
+)
+"""The files of outputs, without their suffix."""
 GROUPS = {
     "prose, docs, logs": ("prose", "documentation", "logs"),
     "JSON": ("JSON",),
@@ -24,12 +27,13 @@ GROUPS = {
 def tables(folder: Path) -> str:
     """Return both sides of every setting, as Markdown: right text, then each model's outputs."""
     found = [_harm(json.loads((folder / HARM).read_text()))]
-    for name in MODELS:
+    for name in LOOPS:
         path = folder / f"{name}.json"
         if path.exists():
             result = json.loads(path.read_text())
             found += [
-                f"`{name}`, {result['items']} prompts, temperature {temperature}:\n\n{_loops(rows)}"
+                f"`{result['model']}`, {result['items']} prompts, temperature {temperature}:\n\n"
+                + _loops(rows)
                 for temperature, rows in result["temperatures"].items()
             ]
     return "\n\n".join(found)
@@ -66,5 +70,5 @@ def _loops(rows: list[dict[str, Any]]) -> str:
 
 
 def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    lines = [f"| {' | '.join(cells)} |" for cells in [header, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bench.onset import guarantee, loops, rule, templates
+from bench import common
+from bench.onset import decide, guarantee, loops, rule, templates
 from bench.onset.generation import ATTENTION, Limits, Row, generate
 from bench.onset.rule import Setting
 from oracle import delta_bits, is_reached
@@ -173,3 +175,12 @@ def test_the_lowest_rate_is_that_of_the_cheapest_span() -> None:
     low = templates.lowest(text, 1024)
     assert low[0] < low[1] < 0.2 < low[2] < 10
     assert low[3] == math.inf
+
+
+def test_the_readme_has_the_tables_of_the_results() -> None:
+    page = (common.ROOT / "bench" / "README.md").read_text()
+    found = decide.tables(common.RESULTS / "onset")
+    assert all(line in page for line in found.splitlines())
+    guaranteed = json.loads((common.RESULTS / "onset" / "guarantee.json").read_text())
+    assert all(case["within_bound"] and case["as_a_plain_loop"] for case in guaranteed["cases"])
+    assert all(case["most_copies"] <= case["bound"] for case in guaranteed["returning"])
