@@ -109,8 +109,13 @@ def prompts(name: str, tokenizer: Any, seed: int = 0) -> Iterator[dict[str, obje
 
 
 def write(name: str, model: Path, out: Path) -> None:
-    """Write the prompts of the model in the folder `model` to a JSONL file."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    items = list(prompts(name, tokenizer))
-    lines = [json.dumps({"id": f"{name}-{i:03}", **item}) for i, item in enumerate(items)]
-    records.write(out, "".join(line + "\n" for line in lines))
+    """Write the prompts of the model in the folder `model` to a JSONL file.
+
+    They are shuffled, so that any beginning of the file has some of each group.
+    """
+    items = [
+        {"id": f"{name}-{number:03}", **item}
+        for number, item in enumerate(prompts(name, AutoTokenizer.from_pretrained(model)))
+    ]
+    random.Random(name).shuffle(items)
+    records.write(out, "".join(json.dumps(item) + "\n" for item in items))

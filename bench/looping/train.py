@@ -39,7 +39,7 @@ class Size:
     steps: int
 
 
-SIZES = {"prose": Size(8192, 4, 600), "code": Size(4096, 3, 900)}
+SIZES = {"prose": Size(8192, 4, 450), "code": Size(4096, 3, 900)}
 
 
 def new_model(tokenizer: Qwen2Tokenizer, layers: int) -> Qwen2ForCausalLM:
