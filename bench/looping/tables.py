@@ -36,14 +36,16 @@ def by_group(result: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def read() -> dict[str, dict[str, Any]]:
-    """The committed results by name."""
-    return {name: json.loads((RESULTS / name / "result.json").read_text()) for name in NAMES}
+def read(name: str) -> dict[str, Any]:
+    """A committed result, one of `NAMES`."""
+    found: dict[str, Any] = json.loads((RESULTS / name / "result.json").read_text())
+    return found
 
 
 def main() -> None:
     """Print all tables."""
-    for name, result in read().items():
+    for name in NAMES:
+        result = read(name)
         print(f"{name}\n\n{overall(result)}\n\n{by_group(result)}\n")
 
 
