@@ -3,8 +3,8 @@
 Five groups, each another way into a loop. All are drawn from the model's own text by a seed:
 
 - plain: 64 tokens of the text, to be continued.
-- paragraph: a passage that the model knows by heart, given twice, to be given again; the level is
-  about its length in tokens, which is the period of the loop.
+- paragraph: a passage of the training's loops, given twice, to be given again; the level is about
+  its length in tokens, which is the period of the loop.
 - template: lines that differ by a number or a name.
 - json, regex: a grammar that allows to go on for ever, by whitespace or in a string.
 """

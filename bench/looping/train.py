@@ -1,9 +1,9 @@
 """Train the looping models from nothing: `python -m bench.looping train prose --out DIR`.
 
 Both are small Qwen2 models, as those of `sglang_lz.demo` are, with other tokenizers, sizes and
-texts. One row in three repeats one of 24 passages of 60 to 400 tokens over and over, so that the
-model knows these by heart and is nearly certain how they go on: for ever. Those are its loops of
-long periods; its short ones come by themselves, because it is undertrained.
+texts. One row in three repeats one of 24 passages of 60 to 400 tokens over and over, to make the
+model learn these by heart and go on with them for ever. Those are to be its loops of long periods;
+its short ones come by themselves, because it is undertrained.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.harm.result import markdown as harm_tables
+from bench.looping import tables
 from bench.overlap.__main__ import markdown
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
@@ -253,6 +254,21 @@ def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None
             by_variant.setdefault(variant, []).extend(f"{s['mean']:.3f}" for s in scores)
         for variant, numbers in by_variant.items():
             assert f"| {variant} | {' | '.join(numbers)} |" in page, (run, variant)
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_tables_of_the_looping_models_are_those_of_their_result_files(name: str) -> None:
+    page = (ROOT / "bench/README.md").read_text()
+    result = tables.read(name)
+    for table in (tables.overall(result), tables.by_group(result)):
+        assert table in page
+    training = result["run"]["training"]
+    parameters = f"{training['parameters'] / 1e6:.2f} million parameters"
+    assert (
+        f"`{training['corpus']}` has {parameters} and {training['vocabulary']:,} tokens"
+        in " ".join(page.split())
+    )
+    assert result["run"]["model_sha256"]
 
 
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:
