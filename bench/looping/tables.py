@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.common import RESULTS
 
-NAMES = ("looping-prose", "looping-code")
+NAMES = ("looping-prose", "looping-code", "looping-prose-sampled", "looping-code-sampled")
 GROUPS = ("plain", "paragraph", "template", "json", "regex")
 OVERALL = (
     "| temperature | penalty | degenerate | cut off in a loop | most copies | distinct 4-grams | "

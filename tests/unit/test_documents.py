@@ -264,10 +264,8 @@ def test_tables_of_the_looping_models_are_those_of_their_result_files(name: str)
         assert table in page
     training = result["run"]["training"]
     parameters = f"{training['parameters'] / 1e6:.2f} million parameters"
-    assert (
-        f"`{training['corpus']}` has {parameters} and {training['vocabulary']:,} tokens"
-        in " ".join(page.split())
-    )
+    size = f"`{training['corpus']}` has {parameters} and {training['vocabulary']:,} tokens"
+    assert size in " ".join(page.split())
     assert result["run"]["model_sha256"]
 
 
