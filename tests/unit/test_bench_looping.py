@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 from transformers import Qwen2Tokenizer
 
+from bench.harm import archives
 from bench.looping import corpus, prompts, train
 from bench.repetition.tasks import load
 from sglang_lz.demo.train import train_tokenizer
@@ -63,10 +65,8 @@ def test_the_prompts_are_a_task(tokenizer: Qwen2Tokenizer, tmp_path: Path) -> No
         assert len(tokenizer.encode(item.prompt)) < 1000
 
 
-def test_another_file_than_the_pinned_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus, "CACHE", tmp_path)
-    (tmp_path / corpus.SDIST).write_bytes(b"another")
-    with pytest.raises(corpus.CorpusError, match="not the pinned"):
-        corpus.prose()
+def test_prose_is_the_documents_of_the_pinned_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"docs/b.txt": b"two", "docs/a.txt": b"one", "docs/a.png": b"no", "other/c.txt": b"no"}
+    monkeypatch.setattr(archives, "files", {"Django": files}.__getitem__)
+    assert corpus.prose()[:2] == ["one", "two"]
+    assert len(corpus.prose()) == 2 + len(topics)

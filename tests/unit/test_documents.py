@@ -224,6 +224,22 @@ def test_results_are_those_of_the_repetition_runs() -> None:
         assert phrase.format(f"{100 * demo[variant]:.0f} %") in words
 
 
+def test_loops_of_the_looping_models_are_those_of_their_result_files() -> None:
+    page = (ROOT / "docs/RESULTS.md").read_text()
+    prose, code = cells("looping-prose"), cells("looping-code")
+    assert prose.keys() == code.keys()
+    for (variant, _), cell in prose.items():
+        shown = (
+            f"{c['degenerate']['mean']:.2f}, {c['loops']['most_copies']} copies"
+            for c in (cell, code[variant, 0.0])
+        )
+        assert f"| {variant} | {' | '.join(shown)} |" in page
+    for name in ("looping-prose-sampled", "looping-code-sampled"):
+        waiting = [c for (variant, _), c in cells(name).items() if "onset" in variant]
+        assert waiting
+        assert not any(c["degenerate"]["mean"] for c in waiting)
+
+
 def test_tables_of_the_repetition_runs_are_those_of_their_result_files() -> None:
     page = (ROOT / "bench/README.md").read_text()
     for (variant, temperature), cell in cells("pocket").items():
