@@ -309,6 +309,72 @@ def test_figures_of_harm_are_those_of_the_result_file() -> None:
     assert path.with_suffix(".png").is_file()
 
 
+def test_results_say_of_right_text_what_the_result_files_say() -> None:
+    words = " ".join((ROOT / "docs/RESULTS.md").read_text().split())
+    result = json.loads((ROOT / "bench/results/harm.json").read_text())
+    lowered: dict[str, dict[str, tuple[float, int, int]]] = {}
+    for tokenizer, longest, kind, penalty, texts, _, rate, _, touched, _ in result["rows"]:
+        if (tokenizer, longest) == ("qwen", 4096):
+            lowered.setdefault(penalty, {})[kind] = rate, touched, texts
+    rates = {name: [rate for rate, _, _ in kinds.values()] for name, kinds in lowered.items()}
+    counting, always = rates["repetition 1.1"], rates["lz 0.15"]
+    ranges = [f"{min(found):.0f} to {max(found):.0f}" for found in (always, counting, rates["DRY"])]
+    assert f"Always on it is {ranges[0]} of 1,000, with a repetition" in words
+    assert "of any strength {}, with DRY {} (Qwen's".format(*ranges[1:]) in words
+    waiting = lowered["lz 0.15, onset 3"]
+    assert all(0 < waiting[kind][0] < 9 for kind in ("Python", "C headers", "reST", "HTML"))
+    assert all(waiting[kind][1] <= 2 for kind in ("Python", "C headers", "reST", "HTML"))
+    _, touched, texts = waiting["tables"]
+    assert f"of the tables {touched} of {texts}" in words
+    assert (
+        "{:.0f} of 1,000 in tables, {:.0f} in columns of numbers, {:.0f} in diagrams, {:.0f} in CSV"
+    ).format(*(waiting[kind][0] for kind in ("tables", "numbers", "diagrams", "CSV"))) in words
+    assert f"({lowered['lz 0.15, onset 1']['HTML'][0]:.0f} of 1,000 in HTML)" in words
+
+
+def test_results_say_of_the_constants_what_the_result_files_say() -> None:
+    words = " ".join((ROOT / "docs/RESULTS.md").read_text().split())
+    found = {
+        path.stem: json.loads(path.read_text())
+        for path in (ROOT / "bench/results/onset").glob("*.json")
+    }
+
+    def model(name: str, setting: str) -> dict[str, Any]:
+        (row,) = (row for row in found[name]["temperatures"]["0.0"] if row["setting"] == setting)
+        return dict(row)
+
+    def harm(setting: str, kind: str) -> float:
+        (row,) = (row for row in found["harm"]["rows"] if row["setting"] == setting)
+        return float(row["kinds"][kind][0])
+
+    copies = [model(name, "growth 0")["most_copies"] for name in ("code", "prose")]
+    assert "{} copies on the code model, {} on the prose model".format(*copies) in words
+    shares = [model(name, "shortest run 32")["degenerate"] for name in ("code", "prose")]
+    assert f"leaves {24 * shares[0]:.0f} of 24 and {30 * shares[1]:.0f} of 30" in words
+    markup = [harm(name, "reST") for name in ("shipped", "shortest run 8")]
+    assert "markup from {:.0f} to {:.0f} of 1,000".format(*markup) in words
+    better = harm("n 3, shortest run 24 or 16 copies", "tables")
+    assert f"in tables ({better:.0f} of 1,000)" in words
+    grams = [
+        model("code", name)["distinct_4_grams"]
+        for name in ("no memory", "shipped", "half-life 256")
+    ]
+    assert "4-grams {:.2f} instead of {:.2f}, {:.2f} with a".format(*grams) in words
+    assert f"(tables: {harm('no memory', 'tables'):.0f} of 1,000 without)" in words
+    weak = [model(name, "shipped") for name in ("code", "prose", "model")]
+    strong = [
+        model(*pair)
+        for pair in (
+            ("code-strengths", "alpha 0.3"),
+            ("prose", "alpha 0.3"),
+            ("model", "alpha 0.3"),
+        )
+    ]
+    numbers = [row["distinct_4_grams"] for row in (*weak, *strong)]
+    phrase = "from {:.2f}, {:.2f} and {:.2f} at 0.15 to {:.2f}, {:.2f} and {:.2f} at 0.3"
+    assert phrase.format(*numbers) in words
+
+
 def test_figures_of_speculation_are_those_of_the_result_file() -> None:
     path = ROOT / "bench/results/speculation-ngram.json"
     result = json.loads(path.read_text())
