@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Tokenizer
 
 from bench.looping import corpus
 from sglang_lz.demo.corpus import END_OF_TEXT
-from sglang_lz.demo.train import MAX_POSITIONS, Batch, save, train, train_tokenizer
+from sglang_lz.demo.train import Batch, save, small_qwen2, train, train_tokenizer
 
 CONTEXT = 768
 BATCH = 2
@@ -40,25 +40,6 @@ class Size:
 
 
 SIZES = {"prose": Size(8192, 4, 450), "code": Size(4096, 3, 900)}
-
-
-def new_model(tokenizer: Qwen2Tokenizer, layers: int) -> Qwen2ForCausalLM:
-    """Return a float32 Qwen2 with random weights from torch's global generator."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=layers,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=0.05,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return Qwen2ForCausalLM(config)
 
 
 def units(texts: Sequence[str], tokenizer: Qwen2Tokenizer, seed: int) -> list[tuple[int, str]]:
@@ -112,7 +93,14 @@ def make(name: str, out: Path, *, steps: int | None = None, seed: int = 0) -> No
         tokenizer.encode(text * (3 * CONTEXT // period))
         for period, text in units(texts, tokenizer, seed)
     ]
-    model = new_model(tokenizer, size.layers)
+    model = small_qwen2(
+        tokenizer,
+        width=192,
+        feed_forward=512,
+        layers=size.layers,
+        initializer_range=0.05,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokens):,} tokens, {len(tokenizer)} ids, {parameters / 1e6:.2f} M parameters")
     began = time.monotonic()

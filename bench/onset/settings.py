@@ -18,13 +18,13 @@ SETTINGS: dict[str, Setting] = {
         f"n 3, shortest run {run} or 16 copies": Setting(onset=3, shortest=run, times=16)
         for run in (24, 48)
     },
-    **{f"growth from runs of {run}": Setting(growing=run) for run in (4, 8)},
+    "growth from runs of 4": Setting(growing=4),
     "32 or 16 copies, growth from 4": Setting(shortest=32, times=16, growing=4),
     "48 or 16 copies, growth from 4": Setting(shortest=48, times=16, growing=4),
-    **{f"growth {growth}": Setting(growth=growth) for growth in (0, 0.5, 2)},
+    **{f"growth {growth}": Setting(growth=growth) for growth in (0, 2)},
     **{f"half-life {tokens}": Setting(half_life=tokens) for tokens in (64, 256, 1024)},
     "no memory": Setting(half_life=0),
-    **{f"forget after {tokens}": Setting(forget=tokens) for tokens in (512, 1024, 2048)},
+    "forget after 512": Setting(forget=512),
     "the loop's tokens": Setting(looped=1),
     **{f"alpha {alpha}": Setting(alpha=alpha) for alpha in (0.05, 0.1, 0.2, 0.3, 0.5)},
 }

@@ -43,7 +43,7 @@ def reached_after(outputs: list[int], onset: int) -> int:
 
 @on("overlap", "ngram")
 def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server: Server) -> None:
-    """Token for token, over all prompts of the benchmarks; and then the penalty sets in."""
+    """Token for token, over the demo model's prompts; and then the penalty sets in."""
     asked = prompts()
     variants = (OFF, *(Lz(0.15, onset=onset) for onset in ONSETS))
     bodies = [request_body(prompt, NEW_TOKENS, lz) for lz in variants for prompt in asked]

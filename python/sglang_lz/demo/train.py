@@ -71,26 +71,46 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
     )
 
 
-def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+def small_qwen2(
+    tokenizer: Qwen2Tokenizer,
+    *,
+    width: int,
+    feed_forward: int,
+    layers: int,
+    initializer_range: float,
+    eos_token_id: int,
+) -> Qwen2ForCausalLM:
     """Return a float32 Qwen2 with random weights from torch's global generator.
 
-    6 query heads and 2 key/value heads of 32: two tensor-parallel ranks can share them.
+    Heads are 32 wide, 2 of them for keys and values: two tensor-parallel ranks can share them.
     """
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=6,
+        hidden_size=width,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
-        initializer_range=0.07,
+        initializer_range=initializer_range,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(corpus.IM_END),
+        eos_token_id=eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen2ForCausalLM(config)
+
+
+def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    """Return the demo model, untrained."""
+    return small_qwen2(
+        tokenizer,
+        width=192,
+        feed_forward=512,
+        layers=3,
+        initializer_range=0.07,
+        eos_token_id=tokenizer.convert_tokens_to_ids(corpus.IM_END),
+    )
 
 
 def batches(tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int) -> Iterator[Batch]:

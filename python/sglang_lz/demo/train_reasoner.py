@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from . import puzzles
 from .corpus import chat
-from .train import MAX_POSITIONS, Batch, save, train, train_tokenizer
+from .train import Batch, save, small_qwen2, train, train_tokenizer
 
 VOCAB_SIZE = 512
 CONTEXT = 512
@@ -26,25 +26,15 @@ NOT_WANTED = -100
 
 
 def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """Return a float32 Qwen2 with random weights from torch's global generator.
-
-    4 query heads and 2 key/value heads of 32: two tensor-parallel ranks can share them.
-    """
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
+    """Return the pocket reasoner, untrained."""
+    return small_qwen2(
+        tokenizer,
+        width=128,
+        feed_forward=384,
+        layers=4,
         initializer_range=0.05,
-        tie_word_embeddings=True,
-        bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen2ForCausalLM(config)
 
 
 def batches(tokenizer: Qwen2Tokenizer, seed: int) -> Iterator[Batch]:
