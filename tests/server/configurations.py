@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.launch import Config
+from sglang_lz.demo import REASONER_PATH
 
 SITE = Path(__file__).with_name("site")
 HOOKED = Path(__file__).with_name("hooked")
@@ -145,6 +146,11 @@ CONFIGURATIONS = {
                 ),
                 *("--lz-max-window-size", "24"),
             ),
+            FORKED,
+        ),
+        Config(
+            "reasoner",
+            ("--model-path", str(REASONER_PATH), "--max-running-requests", "64"),
             FORKED,
         ),
         Config("stock", stock=True),
