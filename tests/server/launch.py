@@ -18,6 +18,8 @@ from bench.processes import Background, answers, free_port, tail_of
 
 STARTUP_SECONDS = 600
 SHUTDOWN_SECONDS = 3
+STARTS = 3
+PORT_TAKEN = " in use"
 DRAFTS = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "demo" / "drafts.py"
 """Of the checkout: wheels of the CUDA flavour have none."""
 
@@ -181,17 +183,29 @@ class Server:
         self.process.stop()
 
 
+def _started(config: Config, log_path: Path) -> Server:
+    from server.disaggregated import Pair
+
+    for i in range(STARTS):
+        path = log_path.with_stem(f"{log_path.stem}-{i}") if i else log_path
+        server = Server(config, path) if config.decode_flags is None else Pair(config, path)
+        try:
+            server.wait_until_ready()
+        except BaseException:
+            server.stop()
+            # Upstream may have given the port to another server, for its own processes.
+            if i == STARTS - 1 or PORT_TAKEN not in server.log():
+                raise
+        else:
+            return server
+    raise AssertionError
+
+
 @contextlib.contextmanager
 def serving(config: Config, log_path: Path) -> Iterator[Server]:
     """A ready server of this configuration; ended when the block is left, however it is left."""
-    if config.decode_flags is None:
-        server = Server(config, log_path)
-    else:
-        from server.disaggregated import Pair
-
-        server = Pair(config, log_path)
+    server = _started(config, log_path)
     try:
-        server.wait_until_ready()
         yield server
     finally:
         server.stop()
