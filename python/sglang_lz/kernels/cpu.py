@@ -6,14 +6,11 @@ tokens of a prompt are on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 from torch import Tensor
 
 from sglang_lz import draft_tree
+from sglang_lz.compiled import compiled
 from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE
 from sglang_lz.window import (
     BUFFER_SIZE,
@@ -32,14 +29,7 @@ from sglang_lz.window import (
 LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32)
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    try:
-        return numba.njit(function, cache=True)
-    except RuntimeError:  # nowhere to keep what was compiled: a read-only installation
-        return numba.njit(function)
-
-
-@_compiled
+@compiled
 def _run_lengths(visible, run):
     """Write the run lengths of a history, oldest first, in O(history + periods) whatever repeats.
 
@@ -62,7 +52,7 @@ def _run_lengths(visible, run):
             start, end = period, period + length
 
 
-@_compiled
+@compiled
 def _is_loop(run, onset):
     """Whether some period's run holds so many copies (docs/SPEC.md section 9)."""
     for period in range(1, len(run)):
@@ -71,7 +61,7 @@ def _is_loop(run, onset):
     return False
 
 
-@_compiled
+@compiled
 def _was_reached(visible, sampled, onset, run):
     """Whether a loop stood at the end of a prefix from which a token was sampled.
 
@@ -91,7 +81,7 @@ def _was_reached(visible, sampled, onset, run):
     return False
 
 
-@_compiled
+@compiled
 def _seed(rows, position, end, history, sampled, given, tokens, run, params):
     capacity = tokens.shape[1]
     start = 0
@@ -110,7 +100,7 @@ def _seed(rows, position, end, history, sampled, given, tokens, run, params):
         _run_lengths(own, own_run)
 
 
-@_compiled
+@compiled
 def _advance(path, tokens, run, params, position, window, runs):
     """Write the seen tokens after a path, newest first, and the runs of their periods; see
     `cuda._runs`. `position` is that of the newest token. Returns how many are seen, and the onset,
@@ -143,7 +133,7 @@ def _advance(path, tokens, run, params, position, window, runs):
     return min(visible, window_size), onset
 
 
-@_compiled
+@compiled
 def _lower(logits, window, runs, length, params, onset, matched, lowered):
     """Lower a row of logits by what `cuda` says, unless its onset is still to come."""
     if onset > 0:
@@ -183,7 +173,7 @@ def _lower(logits, window, runs, length, params, onset, matched, lowered):
             logits[token] = lowered[column]
 
 
-@_compiled
+@compiled
 def _step(
     logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params
 ):  # fmt: skip
@@ -203,7 +193,7 @@ def _step(
             _keep(path, runs, onset, position, tokens[owner], run[owner], own)
 
 
-@_compiled
+@compiled
 def _keep(path, runs, onset, position, tokens, run, params):
     """Write a window back; arguments as `_advance` takes and makes them."""
     window_size = int(params[WINDOW_SIZE])
@@ -213,7 +203,7 @@ def _keep(path, runs, onset, position, tokens, run, params):
         tokens[(position - newer) % len(tokens)] = path[newer]
 
 
-@_compiled
+@compiled
 def _verify(logits, request_rows, root, paths, lengths, tokens, run, params):
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
@@ -230,7 +220,7 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params):
             _lower(logits[tree * nodes + node], window, runs, length, own, onset, matched, lowered)
 
 
-@_compiled
+@compiled
 def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params):
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]

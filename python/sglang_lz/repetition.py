@@ -1,0 +1,212 @@
+"""`repetition_detection`: when an output counts as a loop, and the first token at which it does.
+
+The field's names and meaning are those of vLLM's, and `action` is ours: the newest output tokens
+are `min_count` copies in a row of one pattern of `min_pattern_size` to `max_pattern_size` tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_lz.compiled import compiled
+from sglang_lz.kinds import Kind, choice, integer
+from sglang_lz.params import FieldError, shown
+
+FIELD = "repetition_detection"
+LARGEST_PATTERN_SIZE = 8192
+LARGEST_COUNT = 32767
+
+STOP = "stop"
+END_THINKING = "end_thinking"
+
+
+def _field(default: object, kind: Kind, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """One request's `repetition_detection`, validated. Each attribute is one of its keys."""
+
+    max_pattern_size: int = _field(
+        0,
+        integer(0, LARGEST_PATTERN_SIZE),
+        "the longest pattern, in tokens; 0 is off",
+    )
+    min_pattern_size: int = _field(
+        0,
+        integer(0, f"{FIELD}.max_pattern_size"),
+        "the shortest pattern, in tokens; 0 counts as 1",
+    )
+    min_count: int = _field(
+        0,
+        integer(2, LARGEST_COUNT),
+        "copies in a row that are a loop, the first included",
+    )
+    action: str = _field(
+        STOP,
+        choice(STOP, END_THINKING),
+        "`stop` ends the output; `end_thinking` ends the thinking section, once, so that the model "
+        "answers",
+    )
+
+    @classmethod
+    def parse(cls, value: Any) -> RepetitionDetection | None:
+        """Read the field of a request; None if it is missing, null or off.
+
+        Raises:
+            FieldError: no object, an unknown key, or a value of the wrong type or out of range.
+        """
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise FieldError(FIELD, f"{FIELD} must be an object, got {shown(value)}.")
+        if unknown := next((key for key in value if key not in _ENTRIES), None):
+            raise FieldError(
+                FIELD,
+                f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown)}.",
+            )
+        given = {name: value[name] for name in _ENTRIES if value.get(name) is not None}
+        largest = given.get("max_pattern_size", 0)
+        for name, entry in _ENTRIES.items():
+            kind: Kind = entry.metadata["kind"]
+            if name == "min_count" and largest == 0 and name not in given:
+                continue
+            if not kind.takes(given.get(name, entry.default), largest):
+                allowed = kind.allowed.format(largest=largest)
+                got = shown(given[name]) if name in given else "nothing"
+                raise FieldError(FIELD, f"{FIELD}.{name} must be {allowed}, got {got}.")
+        return cls(**given) if largest else None
+
+    @property
+    def shortest(self) -> int:
+        """The size of the shortest pattern, in tokens."""
+        return max(self.min_pattern_size, 1)
+
+
+_ENTRIES = {entry.name: entry for entry in dataclasses.fields(RepetitionDetection)}
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop at the end of a text.
+
+    Attributes:
+        pattern_size: tokens of its shortest pattern that counts.
+        begin: the first of its tokens, counted from 0.
+        end: how many tokens the text had when it was complete.
+    """
+
+    pattern_size: int
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Whole copies of the pattern, the first included."""
+        return (self.end - self.begin) // self.pattern_size
+
+
+class Detector:
+    """Looks for a loop in an output that grows; most tokens cost it one comparison.
+
+    A pattern of k tokens is n copies in a row once k(n - 1) tokens in a row equal the token k
+    before them. Each look tells how many of them the nearest pattern still lacks, and until so many
+    tokens have come, none can be complete.
+
+    Attributes:
+        next_look: the output's length at which a loop can be complete at the earliest.
+    """
+
+    __slots__ = ("_detection", "next_look")
+
+    def __init__(self, detection: RepetitionDetection, first_look: int = 1) -> None:
+        """Look from an output of `first_look` tokens on."""
+        self._detection = detection
+        self.next_look = max(first_look, 1)
+
+    def find(self, output: array[int]) -> Loop | None:
+        """The first loop in an output that has none up to the last one looked at.
+
+        Args:
+            output: token ids, as array("q").
+        """
+        if len(output) < self.next_look:
+            return None
+        detection = self._detection
+        tokens = np.frombuffer(output, np.int64)
+        self.next_look, size, begin = first_loop(
+            tokens,
+            self.next_look,
+            detection.shortest,
+            detection.max_pattern_size,
+            detection.min_count,
+        )
+        return Loop(size, begin, self.next_look) if size else None
+
+
+@compiled
+def _run(tokens: NDArray[np.int64], end: int, size: int, most: int) -> int:
+    """How many tokens in a row, from the newest on, equal the token `size` before them."""
+    run = 0
+    while run < most and run + size < end and tokens[end - 1 - run] == tokens[end - 1 - run - size]:
+        run += 1
+    return run
+
+
+@compiled
+def first_loop(
+    tokens: NDArray[np.int64], end: int, shortest: int, longest: int, count: int
+) -> tuple[int, int, int]:
+    """The length at which tokens first end in a loop, its pattern's size and where it began.
+
+    Without one, the first length above that of `tokens` at which there can be one, and twice 0.
+
+    Args:
+        tokens: int64 [length].
+        end: the first length to look at.
+        shortest: the shortest pattern, in tokens.
+        longest: the longest.
+        count: the copies in a row, the first included.
+    """
+    while end <= len(tokens):
+        newest = tokens[end - 1]
+        lacking = (count - 1) * shortest
+        for size in range(shortest, min(longest, end - 1) + 1):
+            if tokens[end - 1 - size] != newest:
+                continue
+            needed = (count - 1) * size
+            run = _run(tokens, end, size, needed)
+            if run == needed:
+                return end, size, end - size - _run(tokens, end, size, end)
+            lacking = min(lacking, needed - run)
+        end += lacking
+    return end, 0, 0
+
+
+def description() -> str:
+    """Meaning, keys, ranges and defaults of the field, in Markdown."""
+    keys = "; ".join(
+        f"`{name}`: {entry.metadata['meaning']} ({entry.metadata['kind'].text}, default "
+        f"`{json.dumps(entry.default)}`)"
+        for name, entry in _ENTRIES.items()
+    )
+    return f"When the newest tokens repeat, act. {keys}."
+
+
+def json_schema() -> dict[str, Any]:
+    """The OpenAPI schema of the field."""
+    properties = {
+        name: {"anyOf": [entry.metadata["kind"].schema, {"type": "null"}]}
+        for name, entry in _ENTRIES.items()
+    }
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {"anyOf": [schema, {"type": "null"}], "description": description()}

@@ -1,0 +1,171 @@
+"""The loop detector against its definition, and the request field's ranges."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sglang_lz.params import FieldError
+from sglang_lz.repetition import (
+    LARGEST_COUNT,
+    LARGEST_PATTERN_SIZE,
+    Detector,
+    Loop,
+    RepetitionDetection,
+)
+
+Tokens = list[int]
+
+
+def is_loop(tokens: Sequence[int], size: int, count: int) -> bool:
+    """Whether tokens end in `count` copies in a row of a pattern of `size` tokens."""
+    if size * count > len(tokens):
+        return False
+    tail = list(tokens[len(tokens) - size * count :])
+    return tail == tail[-size:] * count
+
+
+def first(tokens: Sequence[int], sizes: range, count: int, shortest_text: int) -> Loop | None:
+    """The definition, word for word: the first prefix that ends in a loop."""
+    for end in range(shortest_text, len(tokens) + 1):
+        for size in sizes:
+            if is_loop(tokens[:end], size, count):
+                begin = end - size * count
+                while begin > 0 and tokens[begin - 1] == tokens[begin - 1 + size]:
+                    begin -= 1
+                return Loop(size, begin, end)
+    return None
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> Tokens:
+    """Texts of few different tokens in which runs, loops and loops of loops are common."""
+    pieces = draw(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, 2), min_size=1, max_size=9),
+                st.integers(1, 9),
+                st.integers(0, 8),
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    return [token for unit, times, cut in pieces for token in (unit * times)[cut:]]
+
+
+@given(
+    texts(),
+    st.builds(range, st.integers(1, 12), st.integers(13, 24)),
+    st.integers(2, 9),
+    st.integers(0, 40),
+    st.lists(st.integers(1, 7), min_size=1),
+)
+@example([1] * 5, range(1, 2), 5, 0, [1])
+@example([1] * 5, range(1, 2), 5, 0, [5])
+@example([0, *([1, 2] * 4)], range(2, 4), 4, 0, [3])
+def test_the_first_loop_is_found_whatever_the_steps(
+    tokens: Tokens, sizes: range, count: int, first_look: int, steps: list[int]
+) -> None:
+    detection = RepetitionDetection(sizes[-1], sizes[0], count)
+    wanted = first(tokens, sizes, count, max(first_look, 1))
+    detector = Detector(detection, first_look)
+    output = array("q")
+    found, step = None, 0
+    while found is None and len(output) < len(tokens):
+        output.extend(tokens[len(output) : len(output) + steps[step % len(steps)]])
+        found = detector.find(output)
+        step += 1
+    assert found == wanted
+
+
+def test_evidence_counts_whole_copies() -> None:
+    detector = Detector(RepetitionDetection(8, 0, 3), first_look=11)
+    found = detector.find(array("q", [9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]))
+    assert found == Loop(pattern_size=3, begin=1, end=11)
+    assert found.count == 3
+
+
+def test_text_without_loops_is_seldom_looked_at() -> None:
+    detector = Detector(RepetitionDetection(512, 1, 20))
+    output = array("q")
+    looks = 0
+    for token in range(2000):
+        output.append(token)
+        looks += len(output) >= detector.next_look
+        assert detector.find(output) is None
+    assert looks <= 2000 // 19 + 1
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (None, None),
+        ({}, None),
+        ({"max_pattern_size": 0, "min_count": 4}, None),
+        ({"max_pattern_size": 9, "min_count": 4}, RepetitionDetection(9, 0, 4)),
+        (
+            {"max_pattern_size": 9, "min_pattern_size": 9, "min_count": 2, "action": None},
+            RepetitionDetection(9, 9, 2, "stop"),
+        ),
+        (
+            {"max_pattern_size": 1, "min_count": 2, "action": "end_thinking"},
+            RepetitionDetection(1, 0, 2, "end_thinking"),
+        ),
+    ],
+)
+def test_values_that_are_taken(value: Any, wanted: RepetitionDetection | None) -> None:
+    assert RepetitionDetection.parse(value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (True, "repetition_detection must be an object, got True."),
+        ([], "repetition_detection must be an object, got []."),
+        (
+            {"max_pattern": 3},
+            "repetition_detection must hold max_pattern_size, min_pattern_size, min_count, action "
+            "only, got 'max_pattern'.",
+        ),
+        (
+            {"max_pattern_size": LARGEST_PATTERN_SIZE + 1, "min_count": 2},
+            "repetition_detection.max_pattern_size must be an integer in [0, 8192], got 8193.",
+        ),
+        (
+            {"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2},
+            "repetition_detection.min_pattern_size must be an integer in [0, 4], the upper end "
+            "being repetition_detection.max_pattern_size, got 5.",
+        ),
+        (
+            {"max_pattern_size": 4},
+            "repetition_detection.min_count must be an integer in [2, 32767], got nothing.",
+        ),
+        (
+            {"max_pattern_size": 4, "min_count": 1},
+            "repetition_detection.min_count must be an integer in [2, 32767], got 1.",
+        ),
+        (
+            {"min_count": LARGEST_COUNT + 1},
+            "repetition_detection.min_count must be an integer in [2, 32767], got 32768.",
+        ),
+        (
+            {"max_pattern_size": 4, "min_count": 2.0},
+            "repetition_detection.min_count must be an integer in [2, 32767], got 2.0.",
+        ),
+        (
+            {"max_pattern_size": 4, "min_count": 2, "action": "abort"},
+            'repetition_detection.action must be "stop" or "end_thinking", got \'abort\'.',
+        ),
+    ],
+)
+def test_values_that_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(FieldError) as error:
+        RepetitionDetection.parse(value)
+    assert str(error.value) == message
+    assert error.value.field == "repetition_detection"
