@@ -1,10 +1,10 @@
-"""Checks the LZ fields of every request over HTTP before its endpoint sees it.
+"""Checks our fields of every request over HTTP before its endpoint sees it.
 
 Upstream ignores keys that it does not know, and some of its streams begin before `admit` could
-refuse a request. So `check_fields` runs first, on every route. It checks the values of the LZ
-fields that the route takes, and refuses any other key that begins with `lz_`, wherever clients put
-sampling parameters. The request model of a route tells whether it takes the fields: a route that a
-later release adds takes none.
+refuse a request. So `check_fields` runs first, on every route. It checks the values of our fields
+that the route takes, and refuses them, and any other key that begins with `lz_`, wherever else
+clients put sampling parameters. The request model of a route tells whether it takes the fields: a
+route that a later release adds takes none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from sglang_lz.params import FIELDS, PREFIX, FieldError, check_name, shown
-from sglang_lz.requests import LZFields, LZFieldsInOptions, resolve
+from sglang_lz import repetition
+from sglang_lz.params import PREFIX, FieldError, check_name, shown
+from sglang_lz.requests import (
+    FIELDS,
+    LZFields,
+    LZFieldsInOptions,
+    resolve,
+    resolve_detection,
+)
 
 Place: TypeAlias = tuple[str, ...]
 """Keys from a body down to an object in it; () is the body itself."""
@@ -28,12 +35,15 @@ OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body"
 DEEPEST = 2
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
+# A body with none of these in it holds no field of ours: a key in JSON may be written with escapes.
+_TRACES = (PREFIX.encode(), repetition.FIELD.encode(), b"\\u00")
+
 # The names under which Ollama and SGLang take the most tokens to generate.
 LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
 
 
 async def check_fields(connection: HTTPConnection) -> None:
-    """Refuse a request whose LZ fields cannot be honoured (a FastAPI dependency of every route).
+    """Refuse a request whose fields cannot be honoured (a FastAPI dependency of every route).
 
     The request object keeps its parsed body, so upstream does not parse it again. A WebSocket has
     no body.
@@ -52,20 +62,20 @@ def check_json(body: Any, model: type) -> None:
     """`check_fields` for a body that did not come over HTTP, and will become this request model.
 
     Raises:
-        FieldError: its LZ fields cannot be honoured.
+        FieldError: its fields of ours cannot be honoured.
     """
     check_body(body, place_in(model))
 
 
 def check_body(body: Any, place: Place | None) -> None:
-    """Refuse a parsed body whose LZ fields cannot be honoured.
+    """Refuse a parsed body whose fields of ours cannot be honoured.
 
     Args:
         body: the parsed JSON or form; None for nothing.
-        place: the object that takes the LZ fields; None if there is none.
+        place: the object that takes our fields; None if there is none.
 
     Raises:
-        FieldError: an LZ field has a wrong value or name, or stands in another object.
+        FieldError: a field of ours has a wrong value or name, or stands in another object.
     """
     objects = list(_objects(body))
     for where, values in objects:
@@ -73,10 +83,12 @@ def check_body(body: Any, place: Place | None) -> None:
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
     for where, values in objects:
         if where == place:
+            beam_width = _beam_width(values, where)
+            resolve_detection(values, beam_width=beam_width)
             resolve(
                 values,
                 max_new_tokens=_limit(values, where),
-                beam_width=_beam_width(values, where),
+                beam_width=beam_width,
                 is_encoder_decoder=_is_encoder_decoder(),
                 has_input_embeds=has_input_embeds,
             )
@@ -100,14 +112,14 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def place_of(route: object) -> Place | None:
-    """The object that takes the LZ fields in the body of a FastAPI route; None if there is none."""
+    """The object that takes our fields in the body of a FastAPI route; None if there is none."""
     parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
     places = [place_in(parameter.field_info.annotation) for parameter in parameters]
     return next((place for place in places if place is not None), None)
 
 
 def place_in(model: object) -> Place | None:
-    """The object that takes the LZ fields in the body of a request model; None if there is none."""
+    """The object that takes our fields in the body of a request model; None if there is none."""
     from sglang.srt.managers.io_struct import GenerateReqInput, VertexGenerateReqInput
 
     if model is GenerateReqInput:
@@ -122,12 +134,12 @@ def place_in(model: object) -> Place | None:
 
 
 async def _body(request: Request, place: Place | None) -> Any:
-    """The parsed body of a request; None if it holds no LZ field for sure, or cannot be parsed."""
+    """The parsed body of a request; None if it holds no field of ours, or cannot be parsed."""
     if request.headers.get("content-type", "").lower().startswith(FORMS):
         return dict(await request.form())
     raw = await request.body()
-    # Routes that take no field may get megabytes. A key in JSON may be written with \\u00 escapes.
-    if place is None and PREFIX.encode() not in raw and b"\\u00" not in raw:
+    # Routes that take no field may get megabytes.
+    if place is None and not any(part in raw for part in _TRACES):
         return None
     try:
         return await request.json()
@@ -149,18 +161,19 @@ def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, An
 
 def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) -> None:
     for name, value in values.items():
-        if not name.startswith(PREFIX):
+        if name not in FIELDS and not name.startswith(PREFIX):
             continue
         # Custom logit processors choose the names of their own parameters.
         if where[-1:] == ("custom_params",) and name not in FIELDS:
             continue
-        check_name(name, value)
+        if name != repetition.FIELD:
+            check_name(name, value)
         if where == place or value is None:
             continue
         here = f"in {'.'.join(where)}" if where else "at the top level"
         if place is None:
             raise FieldError(
-                name, f"{name} must be left out: this endpoint takes no LZ field, got "
+                name, f"{name} must be left out: this endpoint does not take it, got "
                 f"{shown(value)} {here}.",
             )  # fmt: skip
         there = f"in {'.'.join(place)}" if place else "at the top level"

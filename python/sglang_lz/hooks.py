@@ -24,6 +24,11 @@ HOOKS = MappingProxyType(
         ): ("reserve_windows",),
         ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): ("apply_step",),
         ("sglang.srt.speculative.eagle_utils", "eagle_sample"): ("verify_step", "accept_step"),
+        ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): ("after_step",),
+        (
+            "sglang.srt.constrained.grammar_manager",
+            "GrammarManager.process_req_with_grammar",
+        ): ("guard_thinking",),
         (
             "sglang.srt.managers.tokenizer_manager",
             "TokenizerManager._create_tokenized_object",

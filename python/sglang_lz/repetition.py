@@ -6,6 +6,7 @@ are `min_count` copies in a row of one pattern of `min_pattern_size` to `max_pat
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from array import array
@@ -126,12 +127,27 @@ class Detector:
         next_look: the output's length at which a loop can be complete at the earliest.
     """
 
-    __slots__ = ("_detection", "next_look")
+    __slots__ = ("_detection", "_first_look", "_looked", "next_look")
 
     def __init__(self, detection: RepetitionDetection, first_look: int = 1) -> None:
         """Look from an output of `first_look` tokens on."""
         self._detection = detection
-        self.next_look = max(first_look, 1)
+        self._first_look = self.next_look = max(first_look, 1)
+        self._looked = 0
+
+    def skip(self, length: int) -> None:
+        """Look no more at an output of `length` tokens or fewer."""
+        self.next_look = max(self.next_look, length + 1)
+
+    def rollback(self, length: int) -> None:
+        """Go back to an output of `length` tokens, which may go on otherwise now."""
+        if length < self._looked:
+            self.next_look = max(self._first_look, min(self.next_look, length + 1))
+            self._looked = length
+
+    def copy(self) -> Detector:
+        """A detector in the same state."""
+        return copy.copy(self)
 
     def find(self, output: array[int]) -> Loop | None:
         """The first loop in an output that has none up to the last one looked at.
@@ -142,6 +158,7 @@ class Detector:
         if len(output) < self.next_look:
             return None
         detection = self._detection
+        self._looked = len(output)
         tokens = np.frombuffer(output, np.int64)
         self.next_look, size, begin = first_loop(
             tokens,

@@ -1,4 +1,6 @@
-"""The LZ fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
+"""Our request fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
+
+They are those of the LZ penalty and `repetition_detection`.
 
 Each public name is used by a patch of upstream's request path. A request over HTTP is checked by
 `sglang_lz.gate` first; one of the offline Engine or of gRPC is checked by `admit` only.
@@ -12,24 +14,32 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
-from sglang_lz.params import FIELDS, FieldError, LZParams, description, json_schema
-from sglang_lz.support import unsupported_modes
+from sglang_lz import params, repetition
+from sglang_lz.params import FieldError, LZParams, shown
+from sglang_lz.repetition import END_THINKING, RepetitionDetection
+from sglang_lz.support import unguarded_modes, unsupported_modes
 
-FIELDS_TEXT = " ".join(f"`{name}`: {description(name)}" for name in FIELDS)
+_SCHEMAS = {
+    **{name: params.json_schema(name) for name in params.FIELDS},
+    repetition.FIELD: repetition.json_schema(),
+}
+FIELDS = tuple(_SCHEMAS)
+"""The names of all our fields, as requests spell them."""
+FIELDS_TEXT = " ".join(f"`{name}`: {schema['description']}" for name, schema in _SCHEMAS.items())
 
 # Upstream's own types of these objects, with a description of the keys that we add.
 GenerateSamplingParams = Annotated[
     list[dict[str, Any]] | dict[str, Any] | None,
-    Field(description=f"Sampling parameters, those of the LZ penalty among them. {FIELDS_TEXT}"),
+    Field(description=f"Sampling parameters, ours among them. {FIELDS_TEXT}"),
 ]
 OllamaOptions = Annotated[
     dict[str, Any] | None,
-    Field(description=f"Ollama's options, and those of the LZ penalty. {FIELDS_TEXT}"),
+    Field(description=f"Ollama's options, and ours. {FIELDS_TEXT}"),
 ]
 
 
 _MODEL_FIELDS: dict[str, Any] = {
-    name: (Annotated[Any, WithJsonSchema(json_schema(name))], None) for name in FIELDS
+    name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
 }
 LZFields = create_model("LZFields", **_MODEL_FIELDS)
 """Base of the OpenAI- and Anthropic-style request models: the fields, at the top level.
@@ -43,7 +53,7 @@ class LZFieldsInOptions(BaseModel):
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The LZ fields of a mapping.
+    """Our fields of a mapping.
 
     Null ones are left out: where upstream merges sampling parameters, they would replace those of
     the server's --preferred-sampling-params.
@@ -52,12 +62,12 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a mapping holds beside the LZ fields."""
+    """What a mapping holds beside our fields."""
     return {name: value for name, value in values.items() if name not in FIELDS}
 
 
 def without_lz_fields(body: Any) -> Any:
-    """The body of a /generate request, without the LZ fields in its `sampling_params`.
+    """The body of a /generate request, without our fields in its `sampling_params`.
 
     A body of any other form is returned as it is: upstream's schema refuses it.
     """
@@ -76,29 +86,31 @@ def admit(
     is_encoder_decoder: bool,
     has_input_embeds: bool,
 ) -> None:
-    """Validate the LZ fields of a request and set `lz_params` of its SamplingParams.
+    """Validate our fields of a request and set those of its SamplingParams.
 
     Args:
-        sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty, or
-            None if it has none.
+        sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty, and
+            its `repetition_detection` what counts as a loop; None for none.
         requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
     Raises:
-        FieldError: a wrong value, or a penalty that this server cannot apply exactly.
+        FieldError: a wrong value, or what this server cannot do exactly.
     """
+    beam_width = sampling_params.beam_width
+    sampling_params.repetition_detection = resolve_detection(requested, beam_width=beam_width)
     limit = sampling_params.max_new_tokens
     if limit == 0 and _may_truncate():
         requested = {**requested, "lz_penalty": 0}  # the client may have asked for more tokens
-    params = resolve(
+    penalty = resolve(
         requested,
         max_new_tokens=limit,
-        beam_width=sampling_params.beam_width,
+        beam_width=beam_width,
         is_encoder_decoder=is_encoder_decoder,
         has_input_embeds=has_input_embeds,
     )
-    sampling_params.lz_params = params if params.penalty > 0 else None
+    sampling_params.lz_params = penalty if penalty.penalty > 0 else None
 
 
 def resolve(
@@ -129,40 +141,71 @@ def resolve(
     config = get_context().config_leaf
     # Upstream merges these in too, but lets a null win over them.
     preferred = given_fields(config("preferred_sampling_params") or {})
-    params = LZParams.parse(requested, config("lz_max_window_size"), preferred)
-    if params.penalty == 0:
-        return params
+    penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
+    if penalty.penalty == 0:
+        return penalty
     is_preferred = requested.get("lz_penalty") is None
     reasons = list(unsupported_modes(config))
     if max_new_tokens == 0:
         if is_preferred:
-            return dataclasses.replace(params, penalty=0.0)
+            return dataclasses.replace(penalty, penalty=0.0)
         reasons.append("where nothing is generated (max_new_tokens 0)")
     if is_encoder_decoder:
         reasons.append("with encoder-decoder models")
     if (beam_width or 1) > 1:
         reasons.append("with beam search (beam_width > 1)")
-    if params.include_prompt and has_input_embeds:
+    if penalty.include_prompt and has_input_embeds:
         reasons.append("with lz_include_prompt on input_embeds, which have no token ids")
     if reasons:
         whose = " from the server's --preferred-sampling-params" if is_preferred else ""
         raise FieldError(
             "lz_penalty",
-            f"lz_penalty must be 0 {reasons[0]}, got {params.penalty}{whose}: the LZ penalty is "
+            f"lz_penalty must be 0 {reasons[0]}, got {penalty.penalty}{whose}: the LZ penalty is "
             "not supported there yet.",
         )
-    return params
+    return penalty
+
+
+def resolve_detection(
+    requested: Mapping[str, Any], *, beam_width: int | None
+) -> RepetitionDetection | None:
+    """What counts as a loop in a request, by its own field or the server's preferred one.
+
+    Args:
+        requested: the request's own sampling parameters. A null counts as missing.
+        beam_width: beams of beam search; None or 1 for none.
+
+    Raises:
+        FieldError: a wrong value, or a guard that this server does not have.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    config = get_context().config_leaf
+    value, whose = requested.get(repetition.FIELD), ""
+    if value is None:
+        value = (config("preferred_sampling_params") or {}).get(repetition.FIELD)
+        whose = " from the server's --preferred-sampling-params"
+    detection = RepetitionDetection.parse(value)
+    if detection is None:
+        return None
+    reasons = list(unguarded_modes(config, ends_thinking=detection.action == END_THINKING))
+    if (beam_width or 1) > 1:
+        reasons.append(f"{repetition.FIELD} must be left out with beam search (beam_width > 1)")
+    if reasons:
+        raise FieldError(repetition.FIELD, f"{reasons[0]}, got {shown(value)}{whose}.")
+    return detection
 
 
 def resent_fields(sampling_params: Any) -> dict[str, Any]:
-    """The LZ fields to send when a request that was admitted here is sent to another server.
+    """Our fields to send when a request that was admitted here is sent to another server.
 
-    A request without a penalty says so: that server may prefer one.
+    A request without them says so: that server may prefer some.
     """
-    if sampling_params.lz_params is None:
-        return {"lz_penalty": 0}
-    fields: dict[str, Any] = sampling_params.lz_params.request_fields()
-    return fields
+    penalty, detection = sampling_params.lz_params, sampling_params.repetition_detection
+    return {
+        **({"lz_penalty": 0} if penalty is None else penalty.request_fields()),
+        repetition.FIELD: {} if detection is None else dataclasses.asdict(detection),
+    }
 
 
 def _may_truncate() -> bool:

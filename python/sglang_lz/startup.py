@@ -6,10 +6,11 @@ import json
 import logging
 from typing import Any
 
-from sglang_lz import hooks
+from sglang_lz import hooks, repetition
 from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.params import LZParams, check_max_window_size
-from sglang_lz.support import unsupported_modes
+from sglang_lz.repetition import RepetitionDetection
+from sglang_lz.support import unguarded_modes, unsupported_modes
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,19 @@ def check_server(config: Any) -> None:
                 f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got "
                 f"{params.penalty}."
             )
+    try:
+        detection = RepetitionDetection.parse(preferred.get(repetition.FIELD))
+    except ValueError as error:
+        raise ValueError(f"--preferred-sampling-params: {error}") from None
+    if detection is not None:
+        modes = list(
+            unguarded_modes(
+                lambda name: getattr(config, name),
+                ends_thinking=detection.action == repetition.END_THINKING,
+            )
+        )
+        if modes:
+            raise ValueError(f"--preferred-sampling-params: {modes[0]}.")
     if config.smg_grpc_mode:
         raise ValueError(
             "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "

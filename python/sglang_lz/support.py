@@ -1,4 +1,4 @@
-"""Which server modes the LZ penalty is exact in; requests in all others are refused."""
+"""Which server modes the LZ penalty and the loop guard are exact in; others are refused."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with context parallelism"
     if config("device") not in SUPPORTED_DEVICES:
         yield f"on device {config('device')}"
+
+
+def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[str]:
+    """Server modes in which the loop guard is not exact, or not yet shown to be.
+
+    Args:
+        config: looks up the value in effect of a server argument by its name.
+        ends_thinking: whether the guard is to end thinking sections.
+    """
+    field = "repetition_detection"
+    if config("decoupled_spec_role") != "null":
+        yield f"{field} must be left out with decoupled speculative decoding"
+    if config("dllm_algorithm") is not None:
+        yield f"{field} must be left out with diffusion language models"
+    if ends_thinking and config("reasoning_parser") is None:
+        yield f'{field}.action must be "stop" on a server without --reasoning-parser'
+    # Upstream's others cannot narrow the vocabulary to the tokens that end the section.
+    if ends_thinking and config("grammar_backend") != "xgrammar":
+        yield f'{field}.action must be "stop" on a server without --grammar-backend xgrammar'
 
 
 def _accepts_too_much(config: Callable[[str], Any]) -> bool:

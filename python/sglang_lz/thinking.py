@@ -1,0 +1,124 @@
+"""`"action": "end_thinking"`: the end of a thinking section that has become a loop.
+
+Upstream's reasoning grammar can force the tokens that end a thinking section, exactly: it masks all
+others, knows every token before each sampled one, also under overlap scheduling, and walks each
+path of a draft tree forth and back. `GuardedThinking` is that grammar, and forces them from the
+first token on that makes the section a loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from concurrent.futures import Future
+from typing import Any, cast
+
+from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
+from sglang.srt.constrained.reasoner_grammar_backend import (
+    ReasonerGrammarBackend,
+    ReasonerGrammarObject,
+)
+
+from sglang_lz.repetition import END_THINKING, Detector, Loop, RepetitionDetection
+
+
+class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
+    """A reasoning grammar that ends the thinking section where it has become a loop.
+
+    Attributes:
+        loop: the loop that ended the section; None without one.
+    """
+
+    loop: Loop | None
+    _tokens: array[int]
+    _detector: Detector
+
+    @classmethod
+    def of(
+        cls,
+        grammar: ReasonerGrammarObject,
+        token_filter: Any,
+        detection: RepetitionDetection,
+        min_new_tokens: int,
+    ) -> GuardedThinking:
+        """Guard a reasoning grammar that has not seen a token yet; it is used up.
+
+        Args:
+            grammar: upstream's.
+            token_filter: the backend's function that narrows a row of the vocabulary's mask.
+            detection: what counts as a loop.
+            min_new_tokens: the shortest output that counts, in tokens.
+        """
+        guarded = cls.__new__(cls)
+        guarded.__dict__.update(vars(grammar))
+        if not guarded.enable_token_filter:
+            # Upstream sets a limit in any case, but obeys it with strict thinking only.
+            guarded.max_think_tokens = -1
+        guarded.enable_token_filter = True
+        guarded.token_filter_fn = token_filter
+        guarded.loop = None
+        guarded._tokens = array("q")
+        guarded._detector = Detector(detection, min_new_tokens)
+        return guarded
+
+    @property
+    def answer_begin(self) -> int | None:
+        """How many output tokens came before the answer; None while the model thinks."""
+        return len(self._tokens) - self.tokens_after_end if self._is_generation() else None
+
+    def accept_token(self, token: int) -> None:
+        """Go on by one token."""
+        super().accept_token(token)
+        self._tokens.append(token)
+        if self.loop is None and self._is_thinking():
+            self.loop = self._detector.find(self._tokens)
+
+    def rollback(self, k: int) -> None:
+        """Go back by k tokens."""
+        super().rollback(k)
+        length = len(self._tokens) - k
+        del self._tokens[length:]
+        self._detector.rollback(length)
+        if self.loop is not None and self.loop.end > length:
+            self.loop = None
+
+    def copy(self) -> GuardedThinking:
+        """A grammar in the same state."""
+        other = GuardedThinking.__new__(GuardedThinking)
+        other.__dict__.update(vars(super().copy()))
+        other.loop = self.loop
+        other._tokens = self._tokens[:]
+        other._detector = self._detector.copy()
+        return other
+
+    def _can_think_more(self) -> bool:
+        return self.loop is None and cast("bool", super()._can_think_more())
+
+
+def guard_thinking(req: Any, manager: Any) -> None:
+    """Guard the thinking section of a request that asks for it (upstream's hook).
+
+    Args:
+        req: upstream's Req, with its grammar, with a future of it, or without one.
+        manager: upstream's GrammarManager.
+    """
+    detection = req.sampling_params.repetition_detection
+    if detection is None or detection.action != END_THINKING or not req.require_reasoning:
+        return
+    if isinstance(req.grammar, Future | InvalidGrammarObject) or req.to_finish is not None:
+        return
+    backend = manager.grammar_backend
+    if req.grammar is None and isinstance(backend, ReasonerGrammarBackend):
+        req.grammar = backend._make_grammar_object(None, req.require_reasoning)
+        manager._apply_request_reasoning_config(req)
+    if not isinstance(req.grammar, ReasonerGrammarObject):
+        req.set_finish_with_abort(
+            'repetition_detection.action must be "stop" here, got "end_thinking": this grammar '
+            "describes the thinking section itself."
+        )
+        return
+    req.grammar = GuardedThinking.of(
+        req.grammar,
+        backend.grammar_backend.set_token_filter,
+        detection,
+        req.sampling_params.min_new_tokens,
+    )
