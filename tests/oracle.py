@@ -1,7 +1,8 @@
 """The LZ penalty computed slowly and plainly: what the tests compare the product with.
 
-An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9. It shares no code with `sglang_lz`,
-uses Python lists and loops wherever the meaning lives, and numpy only to carry vectors of logprobs.
+An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9, and of `repetition_detection`. It
+shares no code with `sglang_lz`, uses Python lists and loops wherever the meaning lives, and numpy
+only to carry vectors of logprobs.
 Never make it clever: its worth is that a reader can check it against the page line by line.
 """
 
@@ -181,3 +182,28 @@ def expected_logprobs(
         delta_bits(history, len(base), window, buffer, cost, onset=onset), dtype=np.float64
     )
     return log_softmax((base + alpha * delta) / temperature)
+
+
+def first_loop(
+    outputs: Sequence[int], sizes: range, count: int, least: int = 0
+) -> tuple[int, int, int] | None:
+    """The first loop of `repetition_detection`: where it ends, its pattern size, where it begins.
+
+    Args:
+        outputs: sampled tokens, oldest first.
+        sizes: the sizes that a pattern may have, smallest first.
+        count: `min_count`.
+        least: `min_new_tokens`; shorter outputs do not count.
+    """
+    for end in range(max(least, 1), len(outputs) + 1):
+        for size in sizes:
+            begin = end - size * count
+            if begin < 0:
+                continue
+            pattern = list(outputs[end - size : end])
+            if list(outputs[begin:end]) != pattern * count:
+                continue
+            while begin > 0 and outputs[begin - 1] == outputs[begin - 1 + size]:
+                begin -= 1
+            return end, size, begin
+    return None

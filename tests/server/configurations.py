@@ -37,6 +37,9 @@ DISAGGREGATION = (
     ("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX", "0"),
 )
 
+# Every answer begins with a thinking section, if its request says that the model thinks.
+THINKS = ("--reasoning-parser", "deepseek-r1")
+
 # Room for half of what the retraction test asks for, and a scheduler that expects short answers.
 TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
@@ -58,7 +61,7 @@ CONFIGURATIONS = {
     for config in (
         Config(
             "ngram",
-            ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
+            ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", *THINKS),
             FORKED,
         ),
         Config(
@@ -82,7 +85,7 @@ CONFIGURATIONS = {
             FORKED,
             draft="eagle",
         ),
-        Config("eagle-tree", drafts("EAGLE", 3, 3, 8), FORKED, draft="eagle"),
+        Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
         Config(
             "disaggregated-eagle",
@@ -93,6 +96,7 @@ CONFIGURATIONS = {
         ),
         Config(
             "disaggregated",
+            THINKS,
             env=(*DISAGGREGATION, *FORKED),
             decode_flags=(
                 *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
@@ -100,15 +104,23 @@ CONFIGURATIONS = {
             ),
         ),
         Config("overlap", ("--enable-streaming-session",)),
-        Config("no-overlap", ("--disable-overlap-schedule", "--enable-streaming-session"), FORKED),
+        Config(
+            "no-overlap",
+            ("--disable-overlap-schedule", "--enable-streaming-session", *THINKS),
+            FORKED,
+        ),
         # Here also the wire format between the processes that is not pickle, fields by position.
         Config(
             "chunked",
             ("--chunked-prefill-size", "16", "--page-size", "16"),
             (("SGLANG_USE_PICKLE_IPC", "0"), *FORKED),
         ),
-        Config("mixed-chunk", ("--chunked-prefill-size", "16", "--enable-mixed-chunk"), FORKED),
-        Config("tiny-pool", TINY_POOL, (*HOPE, *FORKED)),
+        Config(
+            "mixed-chunk",
+            ("--chunked-prefill-size", "16", "--enable-mixed-chunk", *THINKS),
+            FORKED,
+        ),
+        Config("tiny-pool", (*TINY_POOL, *THINKS), (*HOPE, *FORKED)),
         Config(
             "tiny-pool-mixed",
             (

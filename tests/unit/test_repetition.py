@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from oracle import first_loop
 from sglang_lz.params import FieldError
 from sglang_lz.repetition import (
     LARGEST_COUNT,
@@ -20,26 +21,6 @@ from sglang_lz.repetition import (
 )
 
 Tokens = list[int]
-
-
-def is_loop(tokens: Sequence[int], size: int, count: int) -> bool:
-    """Whether tokens end in `count` copies in a row of a pattern of `size` tokens."""
-    if size * count > len(tokens):
-        return False
-    tail = list(tokens[len(tokens) - size * count :])
-    return tail == tail[-size:] * count
-
-
-def first(tokens: Sequence[int], sizes: range, count: int, shortest_text: int) -> Loop | None:
-    """The definition, word for word: the first prefix that ends in a loop."""
-    for end in range(shortest_text, len(tokens) + 1):
-        for size in sizes:
-            if is_loop(tokens[:end], size, count):
-                begin = end - size * count
-                while begin > 0 and tokens[begin - 1] == tokens[begin - 1 + size]:
-                    begin -= 1
-                return Loop(size, begin, end)
-    return None
 
 
 @st.composite
@@ -73,7 +54,7 @@ def test_the_first_loop_is_found_whatever_the_steps(
     tokens: Tokens, sizes: range, count: int, first_look: int, steps: list[int]
 ) -> None:
     detection = RepetitionDetection(sizes[-1], sizes[0], count)
-    wanted = first(tokens, sizes, count, max(first_look, 1))
+    wanted = first_loop(tokens, sizes, count, first_look)
     detector = Detector(detection, first_look)
     output = array("q")
     found, step = None, 0
@@ -81,7 +62,7 @@ def test_the_first_loop_is_found_whatever_the_steps(
         output.extend(tokens[len(output) : len(output) + steps[step % len(steps)]])
         found = detector.find(output)
         step += 1
-    assert found == wanted
+    assert (found and (found.end, found.pattern_size, found.begin)) == wanted
 
 
 def test_evidence_counts_whole_copies() -> None:
@@ -89,6 +70,25 @@ def test_evidence_counts_whole_copies() -> None:
     found = detector.find(array("q", [9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]))
     assert found == Loop(pattern_size=3, begin=1, end=11)
     assert found.count == 3
+
+
+@given(texts(), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1))
+def test_it_can_go_back(tokens: Tokens, edits: list[tuple[int, int]]) -> None:
+    """As on the paths of a draft tree: whatever was tried, the first loop is the text's."""
+    detector = Detector(RepetitionDetection(4, 0, 3), first_look=5)
+    output = array("q")
+    for token, (back, other) in zip(tokens, itertools.cycle(edits), strict=False):
+        length = len(output)
+        output.extend([other] * back)
+        detector.find(output)
+        del output[length:]
+        detector.rollback(length)
+        output.append(token)
+        found = detector.find(output)
+        wanted = first_loop(output, range(1, 5), 3, 5)
+        assert (found and (found.end, found.pattern_size, found.begin)) == wanted
+        if found:
+            return
 
 
 def test_text_without_loops_is_seldom_looked_at() -> None:

@@ -1,0 +1,281 @@
+"""The loop guard: outputs end at the first token that makes them a loop, in every mode.
+
+Each output is its own witness: by the definition in tests/oracle.py its first loop ends at its last
+token, or there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+from oracle import first_loop
+from server.client import OFF, Json, Lz, post, post_ok, stream_events
+from server.configurations import on
+from server.endpoints import Endpoint, every_endpoint
+from server.launch import Server, model_path
+from server.prompts import repetitive, token_ids
+
+NEW_TOKENS = 96
+THINK_END = "</think>"
+ALL_MODES = (
+    *("overlap", "no-overlap", "chunked", "tiny-pool", "tiny-pool-mixed", "tp2", "pp2"),
+    *("dp-attention", "disaggregated", "ngram", "eagle", "eagle-tree", "disaggregated-eagle"),
+)
+# Their servers have a reasoning parser.
+THINKING = ("no-overlap", "mixed-chunk", "tiny-pool", "disaggregated", "ngram", "eagle-tree")
+LOOP: Json = {"max_pattern_size": 64, "min_count": 4}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request that loops soon, since nearly only a few tokens are sampled."""
+
+    body: Json
+    sizes: range
+    count: int
+    least: int
+
+    def loop_of(self, outputs: list[int]) -> tuple[int, int, int] | None:
+        """The first loop, by the definition."""
+        return first_loop(outputs, self.sizes, self.count, self.least)
+
+
+def asks(rng: random.Random, number: int, action: str = "stop") -> list[Ask]:
+    """Requests with patterns of all kinds; half with a penalty, half sampled at temperature 1."""
+    return [ask(rng, action) for _ in range(number)]
+
+
+def ask(rng: random.Random, action: str) -> Ask:
+    shortest, longest = sorted(rng.choices(range(1, 25), k=2))
+    copies, least = rng.choice((2, 3, 4, 6)), rng.choice((0, 0, 12))
+    lz = rng.choice((OFF, Lz(0.15), Lz(0.15, onset=3), OFF))
+    detection = {
+        "max_pattern_size": longest,
+        "min_pattern_size": 0 if shortest == 1 else shortest,
+        "min_count": copies,
+        "action": action,
+    }
+    sampling = {
+        "max_new_tokens": NEW_TOKENS,
+        "min_new_tokens": least,
+        "temperature": rng.choice((0.0, 1.0)),
+        "ignore_eos": True,
+        "logit_bias": {str(token): 60.0 for token in token_ids(rng, rng.choice((1, 2, 3, 6)))},
+        "repetition_detection": detection,
+        **lz.fields(),
+    }
+    body = {
+        "input_ids": repetitive(rng, rng.randint(4, 60)),
+        "sampling_params": sampling,
+        "return_logprob": True,
+    }
+    return Ask(body, range(shortest, longest + 1), copies, least)
+
+
+def answers_of(server: Server, requests: list[Ask]) -> list[Json]:
+    """What the server answers; all are sent at once."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: post_ok(server, "/generate", request.body), requests))
+
+
+@on(*ALL_MODES)
+def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
+    rng = random.Random(f"guard {server.config.name}")
+    requests = asks(rng, 36)
+    stopped = 0
+    for request, answer in zip(requests, answers_of(server, requests), strict=True):
+        outputs, meta = answer["output_ids"], answer["meta_info"]
+        loop = request.loop_of(outputs)
+        reason = meta["finish_reason"]
+        assert meta["completion_tokens"] == len(outputs)
+        assert len(meta["output_token_logprobs"]) == len(outputs)
+        if len(outputs) == NEW_TOKENS:  # a loop at the last token may have either reason
+            assert loop is None or loop[0] == NEW_TOKENS, loop
+            assert reason["type"] == "length"
+            continue
+        assert loop is not None, (len(outputs), reason)
+        end, size, begin = loop
+        assert end == len(outputs)
+        copies = (end - begin) // size
+        evidence = {"pattern_size": size, "count": copies, "begin": begin}
+        assert reason.pop("matched") == (
+            f"repetition_detected pattern_size={size} count={copies} begin={begin}"
+        )
+        assert reason == {"type": "repetition", **evidence}
+        stopped += 1
+    assert stopped > len(requests) // 3, stopped
+
+
+@cache
+def think_end() -> list[int]:
+    """The tokens that end a thinking section."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path())
+    return list(tokenizer.encode(THINK_END, add_special_tokens=False))
+
+
+def ended_at(outputs: list[int]) -> int | None:
+    """After how many tokens the thinking section is over; None while it goes on."""
+    end = think_end()
+    places = range(len(end), len(outputs) + 1)
+    return next((k for k in places if outputs[k - len(end) : k] == end), None)
+
+
+def forced_from(outputs: list[int]) -> int:
+    """How many of the end's tokens stand at the end of these outputs already."""
+    end = think_end()
+    return next(k for k in reversed(range(len(end))) if outputs[len(outputs) - k :] == end[:k])
+
+
+@on(*THINKING)
+def test_a_thought_that_loops_ends_once(server: Server) -> None:
+    rng = random.Random(f"thinking {server.config.name}")
+    requests = asks(rng, 24, "end_thinking")
+    for request in requests:
+        request.body["require_reasoning"] = True
+    ended = 0
+    for request, answer in zip(requests, answers_of(server, requests), strict=True):
+        outputs, reason = answer["output_ids"], answer["meta_info"]["finish_reason"]
+        over = ended_at(outputs)
+        thought = outputs if over is None else outputs[: over - len(think_end())]
+        loop = request.loop_of(thought)
+        if loop is not None:
+            # From there on the end is forced: one token is missing at most, by the limit.
+            start = loop[0] - forced_from(outputs[: loop[0]])
+            wanted = think_end()[: NEW_TOKENS - start]
+            assert outputs[start : start + len(think_end())] == wanted, (loop, outputs)
+            ended += 1
+        if over is None:
+            assert reason["type"] == "length"
+            continue
+        later = (
+            end
+            for end in range(max(over + 1, request.least), len(outputs) + 1)
+            if (found := first_loop(outputs[:end], request.sizes, request.count, end))
+            and found[0] == end
+        )
+        stop = next(later, None)
+        if reason["type"] == "repetition":
+            assert stop == len(outputs)
+        else:
+            assert stop in {None, NEW_TOKENS}
+    assert ended > len(requests) // 3, ended
+
+
+@on("overlap")
+@every_endpoint
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_every_endpoint_says_so(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    fields = {"repetition_detection": LOOP}
+    answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines() if stream else [answer.text]
+    events = [json.loads(line) for line in map(_json_of, lines) if line]
+    path = endpoint.path
+    if path == "/generate":
+        reasons = [event["meta_info"]["finish_reason"] for event in events]
+        assert reasons[-1]["type"] == "repetition"
+    elif path == "/v1/responses":
+        last = events[-1].get("response", events[-1])
+        assert last["status"] == "incomplete"
+        assert last["incomplete_details"] == {"reason": "repetition"}
+    elif path == "/v1/messages":
+        reasons = [event.get("delta", event).get("stop_reason") for event in events]
+        assert "stop_sequence" in reasons
+    elif path.startswith("/api/"):  # upstream calls every end there so
+        assert events[-1]["done_reason"] == "stop"
+        assert events[-1].get("eval_count", 0) < 300
+    else:
+        choices = [choice for event in events for choice in event["choices"]]
+        (ended,) = [choice for choice in choices if choice["finish_reason"]]
+        assert ended["finish_reason"] == "repetition"
+        assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
+
+
+def _json_of(line: str) -> str:
+    line = line.removeprefix("data: ").strip()
+    return line if line.startswith("{") else ""
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_the_client_of_openai_takes_it(server: Server, stream: bool) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    extra = {"repetition_detection": LOOP}
+    messages: Any = [{"role": "user", "content": "What is a list?"}]
+    asked: Any = {"model": "m", "messages": messages, "max_tokens": 300, "temperature": 0}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, extra_body=extra, stream=True))
+        reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+        assert reasons[-1] == "repetition"
+        return
+    chat = client.chat.completions.create(**asked, extra_body=extra)
+    assert chat.choices[0].finish_reason == "repetition"
+    answer: Any = client.responses.create(
+        model="m", input="What is a list?", max_output_tokens=300, temperature=0, extra_body=extra
+    )
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details.reason == "repetition"
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_the_client_of_anthropic_takes_it(server: Server, stream: bool) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    asked: Any = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "What is a list?"}],
+        "max_tokens": 300,
+        "extra_body": {"temperature": 0, "repetition_detection": LOOP},
+    }
+    if stream:
+        with client.messages.stream(**asked) as events:
+            message = events.get_final_message()
+    else:
+        message = client.messages.create(**asked)
+    assert message.stop_reason == "stop_sequence"
+
+
+@on("overlap")
+def test_several_outputs_of_a_request_and_streams(server: Server) -> None:
+    """n > 1 has a guard for each output; a stream ends with the token that others end with."""
+    rng = random.Random("several")
+    request = ask(rng, "stop")
+    sampling = request.body["sampling_params"] | {"n": 3, "temperature": 1.0}
+    body = {**request.body, "sampling_params": sampling}
+    for answer in post_ok(server, "/generate", body):
+        loop = request.loop_of(answer["output_ids"])
+        assert (loop is not None) == (answer["meta_info"]["finish_reason"]["type"] == "repetition")
+        assert loop is None or loop[0] == len(answer["output_ids"])
+    with post(server, "/generate", {**request.body, "stream": True}, stream=True) as streamed:
+        last = stream_events(streamed)[-1]
+    assert last["meta_info"]["finish_reason"]["type"] == "repetition"
+    assert request.loop_of(last["output_ids"])[0] == len(last["output_ids"])  # type: ignore[index]
+
+
+WRONG: tuple[Any, ...] = (
+    *(True, [], "x", {"max_pattern_size": 8}, {"max_pattern_size": 8, "min_count": 1}),
+    *({"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}, {"size": 3}),
+    *({**LOOP, "action": "abort"}, {**LOOP, "action": "end_thinking"}, {"max_pattern_size": 8193}),
+)
+
+
+@on("overlap")
+@every_endpoint
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_wrong_values_are_refused(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    """That server has no reasoning parser, so nothing can end a thinking section."""
+    for value in WRONG:
+        fields = {"repetition_detection": value}
+        answer = endpoint.send(server, "a b c", 2, fields, stream=stream)
+        assert answer.status_code == 400, value
+        assert "repetition_detection" in answer.text
