@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
 from sglang_lz.gate import LIMITS, OBJECTS
-from sglang_lz.params import FIELDS
+from sglang_lz.requests import FIELDS
 
 BODY_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
 # Where each route that takes the fields has them.
@@ -84,7 +84,7 @@ def named(answer: Any) -> str:
     assert answer.status_code == 400, f"{answer.status_code}: {answer.text[:500]}"
     error = answer.json().get("error", answer.json())
     message = error if isinstance(error, str) else (error or {}).get("message", "")
-    assert message.startswith("lz_"), message
+    assert message.startswith(("lz_", "repetition_detection")), message
     return str(message)
 
 
@@ -122,12 +122,13 @@ def test_every_other_route_refuses_them(client: TestClient, server_config: dict[
             for where in places:
                 if where == TAKERS.get(route.path):
                     continue
-                answer = client.request(method, url(route), json=nested(where, {"lz_cost": "rate"}))
-                message = named(answer)
-                assert message.startswith("lz_cost must "), (route.path, where, message)
-                assert "'rate'" in message
-                seen += 1
-    assert seen > 300
+                for name, value in (("lz_cost", "rate"), ("repetition_detection", "x")):
+                    answer = client.request(method, url(route), json=nested(where, {name: value}))
+                    message = named(answer)
+                    assert message.startswith(f"{name} must "), (route.path, where, message)
+                    assert repr(value) in message
+                    seen += 1
+    assert seen > 600
 
 
 def test_null_means_unset_everywhere(client: TestClient, server_config: dict[str, Any]) -> None:

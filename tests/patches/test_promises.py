@@ -23,9 +23,17 @@ import torch
 
 from inprocess import LZ, make_request
 from sglang_lz import requests
-from sglang_lz.params import FIELDS, LZParams
+from sglang_lz.params import LZParams
+from sglang_lz.repetition import RepetitionDetection
+from sglang_lz.requests import FIELDS
 
-GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate"}
+LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
+GIVEN = {
+    "lz_penalty": 0.2,
+    "lz_buffer_size": 16,
+    "lz_cost": "rate",
+    "repetition_detection": LOOP,
+}
 ADMIT = "sglang_lz.requests.admit"
 
 
@@ -36,10 +44,10 @@ def lz_part(params: dict[str, Any]) -> dict[str, Any]:
 class TestSamplingParams:
     """requests/sampling-params"""
 
-    def test_the_penalty_stands_last_on_the_positional_wire(self) -> None:
+    def test_our_fields_stand_last_on_the_positional_wire(self) -> None:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        assert SamplingParams.__struct_fields__[-1] == "lz_params"
+        assert SamplingParams.__struct_fields__[-2:] == ("lz_params", "repetition_detection")
 
     def test_it_survives_the_wire_and_may_be_missing_there(self) -> None:
         """As upstream sends a request to its scheduler, and as it copies one."""
@@ -50,7 +58,11 @@ class TestSamplingParams:
         )
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        params = SamplingParams(temperature=0.5, lz_params=LZParams.parse(GIVEN, 64))
+        params = SamplingParams(
+            temperature=0.5,
+            lz_params=LZParams.parse(GIVEN, 64),
+            repetition_detection=RepetitionDetection(64, 0, 8, "end_thinking"),
+        )
         params.normalize(None)
         request = TokenizedGenerateReqInput(
             sampling_params=params,
@@ -71,8 +83,9 @@ class TestSamplingParams:
         ):
             assert copied == params
         wire = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
-        without = msgspec.msgpack.encode(wire[:-1])
-        assert msgspec.msgpack.decode(without, type=SamplingParams).lz_params is None
+        without = msgspec.msgpack.decode(msgspec.msgpack.encode(wire[:-2]), type=SamplingParams)
+        assert without.lz_params is None
+        assert without.repetition_detection is None
 
     def test_preferred_parameters_are_checked_without_a_tokenizer(self, model_path: str) -> None:
         from sglang.srt.server_args import prepare_server_args
@@ -183,11 +196,14 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     req = make_request([1, 2, 3])
     for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
         setattr(req, name, None)
+    req.sampling_params.repetition_detection = RepetitionDetection(**LOOP)
     payload = req.build_rebootstrap_payload()
-    assert lz_part(payload["sampling_params"]) == LZParams.parse(LZ, 8192).request_fields()
+    given = LZParams.parse(LZ, 8192).request_fields()
+    assert lz_part(payload["sampling_params"]) == {**given, "repetition_detection": LOOP}
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
-    req.sampling_params.lz_params = None
-    assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == {"lz_penalty": 0}
+    req.sampling_params.lz_params = req.sampling_params.repetition_detection = None
+    nothing = {"lz_penalty": 0, "repetition_detection": {}}
+    assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == nothing
 
 
 def test_what_only_scores_has_no_preferred_penalty() -> None:
