@@ -95,6 +95,9 @@ class RepetitionDetection:
 
 _ENTRIES = {entry.name: entry for entry in dataclasses.fields(RepetitionDetection)}
 
+RECOMMENDED = RepetitionDetection(max_pattern_size=512, min_count=20)
+"""What the documentation recommends (docs/GUARD.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:

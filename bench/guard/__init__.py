@@ -1,0 +1,1 @@
+"""Benchmarks of the loop guard (docs/GUARD.md)."""

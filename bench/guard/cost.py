@@ -1,0 +1,148 @@
+"""What the detector costs a scheduler's step, beside the same definition in plain Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_lz.repetition import RECOMMENDED, Detector, RepetitionDetection
+
+ROWS = 256
+STEPS = 400
+BEFORE = 1600
+"""Tokens of each output before the first step."""
+PLAIN_STEPS = 3
+ROUNDS = 7
+COUNTS = (4, 8, 16, 20)
+STEP_MICROSECONDS = 5000
+VOCABULARY = 150_000
+
+Outputs = list[list[int]]
+
+
+def texts(count: int) -> dict[str, Outputs]:
+    """Outputs of ROWS requests: by kind, token ids, BEFORE + STEPS of each.
+
+    Args:
+        count: `min_count`; none of the loops has so many copies.
+    """
+    rng = random.Random(0)
+    length = BEFORE + STEPS
+
+    def varied(kinds: int) -> list[int]:
+        return [int(kinds * rng.random() ** 3) for _ in range(length)]
+
+    def near(period: int) -> list[int]:
+        """Loops that break off in the last copy before the guard would stop them."""
+        found: list[int] = []
+        while len(found) < length:
+            pattern = [rng.randrange(VOCABULARY) for _ in range(period)]
+            found += (pattern * count)[:-1]
+        return found[:length]
+
+    return {
+        "varied tokens": [varied(VOCABULARY) for _ in range(ROWS)],
+        "50 different tokens": [varied(50) for _ in range(ROWS)],
+        "loops of 1 that break off": [near(1) for _ in range(ROWS)],
+        "loops of 7 that break off": [near(7) for _ in range(ROWS)],
+        "loops of 60 that break off": [near(60) for _ in range(ROWS)],
+    }
+
+
+def measure() -> dict[str, Any]:
+    """Microseconds of a step of ROWS requests that all have the guard, on one core."""
+    found: dict[str, Any] = {
+        "measures": "microseconds of a step of all rows: median, and the worst, of the rounds",
+        "rows": ROWS,
+        "steps": STEPS,
+        "step_microseconds": STEP_MICROSECONDS,
+        "max_pattern_size": RECOMMENDED.max_pattern_size,
+        "table": [],
+    }
+    for count in COUNTS:
+        detection = dataclasses.replace(RECOMMENDED, min_count=count)
+        for kind, outputs in texts(count).items():
+            ours, plain = [], []
+            for _ in range(ROUNDS):  # side by side: the machine is not always as fast
+                ours.append(microseconds(outputs, detection))
+                plain.append(plain_microseconds(outputs, detection))
+            found["table"].append(
+                {
+                    "text": kind,
+                    "min_count": count,
+                    "detector": [statistics.median(ours), max(ours)],
+                    "plain": [statistics.median(plain), max(plain)],
+                }
+            )
+    return found
+
+
+def microseconds(outputs: Outputs, detection: RepetitionDetection) -> float:
+    """Time of a step: each row's comparison, and its look where one is due."""
+    rows = [array("q", tokens[:BEFORE]) for tokens in outputs]
+    detectors = [_ready(row, detection) for row in rows]
+    spent = 0.0
+    for step in range(BEFORE, BEFORE + STEPS):
+        for row, tokens in zip(rows, outputs, strict=True):
+            row.append(tokens[step])
+        pairs = list(zip(rows, detectors, strict=True))
+        begun = time.perf_counter()
+        for row, detector in pairs:
+            if len(row) >= detector.next_look:
+                detector.find(row)
+        spent += time.perf_counter() - begun
+    return spent / STEPS * 1e6
+
+
+def plain_microseconds(outputs: Outputs, detection: RepetitionDetection) -> float:
+    """The same by the definition: at each step every pattern size is compared with the tail."""
+    spent = 0.0
+    for step in range(BEFORE, BEFORE + PLAIN_STEPS):
+        rows = [tokens[: step + 1] for tokens in outputs]
+        begun = time.perf_counter()
+        for row in rows:
+            is_loop(row, detection)
+        spent += time.perf_counter() - begun
+    return spent / PLAIN_STEPS * 1e6
+
+
+def is_loop(tokens: Sequence[int], detection: RepetitionDetection) -> bool:
+    """Whether tokens end in a loop, in plain Python, at the first difference of each size."""
+    count, length = detection.min_count, len(tokens)
+    for size in range(detection.shortest, detection.max_pattern_size + 1):
+        if size * count > length:
+            return False
+        if all(
+            tokens[length - 1 - i] == tokens[length - 1 - i - size]
+            for i in range(size * (count - 1))
+        ):
+            return True
+    return False
+
+
+def table(found: dict[str, Any]) -> str:
+    """The result in Markdown."""
+    lines = [
+        "| outputs | min_count | detector, us a step | of a 5 ms step | plain Python, us a step |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["table"]:
+        median, worst = row["detector"]
+        lines.append(
+            f"| {row['text']} | {row['min_count']} | {median:.0f} ({worst:.0f}) | "
+            f"{100 * median / found['step_microseconds']:.2f} % | {row['plain'][0]:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _ready(row: array[int], detection: RepetitionDetection) -> Detector:
+    detector = Detector(detection)
+    # A loop that is there already would be found again at every step.
+    while detector.find(row) is not None:
+        detector.skip(len(row))
+    return detector
