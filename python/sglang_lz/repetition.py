@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,22 @@ class Detector:
             detection.min_count,
         )
         return Loop(size, begin, self.next_look) if size else None
+
+
+def loops(output: array[int], detection: RepetitionDetection) -> Iterator[Loop]:
+    """All loops of a finished output, in their order, each up to where it breaks off.
+
+    Args:
+        output: token ids, as array("q").
+        detection: what counts as a loop.
+    """
+    detector = Detector(detection)
+    while (found := detector.find(output)) is not None:
+        end, size = found.end, found.pattern_size
+        while end < len(output) and output[end] == output[end - size]:
+            end += 1
+        yield Loop(size, found.begin, end)
+        detector.skip(end)
 
 
 @compiled

@@ -70,7 +70,10 @@ def test_no_call_of_a_patch_is_forgotten() -> None:
             for names in re.findall(rb"^\+ *from sglang_lz\S* import (.*)$", patch.data, re.M):
                 imported |= set(names.decode().split(", "))
     known = {call for calls in hooks.HOOKS.values() for call in calls}
-    assert imported - NOT_CALLS == known - {"check_json", "after_step"}  # imported with their modules
+    assert imported - NOT_CALLS == known - {
+        "check_json",
+        "after_step",
+    }  # imported with their modules
 
 
 @pytest.mark.parametrize("target", [SAMPLE, VERIFY])

@@ -7,6 +7,7 @@ Everything that is particular to a release lies in patches/: upstream.lock (upst
 the sha256 of its wheels), series (the order of the patches) and the patches, in groups:
 
   sampling, requests, server   the LZ penalty
+  guard                        the loop guard
   bench                        the LZ penalty in upstream's benchmark tools
   fixes                        repairs of upstream, for requests without a penalty too
   cpu                          lets the server start without a GPU
@@ -108,6 +109,24 @@ Writes  nothing itself.""",
   sglang-lz serve
   sglang-lz serve --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000
   python -m sglang.launch_server --help     the server's own arguments""",
+    ),
+    "loops": (
+        "tell whether past outputs loop, and what to set against it",
+        """\
+Look for loops in past outputs, by the definition of the request field repetition_detection, and say
+how many outputs hold one or end in one, how many tokens they took, and which setting to try.
+
+Reads   FILE, or standard input for -. Files that end in .jsonl or .ndjson, and standard input, hold
+        a JSON record a line: token ids (output_ids, token_ids, response_token_ids, tokens), a text
+        (text, output, response, completion, content), or an answer of an OpenAI-compatible API or
+        of /generate. Any other file is the text of one output. Of a text, words and other signs
+        take the place of tokens.
+Writes  nothing. The report names files, lines and numbers, and shows none of the text.
+
+The setting is by default the recommended one: patterns of up to 512 tokens, 20 copies.""",
+        """\
+  sglang-lz loops answers.jsonl
+  sglang-lz loops --min-count 8 --json answers.jsonl log.txt""",
     ),
     "lint": (
         "check the patch files by themselves",

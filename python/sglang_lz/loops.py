@@ -1,0 +1,180 @@
+"""`sglang-lz loops`: whether past outputs loop, and what to set against it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import statistics
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_lz.repetition import FIELD, Loop, RepetitionDetection, loops
+
+TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
+TEXT_KEYS = ("text", "output", "response", "completion", "content")
+LINES = (".jsonl", ".ndjson")
+PATTERNS = 10
+"""The most that a report lists."""
+
+_WORDS = re.compile(r"\w+|\W")
+
+
+class LoopsError(ValueError):
+    """What is wrong with a file, in a sentence that names it and the line."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model.
+
+    Attributes:
+        place: the file, and the line of it.
+        tokens: token ids; of a text, numbers that stand for its words and signs.
+    """
+
+    place: str
+    tokens: array[int]
+
+
+def read(files: Sequence[str]) -> Iterator[Output]:
+    """The outputs in some files: JSON lines in those that end so and in "-", else one text each.
+
+    Raises:
+        LoopsError: a line is no JSON, or a record holds neither tokens nor text.
+        OSError: a file cannot be read.
+    """
+    for file in files:
+        if file != "-" and not file.endswith(LINES):
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            yield _of_text(text, file)
+            continue
+        with contextlib.ExitStack() as stack:
+            lines = (
+                sys.stdin
+                if file == "-"
+                else stack.enter_context(Path(file).open(encoding="utf-8", errors="replace"))
+            )
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    place = f"{file}, line {number}"
+                    yield from _outputs(_parsed(line, place), place)
+
+
+def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[str, Any]:
+    """Count outputs and their loops.
+
+    Returns:
+        Of JSON: how many outputs and tokens there are, how many outputs hold a loop and end in one,
+        tokens spent in loops (after the first copy), and the patterns, by size, with how many
+        outputs have one, and the median of where it begins and of its copies.
+    """
+    found: dict[str, Any] = dict.fromkeys(
+        ("outputs", "tokens", "outputs_with_a_loop", "outputs_that_end_in_one", "tokens_in_loops"),
+        0,
+    )
+    by_size: dict[int, list[tuple[Loop, str]]] = defaultdict(list)
+    for output in outputs:
+        own = list(loops(output.tokens, detection))
+        found["outputs"] += 1
+        found["tokens"] += len(output.tokens)
+        found["outputs_with_a_loop"] += bool(own)
+        found["outputs_that_end_in_one"] += bool(own) and own[-1].end == len(output.tokens)
+        found["tokens_in_loops"] += sum(loop.end - loop.begin - loop.pattern_size for loop in own)
+        for loop in own:
+            by_size[loop.pattern_size].append((loop, output.place))
+    found["patterns"] = [
+        {
+            "pattern_size": size,
+            "loops": len(own),
+            "copies": statistics.median(loop.count for loop, _ in own),
+            "begin": statistics.median(loop.begin for loop, _ in own),
+            "first": own[0][1],
+        }
+        for size, own in sorted(by_size.items(), key=lambda pair: -len(pair[1]))[:PATTERNS]
+    ]
+    return found
+
+
+def told(found: dict[str, Any], detection: RepetitionDetection) -> str:
+    """A report in words, with the setting to try."""
+    outputs, tokens = found["outputs"], found["tokens"]
+    lines = [f"{'outputs':<26}{outputs:>10,}"]
+    for name, key, whole in (
+        ("with a loop", "outputs_with_a_loop", outputs),
+        ("that end in one", "outputs_that_end_in_one", outputs),
+        ("tokens", "tokens", 0),
+        ("spent in loops", "tokens_in_loops", tokens),
+    ):
+        share = f"{100 * found[key] / whole:>8.2f} %" if whole else ""
+        lines.append(f"{name:<26}{found[key]:>10,}{share}")
+    if not found["outputs_with_a_loop"]:
+        return "\n".join([*lines, "", "No output loops: no penalty and no guard is needed."])
+    lines += ["", "pattern size   loops   copies   begins at   first seen in"]
+    lines += [
+        f"{p['pattern_size']:>12}{p['loops']:>8,}{p['copies']:>9g}{p['begin']:>12g}   {p['first']}"
+        for p in found["patterns"]
+    ]
+    setting = {k: v for k, v in dataclasses.asdict(detection).items() if v not in {0, "stop"}}
+    return "\n".join(
+        [
+            *lines,
+            "",
+            'To end loops, send "lz_penalty": 0.15, "lz_onset": 3.',
+            f'To stop what still loops, add "{FIELD}": {json.dumps(setting)}.',
+        ]
+    )
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise LoopsError(f"{place} is no JSON ({error}).") from None
+
+
+def _outputs(record: Any, place: str) -> Iterator[Output]:
+    """The outputs of one record: a text, an answer of an API, a list of them."""
+    if isinstance(record, list) and record and isinstance(record[0], dict):
+        for one in record:
+            yield from _outputs(one, place)
+        return
+    if isinstance(record, dict) and isinstance(record.get("choices"), list):
+        for choice in record["choices"]:
+            yield _of_record(choice, place)
+        return
+    yield _of_record(record, place)
+
+
+def _of_record(record: Any, place: str) -> Output:
+    if isinstance(record, str):
+        return _of_text(record, place)
+    record = record if isinstance(record, dict) else {}
+    for key in TOKEN_KEYS:
+        tokens = record.get(key)
+        if isinstance(tokens, list) and all(type(token) is int for token in tokens):
+            return Output(place, array("q", tokens))
+    message = record.get("message")
+    for holder in (message if isinstance(message, dict) else {}, record):
+        thought = holder.get("reasoning_content")
+        for key in TEXT_KEYS:
+            if isinstance(holder.get(key), str):
+                return _of_text((thought if isinstance(thought, str) else "") + holder[key], place)
+        if isinstance(thought, str):
+            return _of_text(thought, place)
+    raise LoopsError(
+        f"{place} holds no output: none of {', '.join(TOKEN_KEYS)} is a list of token ids, and "
+        f"none of {', '.join(TEXT_KEYS)} a text."
+    )
+
+
+def _of_text(text: str, place: str) -> Output:
+    numbers: dict[str, int] = {}
+    tokens = array("q", (numbers.setdefault(word, len(numbers)) for word in _WORDS.findall(text)))
+    return Output(place, tokens)
