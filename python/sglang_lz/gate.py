@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from sglang_lz import repetition
-from sglang_lz.params import PREFIX, FieldError, check_name, shown
+from sglang_lz import metrics, repetition
+from sglang_lz.params import PREFIX, FieldError, LZParams, check_name, shown
 from sglang_lz.requests import (
     FIELDS,
     LZFields,
@@ -53,9 +53,11 @@ async def check_fields(connection: HTTPConnection) -> None:
     """
     if not isinstance(connection, Request):
         return
-    place = place_of(connection.scope.get("route"))
+    route = connection.scope.get("route")
+    place = place_of(route)
     _check_keys(connection.query_params, ("the URL",), place)
-    check_body(await _body(connection, place), place)
+    for penalty in check_body(await _body(connection, place), place):
+        metrics.admitted(str(getattr(route, "path", "")), penalty)
 
 
 def check_json(body: Any, model: type) -> None:
@@ -67,12 +69,15 @@ def check_json(body: Any, model: type) -> None:
     check_body(body, place_in(model))
 
 
-def check_body(body: Any, place: Place | None) -> None:
+def check_body(body: Any, place: Place | None) -> list[LZParams]:
     """Refuse a parsed body whose fields of ours cannot be honoured.
 
     Args:
         body: the parsed JSON or form; None for nothing.
         place: the object that takes our fields; None if there is none.
+
+    Returns:
+        The LZ penalty of each object that takes our fields.
 
     Raises:
         FieldError: a field of ours has a wrong value or name, or stands in another object.
@@ -81,17 +86,20 @@ def check_body(body: Any, place: Place | None) -> None:
     for where, values in objects:
         _check_keys(values, where, place)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
+    found = []
     for where, values in objects:
         if where == place:
             beam_width = _beam_width(values, where)
             resolve_detection(values, beam_width=beam_width)
-            resolve(
+            penalty = resolve(
                 values,
                 max_new_tokens=_limit(values, where),
                 beam_width=beam_width,
                 is_encoder_decoder=_is_encoder_decoder(),
                 has_input_embeds=has_input_embeds,
             )
+            found.append(penalty)
+    return found
 
 
 async def answer(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_lz import metrics
 from sglang_lz.repetition import END_THINKING, Detector, Loop
 
 FINISH_REASON = "repetition"
@@ -67,13 +68,17 @@ def guard_of(sampling_params: Any) -> LoopGuard | None:
 
 
 def after_step(req: Any) -> None:
-    """Look at what a step added to a request's output (upstream's hook).
+    """Look at what a step added to a request's output, and count one that ended (upstream's hook).
 
     Args:
         req: upstream's Req, once upstream has decided whether it is finished.
     """
     if req.loop_guard is not None:
         req.loop_guard.look(req)
+    reason = req.finished_reason
+    if reason is not None:
+        stopped = reason.loop if isinstance(reason, FinishRepetition) else None
+        metrics.finished(req, stopped, getattr(req.grammar, "loop", None))
 
 
 def complete(response: Any, finish_reason: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_lz import hooks, repetition
 from sglang_lz.distribution.seal import verify_imported
+from sglang_lz.metrics import check_share
 from sglang_lz.params import LZParams, check_max_window_size
 from sglang_lz.repetition import RepetitionDetection
 from sglang_lz.support import unguarded_modes, unsupported_modes
@@ -28,6 +29,7 @@ def check_server(config: Any) -> None:
     from sglang.srt.environ import envs
 
     max_window_size = check_max_window_size(config.lz_max_window_size)
+    check_share(config.lz_observe_loops)
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):
         preferred = json.loads(preferred)

@@ -40,6 +40,8 @@ DISAGGREGATION = (
 # Every answer begins with a thinking section, if its request says that the model thinks.
 THINKS = ("--reasoning-parser", "deepseek-r1")
 
+OBSERVES = ("--lz-observe-loops", "1")
+
 # Room for half of what the retraction test asks for, and a scheduler that expects short answers.
 TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
@@ -117,7 +119,7 @@ CONFIGURATIONS = {
         ),
         Config(
             "mixed-chunk",
-            ("--chunked-prefill-size", "16", "--enable-mixed-chunk", *THINKS),
+            ("--chunked-prefill-size", "16", "--enable-mixed-chunk", *THINKS, *OBSERVES),
             FORKED,
         ),
         Config("tiny-pool", (*TINY_POOL, *THINKS), (*HOPE, *FORKED)),
@@ -130,7 +132,7 @@ CONFIGURATIONS = {
             ),
             (*HOPE, *FORKED),
         ),
-        Config("tp2", ("--tp", "2"), HELPED),
+        Config("tp2", ("--tp", "2", *OBSERVES), HELPED),
         # Here also seeds count, whichever server a request comes to and whatever else is there.
         Config("dp2", ("--dp", "2", "--enable-deterministic-inference"), FORKED),
         Config("pp2", ("--pp-size", "2"), FORKED),

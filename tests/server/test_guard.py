@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +17,12 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+import requests
 from transformers import AutoTokenizer
 
 from oracle import first_loop
-from server.client import OFF, Json, Lz, post, post_ok, stream_events
-from server.configurations import on
+from server.client import OFF, TIMEOUT_SECONDS, Json, Lz, post, post_ok, stream_events
+from server.configurations import THINKS, on
 from server.endpoints import Endpoint, every_endpoint
 from server.launch import Server, model_path
 from server.prompts import repetitive, token_ids
@@ -82,18 +84,18 @@ def ask(rng: random.Random, action: str) -> Ask:
     return Ask(body, range(shortest, longest + 1), copies, least)
 
 
-def answers_of(server: Server, requests: list[Ask]) -> list[Json]:
+def answers_of(server: Server, asked: list[Ask]) -> list[Json]:
     """What the server answers; all are sent at once."""
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(lambda request: post_ok(server, "/generate", request.body), requests))
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda request: post_ok(server, "/generate", request.body), asked))
 
 
 @on(*ALL_MODES)
 def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
     rng = random.Random(f"guard {server.config.name}")
-    requests = asks(rng, 36)
+    asked = asks(rng, 36)
     stopped = 0
-    for request, answer in zip(requests, answers_of(server, requests), strict=True):
+    for request, answer in zip(asked, answers_of(server, asked), strict=True):
         outputs, meta = answer["output_ids"], answer["meta_info"]
         loop = request.loop_of(outputs)
         reason = meta["finish_reason"]
@@ -113,7 +115,7 @@ def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
         )
         assert reason == {"type": "repetition", **evidence}
         stopped += 1
-    assert stopped > len(requests) // 3, stopped
+    assert stopped > len(asked) // 3, stopped
 
 
 @cache
@@ -139,11 +141,11 @@ def forced_from(outputs: list[int]) -> int:
 @on(*THINKING)
 def test_a_thought_that_loops_ends_once(server: Server) -> None:
     rng = random.Random(f"thinking {server.config.name}")
-    requests = asks(rng, 24, "end_thinking")
-    for request in requests:
+    asked = asks(rng, 24, "end_thinking")
+    for request in asked:
         request.body["require_reasoning"] = True
     ended = 0
-    for request, answer in zip(requests, answers_of(server, requests), strict=True):
+    for request, answer in zip(asked, answers_of(server, asked), strict=True):
         outputs, reason = answer["output_ids"], answer["meta_info"]["finish_reason"]
         over = ended_at(outputs)
         thought = outputs if over is None else outputs[: over - len(think_end())]
@@ -168,7 +170,7 @@ def test_a_thought_that_loops_ends_once(server: Server) -> None:
             assert stop == len(outputs)
         else:
             assert stop in {None, NEW_TOKENS}
-    assert ended > len(requests) // 3, ended
+    assert ended > len(asked) // 3, ended
 
 
 @on("overlap")
@@ -279,3 +281,70 @@ def test_wrong_values_are_refused(server: Server, endpoint: Endpoint, stream: bo
         answer = endpoint.send(server, "a b c", 2, fields, stream=stream)
         assert answer.status_code == 400, value
         assert "repetition_detection" in answer.text
+
+
+def counted(server: Server) -> Counter[str]:
+    """Our series on /metrics."""
+    text = requests.get(f"{server.url}/metrics", timeout=TIMEOUT_SECONDS).text
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        if line.startswith("sglang_lz:"):
+            name, _, value = line.rpartition(" ")
+            found[name.removeprefix("sglang_lz:")] = int(float(value))
+    return found
+
+
+def place_of_loop(outputs: list[int], reason: str) -> str:
+    """Where an output loops, by the recommended setting."""
+    sizes, copies = range(1, 513), 20
+    if reason == "repetition" or any(
+        outputs[len(outputs) - size * copies :] == outputs[-size:] * copies
+        for size in sizes
+        if size * copies <= len(outputs)
+    ):
+        return "end"
+    return "inside" if first_loop(outputs, sizes, copies) else "nowhere"
+
+
+@on("mixed-chunk", "tp2")
+def test_loops_are_counted_once(server: Server) -> None:
+    """By one rank; --lz-observe-loops 1 looks at every output."""
+    rng = random.Random(f"metrics {server.config.name}")
+    thinks = set(THINKS) <= set(server.config.flags)
+    asked = [*asks(rng, 12), *asks(rng, 6, "end_thinking" if thinks else "stop")]
+    for i, request in enumerate(asked):
+        request.body["require_reasoning"] = i >= 12
+        if i % 3 == 0:
+            del request.body["sampling_params"]["repetition_detection"]
+    before = counted(server)
+    answers = answers_of(server, asked)
+    found = counted(server)
+    found.subtract(before)
+    wanted: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for request, answer in zip(asked, answers, strict=True):
+        sampling, outputs = request.body["sampling_params"], answer["output_ids"]
+        reason = answer["meta_info"]["finish_reason"]
+        onset = sampling.get("lz_onset")
+        penalty = "off" if onset is None else "onset" if onset else "always"
+        wanted[f'requests_total{{endpoint="/generate",penalty="{penalty}"}}'] += 1
+        place = place_of_loop(outputs, reason["type"])
+        wanted[f'observed_outputs_total{{loop="{place}",penalty="{penalty}"}}'] += 1
+        if reason["type"] == "repetition":
+            wanted[f'outputs_in_loop_total{{action="stop",penalty="{penalty}"}}'] += 1
+            tokens[penalty] += len(outputs) - reason["begin"] - reason["pattern_size"]
+        if sampling.get("repetition_detection", {}).get("action") == "end_thinking":
+            over = ended_at(outputs) or len(outputs)
+            loop = request.loop_of(outputs[: over - len(think_end())])
+            key = f'outputs_in_loop_total{{action="end_thinking",penalty="{penalty}"}}'
+            wanted[key] += loop is not None
+    for name, value in found.items():
+        if name.startswith(("requests", "observed", "outputs")):
+            assert value == wanted[name], name
+    assert sum(wanted.values()) == sum(
+        value
+        for name, value in found.items()
+        if name.startswith(("requests", "observed", "outputs"))
+    )
+    for penalty, least in tokens.items():
+        assert found[f'tokens_in_loops_total{{penalty="{penalty}"}}'] >= least > 0
