@@ -36,6 +36,11 @@ ENDS: dict[str, object] = {
         dataclasses.replace(RECOMMENDED, action=END_THINKING)
     )
 }
+SOON: dict[str, object] = {
+    "repetition_detection": dataclasses.asdict(
+        dataclasses.replace(RECOMMENDED, min_count=4, action=END_THINKING)
+    )
+}
 ONSET: dict[str, object] = {"lz_penalty": 0.15, "lz_onset": 3}
 VARIANTS: dict[str, dict[str, object]] = {
     "none": {},
@@ -45,6 +50,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 THINKING: dict[str, dict[str, object]] = {
     "guard, end_thinking": ENDS,
+    "guard of 4 copies, end_thinking": SOON,
     "lz 0.15, onset 3 + guard, end_thinking": {**ONSET, **ENDS},
 }
 
