@@ -51,6 +51,10 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "dcp_size": 1,
         "device": "cuda",
         "lz_max_window_size": 1024,
+        "lz_observe_loops": 0.0,
+        "enable_metrics": False,
+        "reasoning_parser": None,
+        "grammar_backend": "xgrammar",
         "allow_auto_truncate": False,
         "preferred_sampling_params": None,
     }

@@ -80,6 +80,7 @@ def table(found: dict[str, Any]) -> str:
 def draw(found: dict[str, Any], path: Path) -> None:
     """Draw the share of texts of each kind that are stopped, over `min_count`."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    axes.set_prop_cycle(color=[plt.get_cmap("tab20")(i) for i in range(20)])
     for rows in zip(*found["stopped"].values(), strict=True):
         total = sum(row[1] for row in rows)
         shares = [100 * sum(row[i] for row in rows) / total for i in range(2, len(rows[0]))]

@@ -56,8 +56,9 @@ async def check_fields(connection: HTTPConnection) -> None:
     route = connection.scope.get("route")
     place = place_of(route)
     _check_keys(connection.query_params, ("the URL",), place)
-    for penalty in check_body(await _body(connection, place), place):
-        metrics.admitted(str(getattr(route, "path", "")), penalty)
+    penalties = check_body(await _body(connection, place), place)
+    if place is not None:
+        metrics.admitted(str(getattr(route, "path", "")), penalties)
 
 
 def check_json(body: Any, model: type) -> None:
@@ -86,19 +87,21 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
     for where, values in objects:
         _check_keys(values, where, place)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
-    found = []
-    for where, values in objects:
-        if where == place:
-            beam_width = _beam_width(values, where)
-            resolve_detection(values, beam_width=beam_width)
-            penalty = resolve(
-                values,
-                max_new_tokens=_limit(values, where),
-                beam_width=beam_width,
-                is_encoder_decoder=_is_encoder_decoder(),
-                has_input_embeds=has_input_embeds,
-            )
-            found.append(penalty)
+    found: list[LZParams] = []
+    if place is None or not isinstance(body, dict):
+        return found
+    # A body without that object has the server's preferred parameters.
+    for values in [values for where, values in objects if where == place] or [{}]:
+        beam_width = _beam_width(values, place)
+        resolve_detection(values, beam_width=beam_width)
+        penalty = resolve(
+            values,
+            max_new_tokens=_limit(values, place),
+            beam_width=beam_width,
+            is_encoder_decoder=_is_encoder_decoder(),
+            has_input_embeds=has_input_embeds,
+        )
+        found.append(penalty)
     return found
 
 

@@ -8,10 +8,11 @@ device.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from sglang_lz import metrics
-from sglang_lz.repetition import END_THINKING, Detector, Loop
+from sglang_lz.repetition import END_THINKING, RECOMMENDED, Detector, Loop
 
 FINISH_REASON = "repetition"
 """As vLLM says it."""
@@ -60,6 +61,12 @@ class LoopGuard:
                 return
         req.finished_reason = FinishRepetition(loop)
         req.finished_len = loop.end
+
+
+def prepare() -> None:
+    """Compile the detector and make the counters, before a server serves."""
+    Detector(RECOMMENDED).find(array("q", [0]))
+    metrics.start()
 
 
 def guard_of(sampling_params: Any) -> LoopGuard | None:

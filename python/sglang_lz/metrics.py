@@ -10,21 +10,37 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sglang_lz.params import LZParams
-from sglang_lz.repetition import RECOMMENDED, Loop, RepetitionDetection, loops
+from sglang_lz.params import LZParams, shown
+from sglang_lz.repetition import (
+    END_THINKING,
+    RECOMMENDED,
+    STOP,
+    Loop,
+    RepetitionDetection,
+    loops,
+)
 from sglang_lz.window import SHORTEST_LOOP
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "sglang_lz:"
+# Of its own: one rank draws, and upstream's ranks must not draw differently.
+_RANDOM = random.Random()
 OBSERVE = "lz_observe_loops"
 
 
+PENALTIES = ("off", "always", "onset")
+"""Without the LZ penalty, with `lz_onset` 0, and with more."""
+ACTIONS = (STOP, END_THINKING)
+PLACES = ("nowhere", "inside", "end")
+
+
 class Counters:
-    """What is counted. `penalty` is off, always (`lz_onset` 0) or onset."""
+    """What is counted."""
 
     def __init__(self) -> None:
         """Register the counters with prometheus_client."""
@@ -57,26 +73,49 @@ class Counters:
             "Loops in observed outputs that reached lz_onset and broke off.",
         )
 
+    def start(self) -> None:
+        """Export what a scheduler counts with 0, so that the first event is seen as a rise."""
+        for penalty in PENALTIES:
+            self.tokens.labels(penalty)
+            for action in ACTIONS:
+                self.ended.labels(action, penalty)
+            for place in PLACES:
+                self.observed.labels(place, penalty)
 
-def check_share(value: Any) -> float:
-    """Return the server's `--lz-observe-loops`, or raise ValueError naming its range."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(
-            f"--lz-observe-loops must be a number in [0, 1] (share of outputs), got {value!r}."
-        )
-    return float(value)
+
+def check_share(value: Any, *, enable_metrics: bool) -> None:
+    """Refuse a wrong `--lz-observe-loops`.
+
+    Raises:
+        ValueError: one sentence with the argument, its range and its value.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        allowed = "a number in [0, 1] (share of outputs)"
+    elif value > 0 and not enable_metrics:
+        allowed = "0 without --enable-metrics"
+    else:
+        return
+    raise ValueError(f"--lz-observe-loops must be {allowed}, got {shown(value)}.")
 
 
-def admitted(endpoint: str, penalty: LZParams) -> None:
+def start() -> None:
+    """Make the counters of a scheduler."""
+    if _counts():
+        counters().start()
+
+
+def admitted(endpoint: str, penalties: Sequence[LZParams]) -> None:
     """Count a request over HTTP.
 
     Args:
         endpoint: the path of its route.
-        penalty: its LZ penalty, resolved; of strength 0 without one.
+        penalties: its LZ penalties, resolved, one for each object of sampling parameters; of
+            strength 0 without one. The first with a penalty counts.
     """
     if _enabled():
-        name = _name(penalty if penalty.penalty else None)
-        counters().requests.labels(endpoint, name).inc()
+        penalty = next((one for one in penalties if one.penalty), None)
+        counters().requests.labels(endpoint, _name(penalty)).inc()
 
 
 def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> None:
@@ -87,19 +126,21 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
         stopped: the loop at which the guard stopped it.
         ended_thinking: the loop at which the guard ended its thinking section.
     """
-    if not _counts():
+    if not _is_first_rank():
         return
     params = req.sampling_params.lz_params
     penalty = _name(params)
-    for action, loop in (("stop", stopped), ("end_thinking", ended_thinking)):
-        if loop is not None:
+    for action, loop in ((STOP, stopped), (END_THINKING, ended_thinking)):
+        if loop is None:
+            continue
+        logger.debug(
+            "loop in %s: pattern of %d tokens, %d copies, from token %d on; %s",
+            *(req.rid, loop.pattern_size, loop.count, loop.begin, action),
+        )
+        if _enabled():
             counters().ended.labels(action, penalty).inc()
             counters().tokens.labels(penalty).inc(_repeated(loop))
-            logger.debug(
-                "loop in %s: pattern of %d tokens, %d copies, from token %d on; %s",
-                *(req.rid, loop.pattern_size, loop.count, loop.begin, action),
-            )
-    if random.random() < _share():
+    if _counts() and _RANDOM.random() < _share() and not _is_health_check(req):
         _observe(req, params, penalty, counted=stopped is not None or ended_thinking is not None)
 
 
@@ -142,14 +183,24 @@ def _share() -> float:
 
 
 @cache
-def _counts() -> bool:
-    """Whether this process is the one of its scheduler's ranks that counts."""
+def _is_first_rank() -> bool:
+    """Whether this process is the one of its scheduler's ranks that counts and logs."""
     from sglang.srt.runtime_context import get_parallel
 
     ranks = get_parallel()
     own = (ranks.attn_tp_rank, ranks.attn_cp_rank, ranks.pp_rank)
     # A prefill server sees the first token only.
-    return _enabled() and not any(own) and _config("disaggregation_mode") != "prefill"
+    return not any(own) and _config("disaggregation_mode") != "prefill"
+
+
+def _counts() -> bool:
+    return _enabled() and _is_first_rank()
+
+
+def _is_health_check(req: Any) -> bool:
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    return bool(is_health_check_generate_req(req))
 
 
 def _config(name: str) -> Any:

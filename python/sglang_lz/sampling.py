@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_lz import hooks, kernels
+from sglang_lz import guard, hooks, kernels
 from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
 from sglang_lz.support import unsupported_modes
 from sglang_lz.window import bytes_of_row
@@ -41,7 +41,8 @@ def reserve_windows(runner: ModelRunner) -> None:
     """Reserve the windows of a model's requests for good (upstream's hook).
 
     Upstream calls it where it has made the pool of request rows, and before it captures CUDA graphs
-    or takes what memory is left. The kernels are compiled here too, so that no request waits.
+    or takes what memory is left. The kernels and the loop guard's detector are compiled here too,
+    so that no request waits.
 
     Args:
         runner: upstream's model runner, with its pool.
@@ -50,7 +51,10 @@ def reserve_windows(runner: ModelRunner) -> None:
         RuntimeError: the memory cannot be had.
         ValueError: something replaced a function that calls us.
     """
-    if not _samples(runner) or any(unsupported_modes(_config_of_any_role)):
+    if not _samples(runner):
+        return
+    guard.prepare()
+    if any(unsupported_modes(_config_of_any_role)):
         return
     hooks.check()
     pool, capacity = runner.req_to_token_pool, _max_window_size()

@@ -29,7 +29,7 @@ def check_server(config: Any) -> None:
     from sglang.srt.environ import envs
 
     max_window_size = check_max_window_size(config.lz_max_window_size)
-    check_share(config.lz_observe_loops)
+    check_share(config.lz_observe_loops, enable_metrics=config.enable_metrics)
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):
         preferred = json.loads(preferred)

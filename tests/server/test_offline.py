@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.processes import Background
+from oracle import first_loop
 from server.client import request_body, to_sample, top_rows
 from server.contract import SUMMARY, TOLERANCE, deviations
 from server.launch import Config, environment, model_path, vocab_size
@@ -29,7 +30,9 @@ WRONG = (
     ("lz_include_prompt", "yes"),
     ("lz_cost", "cheap"),
     ("lz_onset", 65),
+    ("repetition_detection", 20),
 )
+LOOP = {"max_pattern_size": 4, "min_count": 3}
 TIMEOUT_SECONDS = 600
 
 
@@ -65,6 +68,8 @@ def test_offline_engine(tmp_path: Path) -> None:
         for c in cases
     ]
     logprobs = {"return_logprob": True, "top_logprobs_num": vocab_size()}
+    for body in bodies:
+        body["sampling_params"]["repetition_detection"] = LOOP
     job = {
         "engine": {**ENGINE, "model_path": str(model_path())},
         "batch": {
@@ -76,6 +81,7 @@ def test_offline_engine(tmp_path: Path) -> None:
         "wrong": [{"input_ids": [5], "sampling_params": {field: value}} for field, value in WRONG],
     }
     answers = run_engine(job, tmp_path)
+    stops = 0
     for c, answer, bare in zip(cases, answers["batch"], answers["bare"], strict=True):
         found = deviations(
             to_sample(c.prompt, answer),
@@ -86,6 +92,11 @@ def test_offline_engine(tmp_path: Path) -> None:
         )
         SUMMARY.record("offline engine", found)
         assert max(found) < TOLERANCE, (c, found)
+        loop = first_loop(answer["output_ids"], range(1, 5), 3)
+        stopped = answer["meta_info"]["finish_reason"]["type"] == "repetition"
+        assert stopped == (loop is not None and loop[0] < c.new_tokens), loop
+        stops += stopped
+    assert stops
     for (field, value), message in zip(WRONG, answers["wrong"], strict=True):
         assert field in message
         assert repr(value) in message

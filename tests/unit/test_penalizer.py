@@ -41,6 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_max_window_size", lambda: MAX_WINDOW)
     monkeypatch.setattr(sampling, "_is_decode_server", lambda: False)
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
+    monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
 
 

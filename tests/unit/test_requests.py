@@ -10,6 +10,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
 from sglang_lz.params import LZParams
+from sglang_lz.repetition import RepetitionDetection
 
 
 def admit(
@@ -83,6 +84,62 @@ def test_modes_that_are_not_covered_refuse_the_penalty_only(
         admit(lz_penalty=0.15)
     assert why in str(caught.value)
     assert admit(lz_window_size=8) is None
+
+
+LOOP = {"max_pattern_size": 64, "min_count": 8}
+UNGUARDED = [
+    ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
+    ({"dllm_algorithm": "LowConfidence"}, "diffusion language models"),
+]
+
+
+def detected(**params: Any) -> RepetitionDetection | None:
+    """What the scheduler gets of a request's `repetition_detection`."""
+    sampling = SimpleNamespace(max_new_tokens=8, beam_width=params.pop("beam_width", None))
+    requests.admit(sampling, params, is_encoder_decoder=False, has_input_embeds=False)
+    found: RepetitionDetection | None = sampling.repetition_detection
+    return found
+
+
+def test_a_loop_guard_is_admitted(server_config: dict[str, Any]) -> None:
+    assert detected() is None
+    assert detected(repetition_detection={}) is None
+    assert detected(repetition_detection=LOOP) == RepetitionDetection(64, 0, 8)
+    with pytest.raises(ValueError, match=r"^repetition_detection must be an object, got 3\.$"):
+        detected(repetition_detection=3)
+    with pytest.raises(ValueError, match="beam search"):
+        detected(repetition_detection=LOOP, beam_width=2)
+
+
+def test_a_preferred_loop_guard_is_a_default(server_config: dict[str, Any]) -> None:
+    server_config["preferred_sampling_params"] = {"repetition_detection": LOOP}
+    assert detected() == detected(repetition_detection=None) == RepetitionDetection(64, 0, 8)
+    assert detected(repetition_detection={"max_pattern_size": 0}) is None
+    with pytest.raises(ValueError, match=r"from the server's --preferred-sampling-params\.$"):
+        detected(beam_width=2)
+
+
+@pytest.mark.parametrize(("mode", "why"), UNGUARDED)
+def test_modes_without_a_guard_refuse_it_only(
+    server_config: dict[str, Any], mode: dict[str, Any], why: str
+) -> None:
+    server_config.update(mode)
+    with pytest.raises(ValueError, match=why) as caught:
+        detected(repetition_detection=LOOP)
+    assert str(caught.value).startswith("repetition_detection must be left out")
+    assert detected() is None
+
+
+def test_thinking_ends_only_where_it_can(server_config: dict[str, Any]) -> None:
+    ends = {"repetition_detection": {**LOOP, "action": "end_thinking"}}
+    with pytest.raises(ValueError, match="without --reasoning-parser"):
+        detected(**ends)
+    server_config["reasoning_parser"] = "qwen3"
+    assert detected(**ends) == RepetitionDetection(64, 0, 8, "end_thinking")
+    server_config["grammar_backend"] = "llguidance"
+    with pytest.raises(ValueError, match="without --grammar-backend xgrammar"):
+        detected(**ends)
+    assert detected(repetition_detection=LOOP)
 
 
 def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any]) -> None:
@@ -224,6 +281,22 @@ class TestStartup:
         with pytest.raises(ValueError, match=r"^--preferred-sampling-params: lz_penalty") as caught:
             startup.check_server(config)
         assert why in str(caught.value)
+
+    def test_a_preferred_guard_that_would_be_refused_stops_it(
+        self, config: SimpleNamespace
+    ) -> None:
+        config.preferred_sampling_params = {"repetition_detection": LOOP}
+        startup.check_server(config)
+        for wrong in ({**LOOP, "action": "end_thinking"}, {**LOOP, "min_count": 1}):
+            config.preferred_sampling_params = {"repetition_detection": wrong}
+            with pytest.raises(ValueError, match=r"^--preferred-sampling-params: repetition_"):
+                startup.check_server(config)
+
+    @pytest.mark.parametrize("share", [-0.1, 1.1, True, "1"])
+    def test_a_wrong_share_stops_it(self, config: SimpleNamespace, share: object) -> None:
+        config.lz_observe_loops = share
+        with pytest.raises(ValueError, match=r"^--lz-observe-loops must be a number in \[0, 1\]"):
+            startup.check_server(config)
 
     def test_a_wrong_maximum_stops_it(self, config: SimpleNamespace) -> None:
         config.lz_max_window_size = 0

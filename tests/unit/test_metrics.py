@@ -1,0 +1,141 @@
+"""What is counted of an output that ended, without a server."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_lz import guard, metrics
+from sglang_lz.params import LZParams
+from sglang_lz.repetition import Loop, RepetitionDetection
+
+FINE = list(range(100, 140))
+INSIDE = [*FINE, *([1, 2] * 25), *FINE]
+AT_END = [*FINE, *([1, 2] * 25)]
+ENDED_EARLY = [*FINE, *([1, 2] * 9), *FINE]
+
+
+class Counted:
+    """In place of the counters: adds up what they are told."""
+
+    def __init__(self) -> None:
+        self.found: Counter[tuple[str, ...]] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        def labels(*values: str) -> Any:
+            return SimpleNamespace(inc=lambda by=1: self.found.update({(name, *values): by}))
+
+        return SimpleNamespace(labels=labels, inc=lambda by=1: self.found.update({(name,): by}))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
+    counters = Counted()
+    monkeypatch.setattr(metrics, "counters", lambda: counters)
+    monkeypatch.setattr(metrics, "_is_first_rank", lambda: True)
+    monkeypatch.setattr(metrics, "_enabled", lambda: True)
+    monkeypatch.setattr(metrics, "_share", lambda: 1.0)
+    return counters.found
+
+
+def request(tokens: list[int], reason: Any = None, **fields: Any) -> Any:
+    params = SimpleNamespace(lz_params=LZParams.parse(fields, 1024) if fields else None)
+    output = array("q", tokens)
+    return SimpleNamespace(
+        rid="some-id",
+        sampling_params=params,
+        output_ids=output,
+        output_ids_through_stop=output,
+        finished_reason=reason or SimpleNamespace(to_json=lambda: {"type": "length"}),
+        finished_len=None,
+        require_reasoning=False,
+        grammar=None,
+        loop_guard=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "place", "repeated"),
+    [(FINE, "nowhere", 0), (INSIDE, "inside", 48), (AT_END, "end", 48)],
+)
+def test_observed_outputs_by_where_they_loop(
+    counted: Counter[tuple[str, ...]], tokens: list[int], place: str, repeated: int
+) -> None:
+    guard.after_step(request(tokens))
+    assert +counted == +Counter({("observed", place, "off"): 1, ("tokens", "off"): repeated})
+
+
+def test_loops_that_the_penalty_ended(counted: Counter[tuple[str, ...]]) -> None:
+    """Too few copies for the detector's setting, enough for the onset; a run of 16 tokens."""
+    penalised = {"lz_penalty": 0.15, "lz_onset": 3}
+    metrics.finished(request(ENDED_EARLY, **penalised), None, None)
+    metrics.finished(request(AT_END, **penalised), None, None)
+    assert counted["overcome",] == 1
+    assert counted["observed", "nowhere", "onset"] == counted["observed", "end", "onset"] == 1
+
+
+def test_what_the_guard_did(
+    counted: Counter[tuple[str, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    tokens = [7, *([1, 2] * 4), 3]
+    req = request(tokens, lz_penalty=0.15)
+    req.sampling_params.min_new_tokens = 0
+    req.sampling_params.repetition_detection = RepetitionDetection(4, 0, 3)
+    req.loop_guard = guard.guard_of(req.sampling_params)
+    req.grammar = SimpleNamespace(loop=Loop(1, 0, 4))
+    req.output_ids_through_stop = req.output_ids[:7]
+    guard.after_step(req)
+    assert req.finished_len == 7
+    assert req.finished_reason.to_json() == {
+        "type": "repetition",
+        "matched": "repetition_detected pattern_size=2 count=3 begin=1",
+        "pattern_size": 2,
+        "count": 3,
+        "begin": 1,
+    }
+    assert counted == {
+        ("ended", "stop", "always"): 1,
+        ("ended", "end_thinking", "always"): 1,
+        ("tokens", "always"): 4 + 3,
+        ("observed", "end", "always"): 1,
+    }
+    assert [record.getMessage() for record in caplog.records] == [
+        "loop in some-id: pattern of 2 tokens, 3 copies, from token 1 on; stop",
+        "loop in some-id: pattern of 1 tokens, 4 copies, from token 0 on; end_thinking",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "end", "stops"),
+    [("stop", 7, False), ("stop", 8, True), ("length", 7, False), ("abort", None, False)],
+)
+def test_the_first_stop_wins(
+    counted: Counter[tuple[str, ...]], reason: str, end: int | None, stops: bool
+) -> None:
+    """The loop is complete after 7 tokens."""
+    req = request([7, *([1, 2] * 4)], SimpleNamespace(to_json=lambda: {"type": reason}))
+    req.finished_len = end
+    req.sampling_params.min_new_tokens = 0
+    req.sampling_params.repetition_detection = RepetitionDetection(4, 0, 3)
+    req.loop_guard = guard.guard_of(req.sampling_params)
+    guard.after_step(req)
+    assert isinstance(req.finished_reason, guard.FinishRepetition) == stops
+    assert req.finished_len == (7 if stops else end)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1, 2, "1", True])
+def test_a_wrong_share_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^--lz-observe-loops must be a number in \[0, 1\]"):
+        metrics.check_share(value, enable_metrics=True)
+
+
+def test_a_share_needs_metrics() -> None:
+    metrics.check_share(0, enable_metrics=False)
+    with pytest.raises(ValueError, match=r"must be 0 without --enable-metrics, got 0\.5"):
+        metrics.check_share(0.5, enable_metrics=False)
