@@ -8,6 +8,7 @@ or a folder, whose prompts are a JSONL file.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -67,6 +68,9 @@ class Answer:
 
 def measure(model: str, prompts: Path | None, max_tokens: int, limit: int | None) -> dict[str, Any]:
     """Every variant's answers to all prompts, counted."""
+    # So small that more threads only wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     thinks = model == "pocket"
     task = {"pocket": "pocket", "demo": f"jsonl={tasks.PROMPTS}"}.get(model, f"jsonl={prompts}")
     items = tasks.load(task, limit)
