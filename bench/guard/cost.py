@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_lz.repetition import RECOMMENDED, Detector, RepetitionDetection
+from sglang_lz.repetition import RECOMMENDED, Detector, RepetitionDetection, loops
 
 ROWS = 256
 STEPS = 400
@@ -19,6 +19,8 @@ BEFORE = 1600
 PLAIN_STEPS = 3
 ROUNDS = 7
 COUNTS = (4, 8, 16, 20)
+OBSERVED = 32_768
+"""Tokens of a long output that is looked at as a whole."""
 STEP_MICROSECONDS = 5000
 VOCABULARY = 150_000
 
@@ -63,6 +65,10 @@ def measure() -> dict[str, Any]:
         "step_microseconds": STEP_MICROSECONDS,
         "max_pattern_size": RECOMMENDED.max_pattern_size,
         "table": [],
+        "scanned_tokens": OBSERVED,
+        "scan_milliseconds": {
+            f"{kinds:,} different tokens": scan_milliseconds(kinds) for kinds in (VOCABULARY, 50, 2)
+        },
     }
     for count in COUNTS:
         detection = dataclasses.replace(RECOMMENDED, min_count=count)
@@ -80,6 +86,22 @@ def measure() -> dict[str, Any]:
                 }
             )
     return found
+
+
+def scan_milliseconds(kinds: int) -> float:
+    """Time to look at a whole output, as --lz-observe-loops does: the median of the rounds.
+
+    Args:
+        kinds: how many different tokens it has.
+    """
+    rng = random.Random(0)
+    output = array("q", (int(kinds * rng.random() ** 3) for _ in range(OBSERVED)))
+    spent = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        list(loops(output, RECOMMENDED))
+        spent.append(time.perf_counter() - begun)
+    return statistics.median(spent) * 1e3
 
 
 def microseconds(outputs: Outputs, detection: RepetitionDetection) -> float:

@@ -10,12 +10,12 @@ import statistics
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_lz.repetition import FIELD, Loop, RepetitionDetection, loops
+from sglang_lz.repetition import FIELD, RECOMMENDED, Loop, RepetitionDetection, loops
 
 TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
 TEXT_KEYS = ("text", "output", "response", "completion", "content")
@@ -27,7 +27,7 @@ _WORDS = re.compile(r"\w+|\W")
 
 
 class LoopsError(ValueError):
-    """What is wrong with a file, in a sentence that names it and the line."""
+    """What is wrong, in a sentence; of a file it names the line."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,26 @@ class Output:
 
     place: str
     tokens: array[int]
+
+
+def run(files: Sequence[str], asked: Mapping[str, int | None], *, as_json: bool) -> str:
+    """The report on some files, in words or as JSON.
+
+    Args:
+        files: their paths; "-" is standard input.
+        asked: sizes and count by their names in `repetition_detection`; None for the recommended.
+        as_json: whether it is for a program.
+
+    Raises:
+        ValueError: a value out of its range, or a bad record.
+        OSError: a file cannot be read.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    detection = RepetitionDetection.parse(dataclasses.asdict(RECOMMENDED) | given)
+    if detection is None:
+        raise LoopsError("--max-pattern-size must be above 0, got 0.")
+    found = report(read(files), detection)
+    return json.dumps(found, indent=1) if as_json else told(found, detection)
 
 
 def read(files: Sequence[str]) -> Iterator[Output]:

@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from bench.guard import alarms as guard_alarms
+from bench.guard import cost as guard_cost
+from bench.guard import outputs as guard_outputs
 from bench.harm.result import markdown as harm_tables
 from bench.looping import tables
 from bench.overlap.__main__ import markdown
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
 from sglang_lz.params import LZParams, markdown_table
+from sglang_lz.repetition import RECOMMENDED
 
 ROOT = Path(__file__).parents[2]
+GUARD = ROOT / "bench/results/guard"
 PACKAGE = ROOT / "python/sglang_lz"
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
@@ -373,6 +378,32 @@ def test_results_say_of_the_constants_what_the_result_files_say() -> None:
     numbers = [row["distinct_4_grams"] for row in (*weak, *strong)]
     phrase = "from {:.2f}, {:.2f} and {:.2f} at 0.15 to {:.2f}, {:.2f} and {:.2f} at 0.3"
     assert phrase.format(*numbers) in words
+
+
+def test_figures_of_the_loop_guard_are_those_of_the_result_files() -> None:
+    page = (ROOT / "bench/README.md").read_text()
+    results = {path.stem: json.loads(path.read_text()) for path in GUARD.glob("*.json")}
+    assert results.keys() == {"cost", "alarms", "pocket", "demo", "code", "prose"}
+    tables = {"cost": guard_cost.table, "alarms": guard_alarms.table}
+    for name, result in results.items():
+        assert tables.get(name, guard_outputs.table)(result) in page, name
+    alarms, cost = results["alarms"], results["cost"]
+    assert alarms["recommended"] == dataclasses.asdict(RECOMMENDED)
+    right = {"prose", "documentation", "Python", "C headers", "Markdown", "reST", "HTML", "JSON"}
+    assert not {alarm[1] for alarm in alarms["alarms"]} & {*right, "logs", "diagrams"}
+    (row,) = (
+        row
+        for row in cost["table"]
+        if (row["text"], row["min_count"]) == ("varied tokens", RECOMMENDED.min_count)
+    )
+    guide = (ROOT / "docs/GUARD.md").read_text()
+    assert f"{row['detector'][0]:.0f} us of a step" in guide
+    assert row["detector"][0] < 0.01 * cost["step_microseconds"]
+    for name in ("pocket", "demo"):
+        variants = results[name]["variants"]
+        saved = 1 - variants["guard, stop"]["tokens"] / variants["none"]["tokens"]
+        assert f"{100 * saved:.0f} %" in page
+        assert not any(v.get("right without, wrong now", 0) for v in variants.values())
 
 
 def test_figures_of_speculation_are_those_of_the_result_file() -> None:

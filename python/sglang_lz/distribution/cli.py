@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import signal
 import sys
 import tempfile
@@ -156,22 +154,15 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _loops(options: argparse.Namespace) -> int:
     try:
-        from sglang_lz import loops  # the only command that needs more than the standard library
+        from .. import loops  # the only command that needs more than the standard library
     except ImportError as error:
         raise DistError(f"loops needs numpy and numba, which SGLang needs too ({error}).") from None
-    from sglang_lz.repetition import RECOMMENDED, RepetitionDetection
-
     names = ("max_pattern_size", "min_pattern_size", "min_count")
     asked = {name: getattr(options, name) for name in names}
-    given = {name: value for name, value in asked.items() if value is not None}
     try:
-        detection = RepetitionDetection.parse({**dataclasses.asdict(RECOMMENDED), **given})
-        if detection is None:
-            raise DistError("--max-pattern-size must be above 0.")
-        found = loops.report(loops.read(options.files), detection)
+        print(loops.run(options.files, asked, as_json=options.json))
     except ValueError as error:
         raise DistError(str(error)) from None
-    print(json.dumps(found, indent=1) if options.json else loops.told(found, detection))
     return 0
 
 
@@ -271,8 +262,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("checkout", "export"):
         pages[name].add_argument("dir", type=Path, metavar="DIR", help="the git work tree")
-    for name in ("max-pattern-size", "min-pattern-size", "min-count"):
-        pages["loops"].add_argument(f"--{name}", type=int, metavar="N")
+    for name, meaning in (
+        ("max-pattern-size", "the longest pattern, in tokens (default: 512)"),
+        ("min-pattern-size", "the shortest (default: 1)"),
+        ("min-count", "copies in a row that are a loop (default: 20)"),
+    ):
+        pages["loops"].add_argument(f"--{name}", type=int, metavar="N", help=meaning)
     pages["loops"].add_argument("--json", action="store_true", help="print JSON")
     pages["loops"].add_argument("files", nargs="+", metavar="FILE", help="- for standard input")
     pages["pin"].add_argument("version", metavar="VERSION", help="upstream's release")
