@@ -18,16 +18,7 @@ MONITORING = ROOT / "docker" / "monitoring"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "sglang-lz.json"
 
 # Counters of events that a healthy server may never have: exported from the first one on.
-EVENTS = frozenset(
-    {
-        "sglang:num_aborted_requests_total",
-        "sglang:num_retracted_requests_total",
-        "sglang_lz:loops_ended_by_penalty_total",
-        "sglang_lz:observed_outputs_total",
-        "sglang_lz:outputs_in_loop_total",
-        "sglang_lz:tokens_in_loops_total",
-    }
-)
+EVENTS = frozenset({"sglang:num_aborted_requests_total", "sglang:num_retracted_requests_total"})
 
 Json = dict[str, Any]
 

@@ -63,7 +63,7 @@ def measure(prometheus: Path) -> dict[str, Any]:
                 phases = [_ask(url, fields) for fields in PHASES.values()]
                 panels = [
                     _panel(f"http://127.0.0.1:{port}", panel, phases[0][0], phases[-1][1])
-                    for panel in _row()
+                    for panel in row()
                 ]
     begin = phases[0][0]
     return {
@@ -111,7 +111,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row() -> list[dict[str, Any]]:
+def row() -> list[dict[str, Any]]:
     """The panels of the row, as the dashboard has them."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     start = next(i for i, panel in enumerate(panels) if panel["title"] == ROW)
@@ -154,11 +154,13 @@ def _panel(prometheus: str, panel: dict[str, Any], first: float, last: float) ->
             name = target["legendFormat"]
             for label, value in one["metric"].items():
                 name = name.replace(f"{{{{{label}}}}}", value)
-            series[name] = [
+            points = [
                 [round(at - first), round(float(value), 4)]
                 for at, value in one["values"]
                 if value != "NaN"
             ]
+            if points:
+                series[name] = points
     unit = panel["fieldConfig"]["defaults"]["unit"]
     return {"title": panel["title"], "unit": unit, "series": series}
 

@@ -14,6 +14,7 @@ import pytest
 
 from bench.guard import alarms as guard_alarms
 from bench.guard import cost as guard_cost
+from bench.guard import dashboard as guard_dashboard
 from bench.guard import outputs as guard_outputs
 from bench.harm.result import markdown as harm_tables
 from bench.looping import tables
@@ -383,6 +384,11 @@ def test_results_say_of_the_constants_what_the_result_files_say() -> None:
 def test_figures_of_the_loop_guard_are_those_of_the_result_files() -> None:
     page = (ROOT / "bench/README.md").read_text()
     results = {path.stem: json.loads(path.read_text()) for path in GUARD.glob("*.json")}
+    looping = results.pop("dashboard")
+    assert "results/guard/dashboard.png" in page
+    assert [panel["title"] for panel in looping["panels"]] == [
+        panel["title"] for panel in guard_dashboard.row()
+    ]
     assert results.keys() == {"cost", "alarms", "pocket", "demo", "code", "prose"}
     tables = {"cost": guard_cost.table, "alarms": guard_alarms.table}
     for name, result in results.items():
