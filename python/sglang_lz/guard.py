@@ -33,25 +33,30 @@ class FinishRepetition:
 
 
 class LoopGuard:
-    """Looks for a loop in the output of one request."""
+    """Looks for a loop in the output of one request.
 
-    __slots__ = ("_detector", "_ends_thinking")
+    Attributes:
+        next_look: the output's length from which on `look` may find one; upstream's step compares
+            it, so that most steps call nothing.
+    """
+
+    __slots__ = ("_detector", "_ends_thinking", "next_look")
 
     def __init__(self, sampling_params: Any) -> None:
         """Read `repetition_detection` and `min_new_tokens` of upstream's SamplingParams."""
         detection = sampling_params.repetition_detection
         self._detector = Detector(detection, sampling_params.min_new_tokens)
         self._ends_thinking = detection.action == END_THINKING
+        self.next_look = self._detector.next_look
 
     def look(self, req: Any) -> None:
         """Finish a request whose output has become a loop, unless it ended before that token."""
         output = req.output_ids
-        if len(output) < self._detector.next_look:
-            return
         if self._ends_thinking and req.require_reasoning:
             begin = req.grammar.answer_begin if req.grammar is not None else None
             self._detector.skip(len(output) if begin is None else begin)
         loop = self._detector.find(output)
+        self.next_look = self._detector.next_look
         if loop is None:
             return
         reason = req.finished_reason

@@ -23,7 +23,11 @@ LINES = (".jsonl", ".ndjson")
 PATTERNS = 10
 """The most that a report lists."""
 
-_WORDS = re.compile(r"\w+|\W")
+# Thai to Khmer, kana, and Chinese characters: written without blanks.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# As tokenizers do: a word, or a run of one sign, so that a ruler is a few tokens and no loop.
+_PIECES = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w){{1,16}}|(\W)\1{{0,15}}")
+LARGEST_TOKEN = 2**63 - 1
 
 
 class LoopsError(ValueError):
@@ -36,7 +40,7 @@ class Output:
 
     Attributes:
         place: the file, and the line of it.
-        tokens: token ids; of a text, numbers that stand for its words and signs.
+        tokens: token ids; of a text, numbers that stand for its words and runs of signs.
     """
 
     place: str
@@ -160,7 +164,10 @@ def _parsed(line: str, place: str) -> Any:
 
 
 def _outputs(record: Any, place: str) -> Iterator[Output]:
-    """The outputs of one record: a text, an answer of an API, a list of them."""
+    """The outputs of one record: a text, an answer of an API or of a batch, a list of them."""
+    if isinstance(record, dict) and isinstance(record.get("response"), dict):
+        yield from _outputs(record["response"].get("body", record["response"]), place)
+        return
     if isinstance(record, list) and record and isinstance(record[0], dict):
         for one in record:
             yield from _outputs(one, place)
@@ -179,14 +186,17 @@ def _of_record(record: Any, place: str) -> Output:
     for key in TOKEN_KEYS:
         tokens = record.get(key)
         if isinstance(tokens, list) and all(type(token) is int for token in tokens):
+            if tokens and not 0 <= min(tokens) <= max(tokens) <= LARGEST_TOKEN:
+                raise LoopsError(f"{place} holds token ids below 0 or above {LARGEST_TOKEN}.")
             return Output(place, array("q", tokens))
     message = record.get("message")
     for holder in (message if isinstance(message, dict) else {}, record):
-        thought = holder.get("reasoning_content")
+        thought = _text(holder.get("reasoning_content"))
         for key in TEXT_KEYS:
-            if isinstance(holder.get(key), str):
-                return _of_text((thought if isinstance(thought, str) else "") + holder[key], place)
-        if isinstance(thought, str):
+            text = _text(holder.get(key))
+            if text is not None:
+                return _of_text((thought or "") + text, place)
+        if thought is not None:
             return _of_text(thought, place)
     raise LoopsError(
         f"{place} holds no output: none of {', '.join(TOKEN_KEYS)} is a list of token ids, and "
@@ -194,7 +204,18 @@ def _of_record(record: Any, place: str) -> Output:
     )
 
 
+def _text(content: Any) -> str | None:
+    """A text, or the texts and thoughts of Anthropic's list of parts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return None
+    parts = (part.get("text", part.get("thinking")) for part in content)
+    return "".join(part for part in parts if isinstance(part, str))
+
+
 def _of_text(text: str, place: str) -> Output:
     numbers: dict[str, int] = {}
-    tokens = array("q", (numbers.setdefault(word, len(numbers)) for word in _WORDS.findall(text)))
+    pieces = (found[0] for found in _PIECES.finditer(text))
+    tokens = array("q", (numbers.setdefault(piece, len(numbers)) for piece in pieces))
     return Output(place, tokens)

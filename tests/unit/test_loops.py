@@ -40,14 +40,16 @@ def test_records_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         {"choices": [{"message": {"content": "fine", "reasoning_content": text}}]},
         {"choices": [{"text": text}, {"text": "fine", "token_ids": LOOP}]},
         {"choices": [{"message": {"content": None, "reasoning_content": "thought"}}]},
+        {"content": [{"type": "thinking", "thinking": "fine"}, {"type": "text", "text": text}]},
+        {"response": {"body": {"choices": [{"message": {"content": text}}]}}},
     ]
     file = tmp_path / "answers.jsonl"
     file.write_text("\n".join(map(json.dumps, records)) + "\n\n")
     found = report(capsys, str(file))
-    assert found["outputs"] == 9
-    assert found["outputs_with_a_loop"] == 6
+    assert found["outputs"] == 11
+    assert found["outputs_with_a_loop"] == 8
     # The thoughts' loop is followed by the answer, LOOP's by two more tokens.
-    assert found["outputs_that_end_in_one"] == 3
+    assert found["outputs_that_end_in_one"] == 5
     assert {p["pattern_size"] for p in found["patterns"]} == {3, 7}  # type: ignore[attr-defined]
 
 
@@ -61,6 +63,24 @@ def test_other_files_are_one_text_each(tmp_path: Path, capsys: pytest.CaptureFix
     assert "with a loop" in said
     assert '"lz_onset": 3' in said
     assert "again" not in said  # nothing of the text
+
+
+@pytest.mark.parametrize(
+    ("text", "looping"),
+    [
+        ("=" * 80 + "\n" + " " * 24 + "if", False),
+        ("=" * 400, True),
+        ("a" * 400, True),
+        ("\u518d\u89c1" * 40, True),
+        (" \n" * 40, True),
+        ("one two three " * 19, False),
+    ],
+)
+def test_pieces_of_a_text_stand_for_tokens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, looping: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(text)))
+    assert report(capsys, "-")["outputs_with_a_loop"] == looping
 
 
 def test_outputs_without_loops_need_nothing(
@@ -77,6 +97,8 @@ def test_outputs_without_loops_need_nothing(
         ("{", "line 2 is no JSON"),
         ('{"prompt": "a"}', "line 2 holds no output"),
         ("3", "line 2 holds no output"),
+        ('{"tokens": [9223372036854775808]}', "line 2 holds token ids below 0 or above"),
+        ('{"content": [1]}', "line 2 holds no output"),
         ('{"choices": [1]}', "line 2 holds no output"),
     ],
 )

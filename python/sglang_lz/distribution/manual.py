@@ -119,8 +119,8 @@ how many outputs hold one or end in one, how many tokens they took, and which se
 Reads   FILE, or standard input for -. Files that end in .jsonl or .ndjson, and standard input, hold
         a JSON record a line: token ids (output_ids, token_ids, response_token_ids, tokens), a text
         (text, output, response, completion, content), or an answer of an OpenAI-compatible API or
-        of /generate. Any other file is the text of one output. Of a text, words and other signs
-        take the place of tokens.
+        of /generate. Any other file is the text of one output. Of a text, words and runs of one
+        sign take the place of tokens, each of up to 16 characters.
 Writes  nothing. The report names files, lines and numbers, and shows none of the text.
 
 The setting is by default the recommended one: patterns of up to 512 tokens, 20 copies.""",
