@@ -55,6 +55,7 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "enable_metrics": False,
         "reasoning_parser": None,
         "grammar_backend": "xgrammar",
+        "skip_tokenizer_init": False,
         "allow_auto_truncate": False,
         "preferred_sampling_params": None,
     }

@@ -53,6 +53,8 @@ class LoopGuard:
         """Finish a request whose output has become a loop, unless it ended before that token."""
         output = req.output_ids
         if self._ends_thinking and req.require_reasoning:
+            # Of a verify step upstream's grammar has accepted all tokens by now; a single token it
+            # accepts later, and an answer of no token is no loop.
             begin = req.grammar.answer_begin if req.grammar is not None else None
             self._detector.skip(len(output) if begin is None else begin)
         loop = self._detector.find(output)
@@ -90,7 +92,10 @@ def after_step(req: Any) -> None:
     reason = req.finished_reason
     if reason is not None:
         stopped = reason.loop if isinstance(reason, FinishRepetition) else None
-        metrics.finished(req, stopped, getattr(req.grammar, "loop", None))
+        ended = getattr(req.grammar, "loop", None)
+        if ended is not None and ended.end >= len(req.output_ids_through_stop):
+            ended = None  # the output ended with that token
+        metrics.finished(req, stopped, ended)
 
 
 def complete(response: Any, finish_reason: Any) -> None:

@@ -61,6 +61,8 @@ def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Ite
         yield f"{field} must be left out with diffusion language models"
     if ends_thinking and config("reasoning_parser") is None:
         yield f'{field}.action must be "stop" on a server without --reasoning-parser'
+    if ends_thinking and config("skip_tokenizer_init"):
+        yield f'{field}.action must be "stop" on a server with --skip-tokenizer-init'
     # Upstream's others cannot narrow the vocabulary to the tokens that end the section.
     if ends_thinking and config("grammar_backend") != "xgrammar":
         yield f'{field}.action must be "stop" on a server without --grammar-backend xgrammar'

@@ -110,14 +110,18 @@ def guard_thinking(req: Any, manager: Any) -> None:
     if req.grammar is None and isinstance(backend, ReasonerGrammarBackend):
         req.grammar = backend._make_grammar_object(None, req.require_reasoning)
         manager._apply_request_reasoning_config(req)
-    if not isinstance(req.grammar, ReasonerGrammarObject):
+    grammar = req.grammar
+    if not isinstance(grammar, ReasonerGrammarObject) or (
+        # Such a grammar also covers outputs that skip the section, and decides what ends it.
+        grammar.reasoning_in_grammar and grammar.grammar is not None
+    ):
         req.set_finish_with_abort(
             'repetition_detection.action must be "stop" here, got "end_thinking": this grammar '
             "describes the thinking section itself."
         )
         return
     req.grammar = GuardedThinking.of(
-        req.grammar,
+        grammar,
         backend.grammar_backend.set_token_filter,
         detection,
         req.sampling_params.min_new_tokens,

@@ -101,10 +101,16 @@ def request(**fields: Any) -> Any:
 
 
 def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+    from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
+
     from sglang_lz.thinking import guard_thinking
 
     manager = SimpleNamespace(grammar_backend=None)
-    for grammar in (None, object()):
+    whole = ReasonerGrammarObject(BaseGrammarObject(), END)
+    whole.maybe_init_reasoning(True)
+    whole.set_reasoning_in_grammar()
+    for grammar in (None, object(), whole):
         asked = request(grammar=grammar)
         guard_thinking(asked, manager)
         (message,) = asked.aborted

@@ -136,7 +136,10 @@ def test_thinking_ends_only_where_it_can(server_config: dict[str, Any]) -> None:
         detected(**ends)
     server_config["reasoning_parser"] = "qwen3"
     assert detected(**ends) == RepetitionDetection(64, 0, 8, "end_thinking")
-    server_config["grammar_backend"] = "llguidance"
+    server_config["skip_tokenizer_init"] = True
+    with pytest.raises(ValueError, match="with --skip-tokenizer-init"):
+        detected(**ends)
+    server_config |= {"skip_tokenizer_init": False, "grammar_backend": "llguidance"}
     with pytest.raises(ValueError, match="without --grammar-backend xgrammar"):
         detected(**ends)
     assert detected(repetition_detection=LOOP)
