@@ -348,3 +348,34 @@ def test_loops_are_counted_once(server: Server) -> None:
     )
     for penalty, least in tokens.items():
         assert found[f'tokens_in_loops_total{{penalty="{penalty}"}}'] >= least > 0
+
+
+@on("mixed-chunk", "eagle-tree")
+def test_with_a_grammar(server: Server) -> None:
+    """A loop that the grammar allows stops; after a thought that was ended the grammar holds."""
+    rng = random.Random(f"grammar {server.config.name}")
+    biased = {str(token): 60.0 for token in token_ids(rng, 2)}
+    body = {"input_ids": repetitive(rng, 20), "return_logprob": True}
+    sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, "repetition_detection": LOOP}
+    endless = post_ok(
+        server, "/generate", {**body, "sampling_params": {**sampling, "regex": "[ab]{60,400}"}}
+    )
+    loop = first_loop(endless["output_ids"], range(1, 65), 4)
+    assert endless["meta_info"]["finish_reason"]["type"] == "repetition"
+    assert loop is not None
+    assert loop[0] == len(endless["output_ids"])
+    ends = {"repetition_detection": {**LOOP, "action": "end_thinking"}, "logit_bias": biased}
+    thought = post_ok(
+        server,
+        "/generate",
+        {
+            **body,
+            "require_reasoning": True,
+            "sampling_params": {**sampling, **ends, "regex": "yes, it is"},
+        },
+    )
+    assert thought["text"].endswith(f"{THINK_END}yes, it is"), thought["text"]
+    over = ended_at(thought["output_ids"])
+    assert over is not None
+    begin = over - len(think_end())
+    assert first_loop(thought["output_ids"][:begin], range(1, 65), 4) is not None
