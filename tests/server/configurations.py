@@ -91,14 +91,13 @@ CONFIGURATIONS = {
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
         Config(
             "disaggregated-eagle",
-            drafts("EAGLE", 3, 2, 6),
+            (*drafts("EAGLE", 3, 2, 6), *THINKS),
             (*DISAGGREGATION, *FORKED),
             decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             draft="eagle",
         ),
         Config(
             "disaggregated",
-            THINKS,
             env=(*DISAGGREGATION, *FORKED),
             decode_flags=(
                 *("--disaggregation-decode-retraction-backup", "cpu_tensor"),

@@ -34,7 +34,9 @@ ALL_MODES = (
     *("dp-attention", "disaggregated", "ngram", "eagle", "eagle-tree", "disaggregated-eagle"),
 )
 # Their servers have a reasoning parser.
-THINKING = ("no-overlap", "mixed-chunk", "tiny-pool", "disaggregated", "ngram", "eagle-tree")
+THINKING = (
+    *("no-overlap", "mixed-chunk", "tiny-pool", "ngram", "eagle-tree", "disaggregated-eagle"),
+)
 LOOP: Json = {"max_pattern_size": 64, "min_count": 4}
 
 
