@@ -48,7 +48,7 @@ class Pair(Server):
             for side, flags in sides.items()
         )
         self.rooms = itertools.count(1)
-        self.router = ThreadingHTTPServer(("127.0.0.1", 0), _Router)
+        self.router = _RouterServer(("127.0.0.1", 0), _Router)
         self.router.pair = self  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self.router.server_port}"
         threading.Thread(target=self.router.serve_forever, daemon=True).start()
@@ -97,6 +97,10 @@ class Pair(Server):
         self.router.server_close()
         self.prefill.stop()
         self.decode.stop()
+
+
+class _RouterServer(ThreadingHTTPServer):
+    request_queue_size = 128  # tests send dozens of requests at once; the default of 5 resets some
 
 
 class _Router(BaseHTTPRequestHandler):
