@@ -79,12 +79,11 @@ def read(files: Sequence[str]) -> Iterator[Output]:
             text = Path(file).read_text(encoding="utf-8", errors="replace")
             yield _of_text(text, file)
             continue
-        with contextlib.ExitStack() as stack:
-            lines = (
-                sys.stdin
-                if file == "-"
-                else stack.enter_context(Path(file).open(encoding="utf-8", errors="replace"))
-            )
+        with (
+            contextlib.nullcontext(sys.stdin)
+            if file == "-"
+            else Path(file).open(encoding="utf-8", errors="replace")
+        ) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     place = f"{file}, line {number}"

@@ -128,8 +128,7 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     """
     if not _is_first_rank():
         return
-    params = req.sampling_params.lz_params
-    penalty = _name(params)
+    penalty = _name(req.sampling_params.lz_params)
     for action, loop in ((STOP, stopped), (END_THINKING, ended_thinking)):
         if loop is None:
             continue
@@ -141,19 +140,18 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
             counters().ended.labels(action, penalty).inc()
             counters().tokens.labels(penalty).inc(_repeated(loop))
     if _counts() and _RANDOM.random() < _share() and not _is_health_check(req):
-        _observe(req, params, penalty, counted=stopped is not None or ended_thinking is not None)
+        _observe(req, stopped, ended_thinking)
 
 
-def _observe(req: Any, params: LZParams | None, penalty: str, *, counted: bool) -> None:
-    output = req.output_ids_through_stop
+def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> None:
+    output, params = req.output_ids_through_stop, req.sampling_params.lz_params
+    penalty = _name(params)
     found = list(loops(output, RECOMMENDED))
-    # What the guard stopped ends in a loop, by its own definition.
-    at_end = req.finished_reason.to_json()["type"] == "repetition" or (
-        bool(found) and found[-1].end == len(output)
-    )
+    # What the guard stopped ends in a loop, by its request's definition.
+    at_end = stopped is not None or (bool(found) and found[-1].end == len(output))
     place = "end" if at_end else "inside" if found else "nowhere"
     counters().observed.labels(place, penalty).inc()
-    if not counted:
+    if stopped is None and ended_thinking is None:  # else its tokens are counted already
         counters().tokens.labels(penalty).inc(sum(map(_repeated, found)))
     if params is not None and params.onset:
         longest = max(params.window_size - 1, 1)

@@ -70,10 +70,10 @@ class RepetitionDetection:
             return None
         if not isinstance(value, Mapping):
             raise FieldError(FIELD, f"{FIELD} must be an object, got {shown(value)}.")
-        if unknown := next((key for key in value if key not in _ENTRIES), None):
+        if unknown := [key for key in value if key not in _ENTRIES]:
             raise FieldError(
                 FIELD,
-                f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown)}.",
+                f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown[0])}.",
             )
         given = {name: value[name] for name in _ENTRIES if value.get(name) is not None}
         largest = given.get("max_pattern_size", 0)
@@ -101,12 +101,12 @@ RECOMMENDED = RepetitionDetection(max_pattern_size=512, min_count=20)
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop at the end of a text.
+    """A loop in an output.
 
     Attributes:
         pattern_size: tokens of its shortest pattern that counts.
         begin: the first of its tokens, counted from 0.
-        end: how many tokens the text had when it was complete.
+        end: the first token behind it.
     """
 
     pattern_size: int

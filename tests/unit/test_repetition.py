@@ -134,6 +134,11 @@ def test_values_that_are_taken(value: Any, wanted: RepetitionDetection | None) -
             "only, got 'max_pattern'.",
         ),
         (
+            {"": 3},
+            "repetition_detection must hold max_pattern_size, min_pattern_size, min_count, action "
+            "only, got ''.",
+        ),
+        (
             {"max_pattern_size": LARGEST_PATTERN_SIZE + 1, "min_count": 2},
             "repetition_detection.max_pattern_size must be an integer in [0, 8192], got 8193.",
         ),
