@@ -1,15 +1,17 @@
 """The LZ penalty computed slowly and plainly: what the tests compare the product with.
 
-An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9, and of `repetition_detection`. It
-shares no code with `sglang_lz`, uses Python lists and loops wherever the meaning lives, and numpy
-only to carry vectors of logprobs.
+An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9, of docs/PENALTIES.md, and of
+`repetition_detection`. It shares no code with `sglang_lz`, uses Python lists and loops wherever the
+meaning lives, and numpy only to carry vectors of logprobs.
 Never make it clever: its worth is that a reader can check it against the page line by line.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -207,3 +209,115 @@ def first_loop(
                 begin -= 1
             return end, size, begin
     return None
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """The penalties over a whole history (docs/PENALTIES.md), under their requests' names.
+
+    Attributes:
+        stops: the tokens that stop the request; they wait for `min_new_tokens`.
+        breakers: the token sequences that break a repeat, each a whole one.
+    """
+
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    penalty_last_n: int = -1
+    min_new_tokens: int = 0
+    stops: tuple[int, ...] = ()
+    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_window: int = -1
+    no_repeat_ngram_whitelist: tuple[int, ...] = ()
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    breakers: tuple[tuple[int, ...], ...] = ()
+
+
+def penalised(
+    logits: Logprobs, prompt: Sequence[int], outputs: Sequence[int], penalties: Penalties
+) -> Logprobs:
+    """Logits after the LZ penalty, changed by all other penalties, in their order.
+
+    Args:
+        logits: float64 [V], not logprobs: the repetition penalty depends on their sign.
+        prompt: ids of the request's prompt.
+        outputs: ids sampled so far.
+        penalties: the request's.
+    """
+    p = penalties
+    changed = logits.copy()
+    x = [*prompt, *outputs]
+    is_output = [False] * len(prompt) + [True] * len(outputs)
+    seen = range(len(x) if p.penalty_last_n < 0 else min(len(x), p.penalty_last_n))
+    newest = [len(x) - 1 - i for i in seen]
+    counts = Counter(x[i] for i in newest if is_output[i])
+    for token, count in counts.items():
+        if 0 <= token < len(changed):
+            changed[token] -= p.frequency_penalty * count + p.presence_penalty
+    for token in {x[i] for i in newest}:
+        if 0 <= token < len(changed):
+            if changed[token] < 0:
+                changed[token] *= p.repetition_penalty
+            else:
+                changed[token] /= p.repetition_penalty
+    if p.dry_multiplier > 0:
+        for token, repeat in dry_repeats(x, p).items():
+            if 0 <= token < len(changed) and (token,) not in p.breakers:
+                exponent = repeat - p.dry_allowed_length
+                if p.dry_base > 1.000001:  # no more than the largest float32
+                    exponent = min(exponent, int(88.7228391 / math.log(p.dry_base)))
+                changed[token] -= p.dry_multiplier * p.dry_base**exponent
+    if p.no_repeat_ngram_size:
+        for token in forbidden(x, p):
+            if 0 <= token < len(changed):
+                changed[token] = -math.inf
+    if len(outputs) < p.min_new_tokens:
+        changed[list(p.stops)] = -math.inf
+    return changed
+
+
+def newest_tokens(x: Sequence[int], count: int) -> list[int]:
+    """The newest tokens; -1 is all."""
+    return list(x) if count < 0 else list(x)[max(0, len(x) - count) :]
+
+
+def dry_repeats(x: Sequence[int], p: Penalties) -> dict[int, int]:
+    """By token, the longest repeat that it would go on with, if DRY lowers it.
+
+    Args:
+        x: prompt and outputs, oldest first.
+        p: the request's penalties.
+    """
+    h = newest_tokens(x, p.dry_penalty_last_n)
+    limit = len(h)
+    for i in range(len(h)):  # the newest sequence that begins, and of those the longest
+        begin = len(h) - 1 - i
+        whole = [len(b) for b in p.breakers if tuple(h[begin : begin + len(b)]) == b]
+        if whole:
+            limit = i + 1 - max(whole)
+            break
+    repeats: dict[int, int] = {}
+    for place in range(1, len(h)):  # h[place] would be repeated
+        m = 0
+        while m < place and h[place - 1 - m] == h[len(h) - 1 - m]:
+            m += 1
+        m = min(m, limit)
+        if m >= p.dry_allowed_length:
+            repeats[h[place]] = max(repeats.get(h[place], 0), m)
+    return repeats
+
+
+def forbidden(x: Sequence[int], p: Penalties) -> set[int]:
+    """The tokens that would complete an n-gram of the window again."""
+    n = p.no_repeat_ngram_size
+    h = newest_tokens(x, p.no_repeat_ngram_window)
+    prefix = list(x)[len(x) - (n - 1) :]
+    found = set()
+    for begin in range(len(h) - n + 1):
+        ngram = h[begin : begin + n]
+        if len(x) >= n - 1 and ngram[:-1] == prefix:
+            found.add(ngram[-1])
+    return found - set(p.no_repeat_ngram_whitelist)

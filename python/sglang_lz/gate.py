@@ -2,9 +2,9 @@
 
 Upstream ignores keys that it does not know, and some of its streams begin before `admit` could
 refuse a request. So `check_fields` runs first, on every route. It checks the values of our fields
-that the route takes, and refuses them, and any other key that begins with `lz_`, wherever else
-clients put sampling parameters. The request model of a route tells whether it takes the fields: a
-route that a later release adds takes none.
+that the route takes, and refuses them, and any other key that begins as they do
+(`params.PREFIXES`), wherever else clients put sampling parameters. The request model of a route
+tells whether it takes the fields: a route that a later release adds takes none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from sglang_lz import metrics, repetition
-from sglang_lz.params import PREFIX, FieldError, LZParams, check_name, shown
+from sglang_lz.params import FIELDS as LZ_FIELDS
+from sglang_lz.params import PREFIXES, FieldError, LZParams, check_name, shown
 from sglang_lz.requests import (
     FIELDS,
     LZFields,
     LZFieldsInOptions,
     resolve,
     resolve_detection,
+    resolve_history,
 )
 
 Place: TypeAlias = tuple[str, ...]
@@ -36,7 +38,12 @@ DEEPEST = 2
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 # A body with none of these in it holds no field of ours: a key in JSON may be written with escapes.
-_TRACES = (PREFIX.encode(), repetition.FIELD.encode(), b"\\u00")
+_TRACES = (*(name.encode() for name in FIELDS), *map(str.encode, PREFIXES), b"\\u00")
+
+# No custom logit processor has parameters of these names.
+ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
+
+PROCESSOR = "custom_logit_processor"
 
 # The names under which Ollama and SGLang take the most tokens to generate.
 LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
@@ -87,6 +94,7 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
     for where, values in objects:
         _check_keys(values, where, place)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
+    processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
     found: list[LZParams] = []
     if place is None or not isinstance(body, dict):
         return found
@@ -94,14 +102,14 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
     for values in [values for where, values in objects if where == place] or [{}]:
         beam_width = _beam_width(values, place)
         resolve_detection(values, beam_width=beam_width)
-        penalty = resolve(
-            values,
-            max_new_tokens=_limit(values, place),
-            beam_width=beam_width,
-            is_encoder_decoder=_is_encoder_decoder(),
-            has_input_embeds=has_input_embeds,
-        )
-        found.append(penalty)
+        facts: dict[str, Any] = {
+            "max_new_tokens": _limit(values, place),
+            "beam_width": beam_width,
+            "is_encoder_decoder": _is_encoder_decoder(),
+            "has_input_embeds": has_input_embeds,
+        }
+        resolve_history(values, custom_logit_processor=processor, **facts)
+        found.append(resolve(values, **facts))
     return found
 
 
@@ -172,10 +180,10 @@ def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, An
 
 def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) -> None:
     for name, value in values.items():
-        if name not in FIELDS and not name.startswith(PREFIX):
+        if name not in FIELDS and not name.startswith(PREFIXES):
             continue
         # Custom logit processors choose the names of their own parameters.
-        if where[-1:] == ("custom_params",) and name not in FIELDS:
+        if where[-1:] == ("custom_params",) and name not in ONLY_OURS:
             continue
         if name != repetition.FIELD:
             check_name(name, value)

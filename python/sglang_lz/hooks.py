@@ -23,7 +23,11 @@ HOOKS = MappingProxyType(
             "ModelRunner._init_post_memory_pool_components",
         ): ("reserve_windows",),
         ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): ("apply_step",),
-        ("sglang.srt.speculative.eagle_utils", "eagle_sample"): ("verify_step", "accept_step"),
+        ("sglang.srt.speculative.eagle_utils", "eagle_sample"): (
+            "verify_step",
+            "accept_step",
+            "keep_min_p",
+        ),
         ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): ("after_step",),
         (
             "sglang.srt.constrained.grammar_manager",

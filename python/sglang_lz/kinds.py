@@ -93,6 +93,57 @@ def choice(*names: str) -> Kind:
     )
 
 
+def token_ids(most: int) -> Kind:
+    """A list of token ids."""
+    return Kind(
+        takes=lambda value, _: (
+            isinstance(value, list | tuple)
+            and len(value) <= most
+            and all(is_integer(one) and 0 <= one < 2**31 for one in value)
+        ),
+        allowed=f"a list of at most {most} token ids",
+        schema={
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "maxItems": most,
+        },
+        text=f"list of token ids, at most {most}",
+        argument={},
+    )
+
+
+def texts(most: int, longest: int) -> Kind:
+    """A list of texts that are not empty.
+
+    Args:
+        most: how many characters all of them have at most beyond their first ones.
+        longest: the most bytes of each, in UTF-8.
+    """
+    return Kind(
+        takes=lambda value, _: (
+            isinstance(value, list | tuple)
+            and all(isinstance(one, str) and 0 < _bytes(one) <= longest for one in value)
+            and len(value) <= 1024
+            and sum(len(one) - 1 for one in value) <= most
+        ),
+        allowed=(
+            f"a list of strings of 1 to {longest} bytes in UTF-8, with at most {most} characters "
+            "in all beyond their first ones"
+        ),
+        schema={"type": "array", "items": {"type": "string", "minLength": 1}},
+        text=f"list of strings of 1 to {longest} bytes",
+        argument={},
+    )
+
+
+def _bytes(text: str) -> int:
+    """Bytes in UTF-8; 0 of what cannot be written so."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
 def is_integer(value: object) -> bool:
     """Whether a value is an integer; a boolean is not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -2,7 +2,8 @@
 
 `LZParams` is the table of them. All else that depends on which fields there are is derived from
 it: how a request is read, the request models and their OpenAPI schemas, the arguments of the
-benchmarks, and the table in README.md. A new field is one entry there.
+benchmarks, and the table in README.md. A new field is one entry there. `penalties.HistoryParams` is
+another such table.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import difflib
 import json
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang_lz.kinds import Kind, boolean, choice, integer, is_integer, number
 
@@ -27,6 +28,8 @@ MAX_WINDOW_SIZE = "--lz-max-window-size"
 
 PREFIX = "lz_"
 """Every LZ field's name begins with it, and no name of upstream's does."""
+PREFIXES = (PREFIX, "dry_", "no_repeat_ngram_")
+"""Of names that must be those of a field, so that a misspelt one is not ignored."""
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 # It cuts a long list before it makes a text of it.
@@ -36,7 +39,7 @@ _SHORT.maxlist = _SHORT.maxdict = 80
 
 
 class FieldError(ValueError):
-    """A request's LZ field cannot be honoured; the message names it, its value and its range.
+    """A request's field cannot be honoured; the message names it, its value and its range.
 
     Attributes:
         field: the name of the field, as the request spells it.
@@ -47,8 +50,8 @@ class FieldError(ValueError):
         self.field = field
 
 
-def _field(default: object, kind: Kind, meaning: str) -> Any:
-    """An entry of the table; the meaning is a phrase in Markdown, clear without the others."""
+def field(default: object, kind: Kind, meaning: str) -> Any:
+    """An entry of a table; the meaning is a phrase in Markdown, clear without the others."""
     return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
 
 
@@ -60,33 +63,33 @@ class LZParams:
     another comes before it.
     """
 
-    penalty: float = _field(
+    penalty: float = field(
         0.0,
         number(0, 10.0),
         "strength of the LZ penalty, in nats per bit of codelength; 0 is off, start at 0.15",
     )
-    window_size: int = _field(
+    window_size: int = field(
         DEFAULT_WINDOW_SIZE,
         integer(1, MAX_WINDOW_SIZE),
         "how many of the newest tokens the LZ penalty sees",
     )
-    buffer_size: int = _field(
+    buffer_size: int = field(
         32,
         integer(1, "lz_window_size"),
         "the longest match that counts, in tokens",
     )
-    include_prompt: bool = _field(
+    include_prompt: bool = field(
         False,
         boolean(),
         "whether the LZ penalty sees the prompt besides the output",
     )
-    cost: str = _field(
+    cost: str = field(
         "marginal",
         choice("marginal", "rate"),
         "the price of a token: `marginal` is the change in codelength, `rate` the bits per token "
         "of its match",
     )
-    onset: int = _field(
+    onset: int = field(
         0,
         integer(0, 64),
         "copies of a loop to wait for, beside the first; then the LZ penalty stays on and grows "
@@ -114,30 +117,65 @@ class LZParams:
         for name in fields:
             if name.startswith(PREFIX):
                 check_name(name, fields[name])
-        values: dict[str, Any] = {}
-        bounds: dict[str | None, Any] = {MAX_WINDOW_SIZE: max_window_size}
-        for name, entry in _ENTRIES.items():
-            kind: Kind = entry.metadata["kind"]
-            default: Any = entry.default
-            upper = bounds.get(kind.bound)
-            value = fields.get(name)
-            if value is None:
-                value = default if defaults.get(name) is None else defaults[name]
-                value = value if upper is None else min(value, upper)
-            if not kind.takes(value, upper):
-                raise _bad(name, value, kind.allowed.format(largest=upper))
-            value = float(value) if isinstance(default, float) else value
-            values[entry.name] = bounds[name] = value
-        return cls(**values)
+        return cls(**read(LZ_ENTRIES, fields, {MAX_WINDOW_SIZE: max_window_size}, defaults))
 
     def request_fields(self) -> dict[str, Any]:
         """The fields of a request that asks for this penalty."""
-        return {PREFIX + field.name: getattr(self, field.name) for field in _ENTRIES.values()}
+        return {name: getattr(self, entry.name) for name, entry in LZ_ENTRIES.items()}
 
 
-_ENTRIES = {PREFIX + field.name: field for field in dataclasses.fields(LZParams)}
-FIELDS = tuple(_ENTRIES)
-"""The names of the fields, as requests spell them."""
+Entries: TypeAlias = Mapping[str, dataclasses.Field[Any]]
+"""A table: its entries by the names of the fields, as requests spell them."""
+
+_ENTRIES: dict[str, dataclasses.Field[Any]] = {}
+
+
+def entries_of(table: type, prefix: str = "") -> Entries:
+    """The entries of a table, which from now on this module knows."""
+    entries = {prefix + entry.name: entry for entry in dataclasses.fields(table)}
+    _ENTRIES.update(entries)
+    return MappingProxyType(entries)
+
+
+LZ_ENTRIES = entries_of(LZParams, PREFIX)
+FIELDS = tuple(LZ_ENTRIES)
+"""The names of the LZ penalty's fields, as requests spell them."""
+
+
+def read(
+    entries: Entries,
+    fields: Mapping[str, Any],
+    bounds: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The attributes of a table's class, from the entries of a request.
+
+    Args:
+        entries: the table. A field that bounds another comes before it.
+        fields: any mapping; a missing or null entry takes its default, and other keys are ignored.
+        bounds: upper ends that are not fields, by name.
+        defaults: the server's own defaults, already checked. A default above the upper end that
+            the rest of the request allows is lowered to it.
+
+    Raises:
+        FieldError: a value of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    ends: dict[str | None, Any] = {name: bounds[name] for name in bounds}
+    for name, entry in entries.items():
+        kind: Kind = entry.metadata["kind"]
+        default: Any = entry.default
+        upper = ends.get(kind.bound)
+        value = fields.get(name)
+        if value is None:
+            value = default if defaults.get(name) is None else defaults[name]
+            value = value if upper is None else min(value, upper)
+        if not kind.takes(value, upper):
+            raise _bad(name, value, kind.allowed.format(largest=upper))
+        if isinstance(default, float | tuple):
+            value = type(default)(value)
+        values[entry.name] = ends[name] = value
+    return values
 
 
 def check_max_window_size(value: Any) -> int:
@@ -148,19 +186,20 @@ def check_max_window_size(value: Any) -> int:
 
 
 def check_name(name: str, value: object) -> None:
-    """Refuse a name that begins with `PREFIX` and is not that of a field.
+    """Refuse a name that begins as one of `PREFIXES` and is not that of a field.
 
     Raises:
         FieldError: the message names the nearest field.
     """
-    if name in FIELDS:
+    if name in _ENTRIES:
         return
+    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    fields = [field for field in _ENTRIES if field.startswith(prefix)]
     name = name[:80].encode("utf-8", "replace").decode()  # it is printed, and may be anything
-    (nearest,) = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
+    (nearest,) = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)
     raise FieldError(
         name,
-        f"{name} must be spelt {nearest} or left out: no LZ field has that name, "
-        f"got {shown(value)}.",
+        f"{name} must be spelt {nearest} or left out: no field has that name, got {shown(value)}.",
     )
 
 
@@ -187,10 +226,10 @@ def json_schema(field: str) -> dict[str, Any]:
     return {"anyOf": [_kind(field).schema, {"type": "null"}], "description": description(field)}
 
 
-def markdown_table() -> str:
-    """The table of the request fields in README.md, a line each."""
+def markdown_table(fields: Iterable[str] = FIELDS) -> str:
+    """The table of request fields in README.md and docs/PENALTIES.md, a line each."""
     lines = ["| field | type and range | default | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{field}` | {' | '.join(_texts(field))} |" for field in FIELDS]
+    lines += [f"| `{field}` | {' | '.join(_texts(field))} |" for field in fields]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,5 +1,8 @@
 """The LZ penalizer of a server: which request rows have a penalty, and the steps that apply it.
 
+The penalties over whole histories (`history_penalizer`) belong to the same rows, and are applied in
+the same steps.
+
 State belongs to the request row, so upstream's merging and filtering of batches needs no
 counterpart here. The host knows which rows have a penalty, so that nothing is launched for a batch
 without any. The device knows it too, by their parameters, so that a step needs nothing from the
@@ -20,6 +23,8 @@ import torch
 from torch import Tensor
 
 from sglang_lz import kernels
+from sglang_lz.history import HistoryState
+from sglang_lz.history_penalizer import HistoryPenalizer, HistoryStep
 from sglang_lz.window import PARAMS, PENALTY, Seed, WindowState
 
 if TYPE_CHECKING:
@@ -64,7 +69,8 @@ class LZStep:
         rows: how many batch rows are requests; behind them upstream may pad.
         prefilled: how many leading batch rows are prefills, whose seeds are complete.
         offset: the newest token of a later batch row i stands at i + offset in `input_ids`.
-        width: the largest window size among the rows with a penalty, in tokens.
+        width: the largest window size among the rows with an LZ penalty, in tokens; 0 without any.
+        history: what the other penalties need; None if no row has any.
     """
 
     penalizer: BatchedLZPenalizer
@@ -73,6 +79,7 @@ class LZStep:
     prefilled: int
     offset: int
     width: int
+    history: HistoryStep | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +91,8 @@ class LZVerify:
         request_rows: the request row of each tree, integer [batch], on the device.
         root: the position of each tree's root, integer [batch], on the device.
         paths: the tokens from each node up to its root, as `reference.steps.verify` returns them.
-        width: the largest window size among the rows with a penalty, in tokens.
+        width: as in `LZStep`.
+        history: the histories of the other penalties; None if no row has any.
     """
 
     penalizer: BatchedLZPenalizer
@@ -92,6 +100,7 @@ class LZVerify:
     root: Tensor
     paths: Tensor
     width: int
+    history: HistoryState | None = None
 
 
 class BatchedLZPenalizer:
@@ -105,14 +114,29 @@ class BatchedLZPenalizer:
             nothing.
         state: the windows.
         kernels: the module of `sglang_lz.kernels` that steps them.
+        others: the penalties over the whole history of the same rows.
     """
 
-    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
-        """Allocate windows of at most `capacity` tokens for `rows` request rows."""
+    def __init__(
+        self,
+        rows: int,
+        capacity: int,
+        device: torch.device | str,
+        vocab_size: int = 0,
+    ) -> None:
+        """Allocate windows of at most `capacity` tokens for `rows` request rows.
+
+        Args:
+            rows: how many request rows there are.
+            capacity: the largest window, in tokens.
+            device: where the model runs.
+            vocab_size: V, for the penalties over whole histories.
+        """
         self.device = torch.device(device)
         self.users: set[int] = set()
         self.state = WindowState(rows, capacity, device)
         self.kernels = kernels.import_for(self.device)
+        self.others = HistoryPenalizer(rows, device, self.kernels, vocab_size)
         self._generation = np.full(rows, NO_GENERATION)
         self._window_size = np.zeros(rows, dtype=np.int64)
         # The generation in which a decode server last saw each row.
@@ -123,6 +147,7 @@ class BatchedLZPenalizer:
 
     def give_up(self, rows: NDArray[np.int64]) -> None:
         """Make request rows inactive that are prefilled; `admit` makes them active again."""
+        self.others.give_up(rows)
         if self.users and len(rows):
             self._generation[rows] = NO_GENERATION
             self.users.difference_update(rows.tolist())
@@ -143,6 +168,7 @@ class BatchedLZPenalizer:
         rows: NDArray[np.int64],
         generation: NDArray[np.int64],
         histories: Mapping[int, History],
+        is_stepped: bool = False,
     ) -> tuple[Seed | None, int]:
         """Make the batch rows active that come with a history.
 
@@ -150,12 +176,13 @@ class BatchedLZPenalizer:
             rows: the request row of each batch row, int64 [rows].
             generation: the pool's generation of each, int64 [rows].
             histories: by batch row.
+            is_stepped: whether the batch is stepped even if no row is active.
 
         Returns:
             The seed to write before the step, None if there is none; and the largest window size
             among the active rows, 0 without any.
         """
-        if not (histories or self.users):
+        if not (histories or self.users or is_stepped):
             return None, 0
         for i, history in histories.items():
             row = int(rows[i])
@@ -165,7 +192,7 @@ class BatchedLZPenalizer:
         active = self._generation[rows] == generation
         width = max(self._window_size[rows[active]].tolist(), default=0)
         given_up = (self._seeded[rows] & ~active).nonzero()[0].tolist()
-        if not width or not (histories or given_up):
+        if not (width or is_stepped) or not (histories or given_up):
             return None, width
         return _seed(rows[[*histories, *given_up]], list(histories.values())), width
 
@@ -192,6 +219,7 @@ class BatchedLZPenalizer:
         """
         _check(logits)
         self.take(step.seed)
+        history = None if step.history is None else self.others.take(step.history)
         self.kernels.step(
             self.state,
             logits,
@@ -201,6 +229,7 @@ class BatchedLZPenalizer:
             prefilled=step.prefilled,
             offset=step.offset,
             width=step.width,
+            history=history,
         )
 
     def verify(
@@ -215,11 +244,13 @@ class BatchedLZPenalizer:
         next_sibling: Tensor,
         depth: int,
         width: int,
+        history: HistoryStep | None = None,
     ) -> LZVerify:
         """Lower the logits of what the window of each draft node predicts.
 
         Args:
             seed: what `admit` returned.
+            history: what the other penalties need; None if no row has any.
             others: as in `reference.steps.verify`.
 
         Returns:
@@ -230,6 +261,7 @@ class BatchedLZPenalizer:
         """
         _check(logits)
         self.take(seed)
+        state = None if history is None else self.others.take(history)
         paths = self.kernels.verify(
             self.state,
             logits,
@@ -240,8 +272,9 @@ class BatchedLZPenalizer:
             next_sibling=next_sibling,
             depth=depth,
             width=width,
+            history=state,
         )
-        return LZVerify(self, request_rows, root, paths, width)
+        return LZVerify(self, request_rows, root, paths, width, state)
 
     def accept(self, verified: LZVerify, accept_index: Tensor, num_correct_drafts: Tensor) -> None:
         """Append the accepted path of each tree to its window.
@@ -262,6 +295,7 @@ class BatchedLZPenalizer:
             accept_index=accept_index,
             num_correct_drafts=num_correct_drafts,
             width=verified.width,
+            history=verified.history,
         )
 
     def take(self, seed: Seed | None) -> None:

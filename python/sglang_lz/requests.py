@@ -1,6 +1,7 @@
 """Our request fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
 
-They are those of the LZ penalty and `repetition_detection`.
+They are those of the LZ penalty, those of `penalties` and `repetition_detection`. Upstream's fields
+of penalties are checked here too: a mode in which they are not exact refuses them.
 
 Each public name is used by a patch of upstream's request path. A request over HTTP is checked by
 `sglang_lz.gate` first; one of the offline Engine or of gRPC is checked by `admit` only.
@@ -14,18 +15,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
-from sglang_lz import params, repetition
+from sglang_lz import params, penalties, repetition
 from sglang_lz.params import FieldError, LZParams, shown
+from sglang_lz.penalties import HistoryParams, in_use, refuse
 from sglang_lz.repetition import END_THINKING, RepetitionDetection
-from sglang_lz.support import unguarded_modes, unsupported_modes
+from sglang_lz.support import ignored_transforms, unguarded_modes, unsupported_modes
 
 _SCHEMAS = {
-    **{name: params.json_schema(name) for name in params.FIELDS},
+    **{name: params.json_schema(name) for name in (*params.FIELDS, *penalties.FIELDS)},
     repetition.FIELD: repetition.json_schema(),
 }
 FIELDS = tuple(_SCHEMAS)
 """The names of all our fields, as requests spell them."""
 FIELDS_TEXT = " ".join(f"`{name}`: {schema['description']}" for name, schema in _SCHEMAS.items())
+
+UNPENALISED = {"lz_penalty": 0, **penalties.NEUTRAL}
+"""Sampling parameters of a request that must not have the server's preferred penalties."""
 
 # Upstream's own types of these objects, with a description of the keys that we add.
 GenerateSamplingParams = Annotated[
@@ -37,6 +42,8 @@ OllamaOptions = Annotated[
     Field(description=f"Ollama's options, and ours. {FIELDS_TEXT}"),
 ]
 
+
+_PREFERRED = " from the server's --preferred-sampling-params"
 
 _MODEL_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
@@ -85,15 +92,18 @@ def admit(
     *,
     is_encoder_decoder: bool,
     has_input_embeds: bool,
+    custom_logit_processor: object = None,
 ) -> None:
     """Validate our fields of a request and set those of its SamplingParams.
 
     Args:
-        sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty, and
-            its `repetition_detection` what counts as a loop; None for none.
+        sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty,
+            `history_params` what it asks of its other penalties, and `repetition_detection` what
+            counts as a loop; None for none.
         requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
+        custom_logit_processor: the request's, if any.
 
     Raises:
         FieldError: a wrong value, or what this server cannot do exactly.
@@ -111,6 +121,15 @@ def admit(
         has_input_embeds=has_input_embeds,
     )
     sampling_params.lz_params = penalty if penalty.penalty > 0 else None
+    upstream = {name: getattr(sampling_params, name) for name in (*penalties.UPSTREAM, "min_p")}
+    sampling_params.history_params = resolve_history(
+        {**requested, **upstream},
+        max_new_tokens=limit,
+        beam_width=beam_width,
+        is_encoder_decoder=is_encoder_decoder,
+        has_input_embeds=has_input_embeds,
+        custom_logit_processor=custom_logit_processor,
+    )
 
 
 def resolve(
@@ -157,13 +176,64 @@ def resolve(
     if penalty.include_prompt and has_input_embeds:
         reasons.append("with lz_include_prompt on input_embeds, which have no token ids")
     if reasons:
-        whose = " from the server's --preferred-sampling-params" if is_preferred else ""
+        whose = _PREFERRED if is_preferred else ""
         raise FieldError(
             "lz_penalty",
             f"lz_penalty must be 0 {reasons[0]}, got {penalty.penalty}{whose}: the LZ penalty is "
             "not supported there yet.",
         )
     return penalty
+
+
+def resolve_history(
+    requested: Mapping[str, Any],
+    *,
+    max_new_tokens: int | None,
+    beam_width: int | None,
+    is_encoder_decoder: bool,
+    has_input_embeds: bool,
+    custom_logit_processor: object,
+) -> HistoryParams | None:
+    """What a request asks of its penalties beside upstream's fields; None for the defaults.
+
+    Args:
+        requested: its own sampling parameters, upstream's among them. A null counts as missing.
+        custom_logit_processor: the request's, if any.
+        others: as in `resolve`.
+
+    Raises:
+        FieldError: a wrong value, or a penalty or transform that this server cannot apply exactly.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    config = get_context().config_leaf
+    preferred = config("preferred_sampling_params") or {}
+    own = HistoryParams.parse(requested, preferred)
+    values = {**preferred, **{k: v for k, v in requested.items() if v is not None}}
+    if max_new_tokens == 0:
+        return None
+    for name, what in ignored_transforms(config):
+        value = custom_logit_processor if name == "custom_logit_processor" else values.get(name)
+        if value:
+            raise FieldError(
+                name,
+                f"{name} must be left out {what}, which ignores it, got {shown(value)}.",
+            )
+    reasons = list(unsupported_modes(config))
+    if is_encoder_decoder:
+        reasons.append("with encoder-decoder models")
+    if (beam_width or 1) > 1:
+        reasons.append("with beam search (beam_width > 1)")
+    for name in in_use(values):
+        whose = "" if requested.get(name) is not None else _PREFERRED
+        why = list(reasons)
+        if has_input_embeds and name in penalties.SEES_PROMPT:
+            why.append("on input_embeds, which have no token ids")
+        if name == "dry_multiplier" and own.dry_sequence_breakers and config("skip_tokenizer_init"):
+            why.append("with dry_sequence_breakers on a server with --skip-tokenizer-init")
+        if why:
+            raise refuse(name, values[name], why[0], whose)
+    return None if own == HistoryParams() else own
 
 
 def resolve_detection(
@@ -184,7 +254,7 @@ def resolve_detection(
     value, whose = requested.get(repetition.FIELD), ""
     if value is None:
         value = (config("preferred_sampling_params") or {}).get(repetition.FIELD)
-        whose = " from the server's --preferred-sampling-params"
+        whose = _PREFERRED
     detection = RepetitionDetection.parse(value)
     if detection is None:
         return None
@@ -204,6 +274,7 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
     penalty, detection = sampling_params.lz_params, sampling_params.repetition_detection
     return {
         **({"lz_penalty": 0} if penalty is None else penalty.request_fields()),
+        **(sampling_params.history_params or HistoryParams()).request_fields(),
         repetition.FIELD: {} if detection is None else dataclasses.asdict(detection),
     }
 

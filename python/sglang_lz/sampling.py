@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 
 from sglang_lz import guard, hooks, kernels
+from sglang_lz.breakers import tables_of
+from sglang_lz.history_penalizer import HistoryStep, RowHistory
 from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
+from sglang_lz.penalties import is_used
 from sglang_lz.support import unsupported_modes
 from sglang_lz.window import bytes_of_row
 
@@ -27,10 +30,14 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+    from sglang_lz.history_penalizer import Tables
     from sglang_lz.params import LZParams
+    from sglang_lz.penalties import HistoryParams
+    from sglang_lz.window import Seed
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
@@ -62,7 +69,9 @@ def reserve_windows(runner: ModelRunner) -> None:
     size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
     kernels.import_for(torch.device(runner.device))  # an error here is not about memory
     try:
-        penalizer = BatchedLZPenalizer(rows, capacity, runner.device)
+        penalizer = BatchedLZPenalizer(
+            rows, capacity, runner.device, runner.model_config.vocab_size
+        )
     except (RuntimeError, MemoryError) as error:
         cause = (str(error).splitlines() or ["no memory"])[0]
         raise RuntimeError(
@@ -124,12 +133,12 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
         TypeError: the logits have another dtype.
     """
     penalizer = _penalizer(batch)
-    if penalizer is None or not (penalizer.users or _is_decode_server()):
+    if penalizer is None or not (_has_users(penalizer) or _is_decode_server()):
         return None
     rows, generation = _request_rows(batch)
-    histories = _handed_over(penalizer, batch, rows, generation)
-    seed, width = penalizer.admit(rows, generation, histories)
-    if not width:
+    ends = _handed_over(penalizer, batch, rows, generation)
+    seed, width, history = _admit(penalizer, batch, rows, generation, ends)
+    if not width and history is None:
         return None
     return penalizer.verify(
         seed,
@@ -141,6 +150,7 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
         next_sibling=trees.retrieve_next_sibling,
         depth=trees.max_tree_depth,
         width=width,
+        history=history,
     )
 
 
@@ -159,26 +169,82 @@ def accept_step(
         verified.penalizer.accept(verified, accept_index, num_correct_drafts)
 
 
+def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> Tensor:
+    """The probabilities of the nodes of draft trees under their requests' min_p (upstream's hook).
+
+    As in plain decoding: what is less likely than min_p times the likeliest is out.
+
+    Args:
+        probs: float32 [batch x nodes, V], after top_k and top_p.
+        sampling_info: upstream's, one row a tree.
+        nodes: how many nodes a tree has.
+    """
+    if not sampling_info.need_min_p_sampling:
+        return probs
+    least = probs.amax(dim=-1, keepdim=True)
+    least *= sampling_info.min_ps.repeat_interleave(nodes)[:, None]
+    kept = probs.masked_fill(probs < least, 0)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
 def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:
     """The rows of `batch` with a penalty, and the seeds of new ones; None if it has none."""
     prefilled, offset = _split(batch)
-    histories = {
-        i: _history(req, req.extend_end)
+    ends = {
+        i: req.extend_end
         for i, req in enumerate(batch.reqs[:prefilled])
         if _samples_with_penalty(req)
     }
-    if not (histories or penalizer.users or _is_decode_server()):
+    if not (ends or _has_users(penalizer) or _is_decode_server()):
         return None
     rows, generation = _request_rows(batch)
     penalizer.give_up(rows[:prefilled])
     handed_over = _handed_over(penalizer, batch, rows, generation)
-    for i, history in handed_over.items():
-        complete = int(batch.seq_lens_cpu[i]) == history.end + 1
+    for i, end in handed_over.items():
+        complete = int(batch.seq_lens_cpu[i]) == end + 1
         assert complete, "not all of a new row's tokens are here"
-    seed, width = penalizer.admit(rows, generation, histories | handed_over)
-    if not width:
+    seed, width, history = _admit(penalizer, batch, rows, generation, ends | handed_over)
+    if not width and history is None:
         return None
-    return LZStep(penalizer, seed, len(batch.reqs), prefilled, offset, width)
+    return LZStep(penalizer, seed, len(batch.reqs), prefilled, offset, width, history)
+
+
+def _admit(
+    penalizer: BatchedLZPenalizer,
+    batch: ScheduleBatch,
+    rows: NDArray[np.int64],
+    generation: NDArray[np.int64],
+    ends: dict[int, int],
+) -> tuple[Seed | None, int, HistoryStep | None]:
+    """The seed, the width and the step of the histories of a batch.
+
+    Args:
+        ends: how many tokens the batch rows have that come with their histories.
+        others: as in `BatchedLZPenalizer.admit`.
+    """
+    reqs, pool = batch.reqs, batch.req_to_token_pool
+    history = penalizer.others.admit(
+        rows,
+        generation,
+        {
+            i: _row_history(reqs[i], end, batch.model_config.vocab_size)
+            for i, end in ends.items()
+            if is_used(reqs[i].sampling_params)
+        },
+        pool.req_generation.numpy(),
+        lambda: pool.free_slots,
+    )
+    windows = {
+        i: _history(reqs[i], end)
+        for i, end in ends.items()
+        if reqs[i].sampling_params.lz_params is not None
+    }
+    seed, width = penalizer.admit(rows, generation, windows, is_stepped=history is not None)
+    return seed, width, history
+
+
+def _has_users(penalizer: BatchedLZPenalizer) -> bool:
+    return bool(penalizer.users or penalizer.others.users)
 
 
 def _handed_over(
@@ -186,8 +252,9 @@ def _handed_over(
     batch: ScheduleBatch,
     rows: NDArray[np.int64],
     generation: NDArray[np.int64],
-) -> dict[int, History]:
-    """The histories of rows with a penalty whose prefill was another server's, each only once.
+) -> dict[int, int]:
+    """The rows with a penalty whose prefill was another server's, each only once, and how many
+    tokens they have.
 
     A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a row
     whose generation was never looked at is new, so no step loops over all requests. Their tokens on
@@ -197,7 +264,7 @@ def _handed_over(
         return {}
     new = penalizer.look_at(rows, generation)
     reqs = {i: batch.reqs[i] for i in new if _generates_with_penalty(batch.reqs[i])}
-    return {i: _history(req, len(req.full_untruncated_fill_ids) - 1) for i, req in reqs.items()}
+    return {i: len(req.full_untruncated_fill_ids) - 1 for i, req in reqs.items()}
 
 
 def _history(req: Req, end: int) -> History:
@@ -222,6 +289,57 @@ def _history(req: Req, end: int) -> History:
     )
 
 
+def _row_history(req: Req, end: int, vocab_size: int) -> RowHistory:
+    """The first `end` tokens of a request and its penalties over all of them."""
+    params = req.sampling_params
+    own: HistoryParams | None = params.history_params
+    tables = None
+    if own is not None and own.has_dry and own.dry_sequence_breakers:
+        tables = _tables(req.tokenizer, vocab_size, own.dry_sequence_breakers)
+    prompt = len(req.origin_input_ids)
+    return RowHistory(
+        req.full_untruncated_fill_ids[:end],
+        prompt,
+        prompt + params.max_new_tokens,
+        params.frequency_penalty,
+        params.presence_penalty,
+        params.repetition_penalty,
+        params.min_new_tokens,
+        _stops(req, vocab_size) if params.min_new_tokens else (),
+        own,
+        tables,
+    )
+
+
+def _stops(req: Req, vocab_size: int) -> set[int]:
+    """The tokens that may not come before `min_new_tokens` others, as upstream has them. A client
+    may send any number as one."""
+    own = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        own |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
+    return {token for token in own if token is not None and 0 <= token < vocab_size}
+
+
+@functools.lru_cache(64)
+def _tables(tokenizer: Any, vocab_size: int, breakers: tuple[str, ...]) -> Tables:
+    """The tables of DRY's sequence breakers."""
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return tables_of(breakers, _vocab(tokenizer, vocab_size), encode, vocab_size)
+
+
+@functools.lru_cache(1)
+def _vocab(tokenizer: Any, vocab_size: int) -> list[bytes]:
+    """The bytes of every token."""
+    from xgrammar import TokenizerInfo
+
+    if hasattr(tokenizer, "init_xgrammar"):  # upstream's own tokenizers
+        info, _ = tokenizer.init_xgrammar()
+    else:
+        info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    vocab: list[bytes] = info.decoded_vocab
+    return vocab
+
+
 @functools.cache
 def _check_hooks_again() -> None:
     """`hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
@@ -243,7 +361,7 @@ def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
 
 
 def _samples_with_penalty(req: Req) -> bool:
-    """Whether this prefill ends in a sampled token (no middle chunk does) that LZ adjusts."""
+    """Whether this prefill ends in a sampled token (no middle chunk does) that we adjust."""
     return _generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
 
 
@@ -253,7 +371,7 @@ def _generates_with_penalty(req: Req) -> bool:
     What then generates nothing is sampled only in company, and the penalty must not depend on that.
     """
     params = req.sampling_params
-    return params.lz_params is not None and params.max_new_tokens != 0
+    return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
 
 
 def _request_rows(batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,6 +10,7 @@ from sglang_lz import hooks, repetition
 from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.metrics import check_share
 from sglang_lz.params import LZParams, check_max_window_size
+from sglang_lz.penalties import HistoryParams, in_use, refuse
 from sglang_lz.repetition import RepetitionDetection
 from sglang_lz.support import unguarded_modes, unsupported_modes
 
@@ -33,30 +34,31 @@ def check_server(config: Any) -> None:
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
+    modes = list(unsupported_modes(lambda name: getattr(config, name)))
     try:
         params = LZParams.parse(preferred, max_window_size)
+        HistoryParams.parse(preferred)
+        for name in in_use(preferred) if modes else ():
+            raise refuse(name, preferred[name], modes[0])
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
-    if params.penalty > 0:
-        modes = list(unsupported_modes(lambda name: getattr(config, name)))
-        if modes:
-            raise ValueError(
-                f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got "
-                f"{params.penalty}."
-            )
+    if params.penalty > 0 and modes:
+        raise ValueError(
+            f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got {params.penalty}."
+        )
     try:
         detection = RepetitionDetection.parse(preferred.get(repetition.FIELD))
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if detection is not None:
-        modes = list(
+        unguarded = list(
             unguarded_modes(
                 lambda name: getattr(config, name),
                 ends_thinking=detection.action == repetition.END_THINKING,
             )
         )
-        if modes:
-            raise ValueError(f"--preferred-sampling-params: {modes[0]}.")
+        if unguarded:
+            raise ValueError(f"--preferred-sampling-params: {unguarded[0]}.")
     if config.smg_grpc_mode:
         raise ValueError(
             "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "

@@ -1,4 +1,4 @@
-"""Which server modes the LZ penalty and the loop guard are exact in; others are refused."""
+"""Which server modes the penalties and the loop guard are exact in; others are refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ SUPPORTED_DEVICES = ("cuda", "cpu")
 # Those that verify in upstream's eagle_sample, where each node of a draft tree has its own window.
 # The others (DFLASH, DSPARK, UNO, plugins) sample in places of their own, or twice a step.
 SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM")
+
+# Those that run custom logit processors when they verify.
+RUNS_PROCESSORS = ("DFLASH", "DSPARK")
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
@@ -45,6 +48,21 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with context parallelism"
     if config("device") not in SUPPORTED_DEVICES:
         yield f"on device {config('device')}"
+
+
+def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
+    """Fields of requests that upstream ignores in a server's mode, and the mode's name.
+
+    Args:
+        config: as in `unsupported_modes`.
+    """
+    speculation = config("speculative_algorithm")
+    if speculation is None:
+        return
+    if speculation not in SUPPORTED_SPECULATION:
+        yield "min_p", f"with speculative decoding by {speculation}"
+    if speculation not in RUNS_PROCESSORS:
+        yield "custom_logit_processor", f"with speculative decoding by {speculation}"
 
 
 def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ import torch
 
 from oracle import delta_bits
 from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.penalties import UPSTREAM, HistoryParams
 
 LZ = {
     "lz_penalty": 0.3,
@@ -64,8 +65,13 @@ def make_request(prompt: list[int], outputs: Sequence[int] = (), **params: Any) 
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     lz = LZParams.parse(LZ | params, LARGEST_MAX_WINDOW_SIZE)
+    own = HistoryParams.parse(params | {"dry_sequence_breakers": []})
     sampling = SamplingParams(
-        temperature=0, max_new_tokens=64, lz_params=lz if lz.penalty else None
+        temperature=0,
+        max_new_tokens=64,
+        lz_params=lz if lz.penalty else None,
+        history_params=own,
+        **{name: params[name] for name in UPSTREAM if name in params},
     )
     sampling.normalize(None)
     req = Req(

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 import torch
 
-from inprocess import LZ, Runner, assert_changed, change, make_request
-from oracle import visible_history
+from inprocess import LZ, TOLERANCE, Runner, change, make_request
+from oracle import Penalties, penalised, visible_history
 from sglang_lz import sampling
 from sglang_lz.kernels import cpu as cpu_kernels
+from sglang_lz.kernels import history_cpu
 from trees import Tree
 
-PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3]]
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3], [5, 6, 5, 6], [7, 9, 7, 10]]
 PARAMETERS: list[dict[str, Any]] = [
     {"lz_penalty": 2.0, "lz_window_size": 6, "lz_buffer_size": 3},
     {"lz_penalty": 0.0},
     {"lz_penalty": 0.5, "lz_include_prompt": False, "lz_cost": "rate"},
+    {"lz_penalty": 0.0, "frequency_penalty": 1.0, "repetition_penalty": 1.3, "penalty_last_n": 9},
+    {"lz_penalty": 0.5, "presence_penalty": 0.5, "dry_multiplier": 0.8, "no_repeat_ngram_size": 4},
 ]
 # Few tokens, so that drafts are accepted, rejected and repeated.
 TOKENS = [3, 5, 6, 7, 9, 10]
@@ -34,6 +39,16 @@ def grow(rng: random.Random, root: int, nodes: int, chain: bool) -> Tree:
         elders = {tokens[i] for i in range(1, node) if parent[i] == parent[node]}
         tokens.append(rng.choice([token for token in TOKENS if token not in elders]))
     return Tree(tokens, parent)
+
+
+def judged(
+    logits: torch.Tensor, prompt: list[int], outputs: list[int], given: dict[str, Any]
+) -> np.ndarray:
+    """What the oracle makes of a row of logits after some outputs, float64 [V]."""
+    history = visible_history(prompt, outputs, given["lz_include_prompt"])
+    after_lz = logits.double().numpy() + change(history, given, len(logits))
+    own = {name: value for name, value in given.items() if not name.startswith("lz_")}
+    return penalised(after_lz, prompt, outputs, Penalties(**own))
 
 
 def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int]]:
@@ -101,17 +116,15 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(runner: Runner,
         before = logits.clone()
         accepted = verify(batch, trees, logits)
         for row, (tree, lz, output) in enumerate(zip(trees, parameters, outputs, strict=True)):
-            vocab = logits.shape[1]
             expected = []
             for node in range(nodes):
                 drafted = [*output, *(tree.tokens[i] for i in tree.path(node)[1:])]
-                history = visible_history(PROMPTS[row], drafted, lz["lz_include_prompt"])
-                expected.append(change(history, lz, vocab))
                 at = row * nodes + node
-                assert_changed(before[at], logits[at], expected[-1])
+                expected.append(judged(before[at], PROMPTS[row], drafted, lz))
+                np.testing.assert_allclose(logits[at], expected[-1], atol=TOLERANCE)
             walked, node = [], 0
             while node is not None:
-                best = int((before[row * nodes + node].numpy() + expected[node]).argmax())
+                best = int(expected[node].argmax())
                 walked.append(best)
                 children = (child for child in range(1, nodes) if tree.parent[child] == node)
                 node = next((child for child in children if tree.tokens[child] == best), None)
@@ -123,8 +136,8 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(runner: Runner,
             runner.decode([output[-1] for output in outputs], batch)
             before, after = runner.seen[-1]
             for row, (lz, output) in enumerate(zip(parameters, outputs, strict=True)):
-                history = visible_history(PROMPTS[row], output, lz["lz_include_prompt"])
-                assert_changed(before[row], after[row], change(history, lz, after.shape[1]))
+                expected_row = judged(before[row], PROMPTS[row], output, lz)
+                np.testing.assert_allclose(after[row], expected_row, atol=TOLERANCE)
                 output.append(int(after[row].argmax()))
     assert {1, 2, 3, 4} <= set(lengths)
 
@@ -134,17 +147,21 @@ def test_numba_compiles_nothing_after_the_start(
 ) -> None:
     """A request would wait for it: seconds, where nothing can be kept on disk."""
     fresh = {}
-    for name in ("_seed", "_step", "_verify", "_accept"):
-        fresh[name] = numba.njit(getattr(cpu_kernels, name).py_func)
-        monkeypatch.setattr(cpu_kernels, name, fresh[name])
+    for module, name in itertools.product(
+        (cpu_kernels, history_cpu), ("_seed", "_step", "_verify", "_accept")
+    ):
+        kernel = numba.njit(getattr(module, name).py_func)
+        fresh[module, name] = kernel
+        monkeypatch.setattr(module, name, kernel)
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: set(adaptive_sizes()))
     sampling.reserve_windows(runner.bench.torch_runner)
     at_start = {name: kernel.signatures[:] for name, kernel in fresh.items()}
     # Rows of logits stand one after the other, or further apart.
-    counts = {name: len(signatures) for name, signatures in at_start.items()}
-    assert counts == {"_seed": 1, "_step": 2, "_verify": 2, "_accept": 1}
+    counts = {"_seed": 1, "_step": 2, "_verify": 2, "_accept": 1}
+    for (_, name), signatures in at_start.items():
+        assert len(signatures) == counts[name], name
     rng = random.Random(0)
-    reqs = [make_request(prompt) for prompt in PROMPTS]
+    reqs = [make_request(p, **given) for p, given in zip(PROMPTS, PARAMETERS, strict=True)]
     newest, batch = runner.extend(reqs)
     for nodes in adaptive_sizes():
         trees = [grow(rng, token, nodes, chain=True) for token in newest]

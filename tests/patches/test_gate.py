@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
 from sglang_lz.gate import LIMITS, OBJECTS
+from sglang_lz.params import PREFIXES
 from sglang_lz.requests import FIELDS
 
 BODY_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
@@ -84,7 +85,7 @@ def named(answer: Any) -> str:
     assert answer.status_code == 400, f"{answer.status_code}: {answer.text[:500]}"
     error = answer.json().get("error", answer.json())
     message = error if isinstance(error, str) else (error or {}).get("message", "")
-    assert message.startswith(("lz_", "repetition_detection")), message
+    assert message.startswith((*FIELDS, *PREFIXES)), message
     return str(message)
 
 
@@ -166,7 +167,7 @@ def test_the_nearest_name_is_told(
     for path, where in TAKERS.items():
         message = named(client.post(path, json=nested(where, {wrong: 0.5})))
         assert message == (
-            f"{wrong} must be spelt {right} or left out: no LZ field has that name, got 0.5."
+            f"{wrong} must be spelt {right} or left out: no field has that name, got 0.5."
         )
 
 

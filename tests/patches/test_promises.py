@@ -24,8 +24,9 @@ import torch
 from inprocess import LZ, make_request
 from sglang_lz import requests
 from sglang_lz.params import LZParams
+from sglang_lz.penalties import NEUTRAL, HistoryParams
 from sglang_lz.repetition import RepetitionDetection
-from sglang_lz.requests import FIELDS
+from sglang_lz.requests import FIELDS, UNPENALISED
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
 GIVEN = {
@@ -47,7 +48,8 @@ class TestSamplingParams:
     def test_our_fields_stand_last_on_the_positional_wire(self) -> None:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        assert SamplingParams.__struct_fields__[-2:] == ("lz_params", "repetition_detection")
+        ours = ("lz_params", "history_params", "repetition_detection")
+        assert SamplingParams.__struct_fields__[-3:] == ours
 
     def test_it_survives_the_wire_and_may_be_missing_there(self) -> None:
         """As upstream sends a request to its scheduler, and as it copies one."""
@@ -61,6 +63,7 @@ class TestSamplingParams:
         params = SamplingParams(
             temperature=0.5,
             lz_params=LZParams.parse(GIVEN, 64),
+            history_params=HistoryParams.parse(GIVEN),
             repetition_detection=RepetitionDetection(64, 0, 8, "end_thinking"),
         )
         params.normalize(None)
@@ -83,8 +86,9 @@ class TestSamplingParams:
         ):
             assert copied == params
         wire = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
-        without = msgspec.msgpack.decode(msgspec.msgpack.encode(wire[:-2]), type=SamplingParams)
+        without = msgspec.msgpack.decode(msgspec.msgpack.encode(wire[:-3]), type=SamplingParams)
         assert without.lz_params is None
+        assert without.history_params is None
         assert without.repetition_detection is None
 
     def test_preferred_parameters_are_checked_without_a_tokenizer(self, model_path: str) -> None:
@@ -121,10 +125,16 @@ class TestAdmission:
             tokenizer=None,
             model_config=SimpleNamespace(vocab_size=8, is_encoder_decoder=True),
         )
-        obj = GenerateReqInput(input_ids=[1], sampling_params={"lz_penalty": 0.5})
+        obj = GenerateReqInput(
+            input_ids=[1], sampling_params={"lz_penalty": 0.5}, custom_logit_processor="{}"
+        )
         with pytest.raises(ValueError, match="lz_penalty") as caught:
             TokenizerManager._create_tokenized_object(manager, obj, "", [1], input_embeds=[[0.0]])
-        facts = {"is_encoder_decoder": True, "has_input_embeds": True}
+        facts = {
+            "is_encoder_decoder": True,
+            "has_input_embeds": True,
+            "custom_logit_processor": "{}",
+        }
         assert caught.value.args == (0.5, None, {"lz_penalty": 0.5}, facts)
 
 
@@ -197,12 +207,18 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
         setattr(req, name, None)
     req.sampling_params.repetition_detection = RepetitionDetection(**LOOP)
+    req.sampling_params.history_params = HistoryParams(
+        dry_multiplier=0.5, no_repeat_ngram_whitelist=(3,)
+    )
     payload = req.build_rebootstrap_payload()
     given = LZParams.parse(LZ, 8192).request_fields()
-    assert lz_part(payload["sampling_params"]) == {**given, "repetition_detection": LOOP}
+    others = HistoryParams(dry_multiplier=0.5, no_repeat_ngram_whitelist=(3,)).request_fields()
+    expected = {**given, **others, "repetition_detection": LOOP}
+    assert lz_part(payload["sampling_params"]) == expected
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
     req.sampling_params.lz_params = req.sampling_params.repetition_detection = None
-    nothing = {"lz_penalty": 0, "repetition_detection": {}}
+    req.sampling_params.history_params = None
+    nothing = {"lz_penalty": 0, **HistoryParams().request_fields(), "repetition_detection": {}}
     assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == nothing
 
 
@@ -220,13 +236,11 @@ def test_what_only_scores_has_no_preferred_penalty() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             is_argument = isinstance(node, ast.keyword) and node.arg == "sampling_params"
             if is_argument and isinstance(node.value, ast.Dict) and path.name != "warmup.py":
-                params = node.value
-                keys = map(ast.unparse, filter(None, params.keys))
-                values = map(ast.unparse, params.values)
-                made_up[f"{path.name}:{params.lineno}"] = dict(zip(keys, values, strict=True))
+                made_up[f"{path.name}:{node.value.lineno}"] = ast.unparse(node.value)
     assert len(made_up) >= 2
     for place, params in made_up.items():
-        assert "0" in (params.get("'max_new_tokens'"), params.get("'lz_penalty'")), place
+        assert "'max_new_tokens': 0" in params or "**UNPENALISED" in params, place
+    assert UNPENALISED == {"lz_penalty": 0, **NEUTRAL}
 
 
 def test_the_openapi_document_describes_the_fields_of_every_endpoint() -> None:
@@ -370,6 +384,7 @@ class TestVerification:
             retrieve_next_sibling=alone,
         )
         sampling_info = SimpleNamespace(
+            need_min_p_sampling=False,
             acc_additive_penalties=None,
             acc_scaling_penalties=None,
             logit_bias=None,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import requests
 
+from oracle import Penalties
 from server.launch import Server, vocab_size
 
 Json = dict[str, Any]
@@ -46,6 +47,26 @@ class Lz:
 
 
 OFF = Lz()
+
+
+def penalty_fields(penalties: Penalties, breakers: Sequence[str] = ()) -> Json:
+    """The request fields of the other penalties, but those at their defaults.
+
+    Args:
+        penalties: `stops` without the tokens that stop every request; `breakers` is not read.
+        breakers: the texts of DRY's sequence breakers.
+    """
+    defaults = vars(Penalties())
+    fields = {
+        name: value
+        for name, value in vars(penalties).items()
+        if value != defaults[name] and name not in ("stops", "breakers")
+    }
+    if penalties.stops:
+        fields["stop_token_ids"] = list(penalties.stops)
+    if penalties.dry_multiplier:
+        fields["dry_sequence_breakers"] = list(breakers)
+    return fields
 
 
 @dataclass(frozen=True)

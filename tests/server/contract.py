@@ -5,6 +5,10 @@ onset, where u are the
 logits that the same server gives for the same prefix with lz_penalty = 0. u comes from one prefill
 of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
 
+The other penalties change u + alpha * Delta further, by the oracle's definitions. One of them
+depends on the sign of logits, of which the server's logprobs are known up to a constant: that comes
+from the model itself (`normalisers`).
+
 TOLERANCE. Both sides are float32 on the server, and u is computed by prefill where the sampled row
 may come from decode, another batch width or another chunk: with no penalty at all these differ by
 up to 2e-5 nats here (`test_noise_without_a_penalty` measures it and holds it below half of the
@@ -18,12 +22,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from oracle import delta_bits, is_reached, log_softmax, visible_history
+from oracle import (
+    Penalties,
+    delta_bits,
+    is_reached,
+    log_softmax,
+    penalised,
+    visible_history,
+)
 from server.client import (
     OFF,
     Lz,
@@ -31,13 +42,17 @@ from server.client import (
     Sample,
     base_rows,
     generate,
+    penalty_fields,
 )
 from server.launch import Server, vocab_size
+from server.model import normalisers, sequences, stop_ids
 from server.summary import SUMMARY, TOLERANCE
 
 # log(softmax) in float32 runs out of exponent near -87 and returns minus infinity further down:
 # there the check is only that the server is down there too.
 DEEP = -80.0
+
+NO_PENALTIES = Penalties()
 
 Transform = Callable[[Rows, Sequence[int]], Rows]
 
@@ -75,6 +90,7 @@ def deviations(
     *,
     temperature: float = 0.0,
     transform: Transform | None = None,
+    logits_of: Callable[[Rows, Sequence[int]], Rows] | None = None,
 ) -> list[float]:
     """The deviation from the contract at every position of a sample.
 
@@ -85,13 +101,18 @@ def deviations(
         temperature: the request's; 0 is greedy, whose logprobs are those of temperature 1.
         transform: what else acts on the logits after the penalty: called with the penalised row and
             the outputs before it, returns the transformed row.
+        logits_of: in place of `lz` and `transform`: the logits that are sampled from, by the row
+            without any penalty and the outputs before it.
     """
     found = []
     for i, row in enumerate(sample.rows):
         before = sample.outputs[:i]
-        logits = base[i] + change(sample.prompt, before, lz)
-        if transform is not None:
-            logits = transform(logits, before)
+        if logits_of is not None:
+            logits = logits_of(base[i], before)
+        else:
+            logits = base[i] + change(sample.prompt, before, lz)
+            if transform is not None:
+                logits = transform(logits, before)
         expected = log_softmax(logits / (temperature or 1.0))
         found.append(row_deviation(row, expected))
         if temperature == 0:
@@ -108,21 +129,29 @@ def check(
     *,
     temperature: float = 0.0,
     transform: Transform | None = None,
+    case: Case | None = None,
 ) -> float:
     """Hold a sample to the contract, record its deviation under a mode and return it.
+
+    Args:
+        case: whose penalties and bias act, in place of `lz` and `transform`.
+        others: as in `deviations`.
 
     Raises:
         AssertionError: some position deviates by more than TOLERANCE.
     """
     base = base_rows(server, sample.prompt, sample.outputs)
-    found = deviations(sample, base, lz, temperature=temperature, transform=transform)
+    logits_of = None if case is None else case.logits_of(sample.outputs, server.config.flags)
+    found = deviations(
+        sample, base, lz, temperature=temperature, transform=transform, logits_of=logits_of
+    )
     SUMMARY.record(mode, found)
     worst = max(found)
     wrong = [i for i, deviation in enumerate(found) if not deviation <= TOLERANCE]
     assert not wrong, (
         f"{mode}: {len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]} by "
         f"{found[wrong[0]]:.3g} (largest {worst:.3g}), {lz}, temperature {temperature}, "
-        f"prompt {sample.prompt}, outputs {sample.outputs}"
+        f"{case and case.penalties}, prompt {sample.prompt}, outputs {sample.outputs}"
     )
     return worst
 
@@ -138,6 +167,8 @@ class Case:
         temperature: 0 is greedy.
         favoured: tokens that get a large logit_bias, so that even random sampling repeats itself.
         ignore_eos: go on behind an end-of-sequence token.
+        penalties: the other penalties; of their `stops` only its own.
+        breakers: the texts of DRY's sequence breakers.
     """
 
     prompt: list[int]
@@ -146,12 +177,59 @@ class Case:
     temperature: float = 0.0
     favoured: tuple[int, ...] = ()
     ignore_eos: bool = True
+    penalties: Penalties = NO_PENALTIES
+    breakers: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Sampling parameters beside the penalty's."""
         bias = {str(token): BIAS for token in self.favoured}
-        return {"ignore_eos": self.ignore_eos, **({"logit_bias": bias} if bias else {})}
+        return {
+            "ignore_eos": self.ignore_eos,
+            **({"logit_bias": bias} if bias else {}),
+            **penalty_fields(self.penalties, self.breakers),
+        }
+
+    def whole_penalties(self) -> Penalties:
+        """Its penalties with what the server adds: the tokens that stop every request, and those
+        that are sequence breakers."""
+        stops = (*self.penalties.stops, *stop_ids())
+        return replace(self.penalties, stops=stops, breakers=sequences(self.breakers))
+
+    def changed(
+        self, base: Rows, before: Sequence[int], normaliser: float, lz: Lz | None = None
+    ) -> Rows:
+        """The logits after some outputs, by the oracle.
+
+        Args:
+            base: float64 [V], the logprobs without any penalty.
+            before: the outputs so far.
+            normaliser: what is between these logprobs and the model's logits.
+            lz: in place of its own LZ penalty.
+        """
+        logits = base + change(self.prompt, before, self.lz if lz is None else lz)
+        if self.penalties == NO_PENALTIES:
+            return self.transform(logits, before)
+        whole = self.whole_penalties()
+        return self.transform(penalised(logits + normaliser, self.prompt, before, whole), before)
+
+    def normalisers(self, outputs: Sequence[int], flags: Sequence[str] = ()) -> list[float]:
+        """`normaliser` of `changed` after each number of outputs; 0 where it does not matter.
+
+        Args:
+            outputs: ids.
+            flags: those of the server.
+        """
+        if self.penalties.repetition_penalty == 1:
+            return [0.0] * len(outputs)
+        return normalisers(flags, self.prompt, outputs)
+
+    def logits_of(
+        self, outputs: Sequence[int], flags: Sequence[str] = ()
+    ) -> Callable[[Rows, Sequence[int]], Rows]:
+        """What `deviations` takes; arguments as `normalisers`."""
+        constants = self.normalisers(outputs, flags)
+        return lambda base, before: self.changed(base, before, constants[len(before)])
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
         """What logit_bias does, from its own definition."""
@@ -172,13 +250,15 @@ class Case:
 
     def check(self, server: Server, sample: Sample, mode: str) -> float:
         """Hold the sample to the contract."""
+        if self.penalties != NO_PENALTIES:
+            mode += ", penalties"
         return check(
             server,
             sample,
             self.lz,
             mode,
             temperature=self.temperature,
-            transform=self.transform,
+            case=self,
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+from oracle import Penalties
 from server.client import OFF, Lz
 from server.contract import Case
 from server.launch import vocab_size
@@ -39,8 +41,32 @@ def parameters(rng: random.Random) -> Lz:
     )
 
 
+def penalties(rng: random.Random, new_tokens: int) -> tuple[Penalties, tuple[str, ...]]:
+    """Some of the penalties over the whole history, or all, and DRY's sequence breakers."""
+    drawn = {
+        "frequency_penalty": rng.choice((0.3, -0.4, 2.0)),
+        "presence_penalty": rng.choice((0.7, -1.0)),
+        "repetition_penalty": rng.choice((1.2, 2.0, 0.7)),
+        "min_new_tokens": min(rng.choice((2, 20)), new_tokens),
+        "no_repeat_ngram_size": rng.choice((1, 2, 3, 5)),
+        "dry_multiplier": rng.choice((0.2, 0.8)),
+    }
+    some = rng.sample(sorted(drawn), rng.choice((1, 1, 2, len(drawn))))
+    last_n = rng.choice((-1, -1, 4, 25, 100))
+    return Penalties(
+        **{name: drawn[name] for name in some},
+        penalty_last_n=last_n,
+        stops=tuple(token_ids(rng, 2)) if "min_new_tokens" in some else (),
+        no_repeat_ngram_window=rng.choice((-1, 12, 90)),
+        no_repeat_ngram_whitelist=tuple(token_ids(rng, 3)),
+        dry_base=rng.choice((1.75, 1.1)),
+        dry_allowed_length=rng.choice((1, 2, 4)),
+        dry_penalty_last_n=rng.choice((-1, 50)),
+    ), rng.choice(((), ("\n", ":"), ("e",), ("the ", "in")))
+
+
 def case(
-    rng: random.Random, length: int, new_tokens: int, lz: Lz | None = None, **options: object
+    rng: random.Random, length: int, new_tokens: int, lz: Lz | None = None, **options: Any
 ) -> Case:
     """A case with random parameters (or those given); half of them sample at temperature 1."""
     temperature = rng.choice((0.0, 0.0, 1.0, 0.7))
@@ -51,17 +77,25 @@ def case(
         lz=parameters(rng) if lz is None else lz,
         temperature=temperature,
         favoured=favoured,
+        **options,
     )
 
 
 def mixed(rng: random.Random, count: int, length: int, new_tokens: int) -> list[Case]:
-    """Cases for one batch: every third without the penalty, lengths spread around those given."""
-    return [
-        case(
-            rng,
-            max(2, length + rng.randint(-length // 4, length // 4)),
-            max(2, new_tokens + rng.randint(-new_tokens // 4, new_tokens // 4)),
-            OFF if i % 3 == 2 else None,
+    """Cases for one batch: every third without the LZ penalty, two of four with others, lengths
+    spread around those given."""
+    cases = []
+    for i in range(count):
+        tokens = max(2, new_tokens + rng.randint(-new_tokens // 4, new_tokens // 4))
+        drawn, breakers = penalties(rng, tokens) if i % 4 in (1, 2) else (Penalties(), ())
+        cases.append(
+            case(
+                rng,
+                max(2, length + rng.randint(-length // 4, length // 4)),
+                tokens,
+                OFF if i % 3 == 2 else None,
+                penalties=drawn,
+                breakers=breakers,
+            )
         )
-        for i in range(count)
-    ]
+    return cases

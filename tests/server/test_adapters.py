@@ -54,7 +54,11 @@ def test_lora(server: Server, tmp_path: Path) -> None:
     make_adapter(tmp_path)
     adapter = {"lora_name": "a", "lora_path": str(tmp_path)}
     post_ok(server, "/load_lora_adapter", adapter)
-    cases = mixed(random.Random("lora"), 9, 30, 30)
+    # The logits of a model with an adapter are known up to a constant only.
+    cases = [
+        replace(c, penalties=replace(c.penalties, repetition_penalty=1.0))
+        for c in mixed(random.Random("lora"), 9, 30, 30)
+    ]
     adapters = [{"lora_path": "a"} if i % 2 else {} for i in range(len(cases))]
 
     def run(c: Case, lora: dict[str, str]) -> Sample:
@@ -67,8 +71,8 @@ def test_lora(server: Server, tmp_path: Path) -> None:
         body = request_body([*c.prompt, *sample.outputs], 1) | lora
         body |= {"logprob_start_len": len(c.prompt) - 1, "return_flat_raw_top_logprobs": True}
         base = top_rows(post_ok(server, "/generate", body)["meta_info"], "input")
-        options = {"temperature": c.temperature, "transform": c.transform}
-        found = deviations(sample, base, c.lz, **options)
+        logits_of = c.logits_of(sample.outputs)
+        found = deviations(sample, base, c.lz, temperature=c.temperature, logits_of=logits_of)
         SUMMARY.record(f"adapters: {'LoRA' if lora else 'beside LoRA'}", found)
         assert max(found) <= TOLERANCE, (c, lora, found)
     plain = replace(cases[1], temperature=0.0)

@@ -13,12 +13,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oracle import log_softmax, visible_history
+from oracle import Penalties, log_softmax, visible_history
 from server.client import (
     OFF,
     Lz,
     base_rows,
     generate,
+    penalty_fields,
     post,
     post_ok,
     request_body,
@@ -28,11 +29,11 @@ from server.client import (
 )
 from server.configurations import SCHEDULERS, SPECULATION, on
 from server.contract import (
+    NO_PENALTIES,
     SUMMARY,
     TOLERANCE,
     Case,
     bits,
-    change,
     check,
     check_together,
     deviations,
@@ -77,6 +78,43 @@ def test_the_onset_waits_for_a_loop(server: Server) -> None:
         lz = replace(parameters(rng), onset=i % 5, window=1024, include_prompt=i % 4 != 3)
         cases.append(Case(text[-350:], 40, lz, favoured=tuple(loop[:3]) if period < 4 else ()))
     check_together(server, cases, f"{server.config.name}: onset")
+
+
+EACH_PENALTY = (
+    Penalties(frequency_penalty=0.7),
+    Penalties(presence_penalty=-1.1),
+    Penalties(repetition_penalty=1.3),
+    Penalties(repetition_penalty=0.8, frequency_penalty=0.5, penalty_last_n=17),
+    Penalties(min_new_tokens=25, stops=(7, 8, 9)),
+    Penalties(no_repeat_ngram_size=3),
+    Penalties(no_repeat_ngram_size=2, no_repeat_ngram_window=30, no_repeat_ngram_whitelist=(5,)),
+    Penalties(dry_multiplier=0.8),
+    Penalties(dry_multiplier=0.3, dry_allowed_length=1, dry_penalty_last_n=40),
+    TOGETHER := Penalties(
+        frequency_penalty=0.2,
+        presence_penalty=0.3,
+        repetition_penalty=1.1,
+        min_new_tokens=12,
+        no_repeat_ngram_size=4,
+        dry_multiplier=0.4,
+    ),
+)
+
+
+@on(*EVERYWHERE)
+def test_each_other_penalty(server: Server) -> None:
+    """Each penalty over the whole history alone, then all together, and with the LZ penalty."""
+    rng = random.Random(f"each {server.config.name}")
+    breakers = ("\n", "e", "ing")
+    cases = [
+        Case(repetitive(rng, 40), 28, temperature=i % 2, penalties=penalties, breakers=breakers)
+        for i, penalties in enumerate(EACH_PENALTY)
+    ]
+    cases.append(replace(cases[-1], lz=Lz(0.3, 64, 16, True, onset=1)))
+    for c, sample in zip(cases, run_together(server, cases), strict=True):
+        (name, *others) = penalty_fields(replace(c.penalties, stops=()))
+        kind = "all" if len(others) > 4 else name
+        c.check(server, sample, f"{server.config.name}: {kind}{', LZ' if c.lz.penalty else ''}")
 
 
 @on(*SCHEDULERS)
@@ -184,7 +222,7 @@ def test_mixed_chunks(server: Server) -> None:
     rng = random.Random(f"mixed chunks {server.config.name}")
     seen = len(server.log())
     cases = [replace(c, temperature=0.0, favoured=()) for c in mixed(rng, 12, 60, 60)]
-    bodies = [request_body(c.prompt, c.new_tokens, c.lz) for c in cases]
+    bodies = [request_body(c.prompt, c.new_tokens, c.lz, **c.sampling) for c in cases]
     # In one request, so that they are all there and the later ones' chunks meet decodes.
     body = {name: [body[name] for body in bodies] for name in ("input_ids", "sampling_params")}
     answers = [answer["output_ids"] for answer in post_ok(server, "/generate", body)]
@@ -192,11 +230,13 @@ def test_mixed_chunks(server: Server) -> None:
     assert len(beside) > 10, "no chunk was prefilled beside running requests"
     for c, outputs in zip(cases, answers, strict=True):
         base = base_rows(server, c.prompt, outputs)
+        logits_of = c.logits_of(outputs, server.config.flags)
         short = []
         for i, token in enumerate(outputs):
-            expected = base[i] + change(c.prompt, outputs[:i], c.lz)
+            expected = logits_of(base[i], outputs[:i])
             short.append(float(expected.max() - expected[token]))
-        SUMMARY.record(f"{server.config.name}: mixed chunks, tokens", short)
+        kind = "tokens" if c.penalties == NO_PENALTIES else "tokens, penalties"
+        SUMMARY.record(f"{server.config.name}: mixed chunks, {kind}", short)
         assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
@@ -300,7 +340,8 @@ def test_parallel_samples(server: Server) -> None:
     """n > 1: each sample has a history of its own behind the shared prompt."""
     rng = random.Random("n")
     for lz in (Lz(0.5, 512, 32, False), Lz(0.3, 30, 8, True, "rate")):
-        c = Case(repetitive(rng, 40), 32, lz, 1.0, tuple(token_ids(rng, 4)))
+        favoured = tuple(token_ids(rng, 4))
+        c = Case(repetitive(rng, 40), 32, lz, 1.0, favoured, penalties=TOGETHER)
         body = request_body(c.prompt, 32, lz, temperature=1.0, n=3, **c.sampling)
         answers = post_ok(server, "/generate", body)
         samples = [to_sample(c.prompt, answer) for answer in answers]
@@ -336,15 +377,15 @@ def check_session(server: Server, *, streaming: bool, mode: str) -> None:
         Lz(0.6, 24, 8, True, "rate"),
         Lz(0.6, 24, 8, False, "rate"),
     )
-    for lz in turns:
+    for lz, penalties in zip(turns, (NO_PENALTIES, TOGETHER) * 3, strict=False):
         appended = repetitive(rng, 14)
-        body = request_body(appended, 20, lz)
+        body = request_body(appended, 20, lz, **penalty_fields(penalties))
         body["session_params"] = {"id": session, "rid": previous}
         answer = post_ok(server, "/generate", body)
         previous = answer["meta_info"]["id"]
         context += appended
         sample = to_sample(context, answer)
-        check(server, sample, lz, mode)
+        Case(sample.prompt, 20, lz, penalties=penalties).check(server, sample, mode)
         context += sample.outputs
         check_together(server, mixed(rng, 3, 20, 8), mode)
     assert post(server, "/close_session", {"session_id": session}).ok

@@ -88,7 +88,7 @@ def test_offline_engine(tmp_path: Path) -> None:
             top_rows(bare["meta_info"], "input"),
             c.lz,
             temperature=c.temperature,
-            transform=c.transform,
+            logits_of=c.logits_of(answer["output_ids"]),
         )
         SUMMARY.record("offline engine", found)
         assert max(found) < TOLERANCE, (c, found)

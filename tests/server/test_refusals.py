@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from server.client import OFF, Lz, generate, post, request_body
 from server.configurations import on
 from server.contract import check
@@ -35,3 +37,23 @@ def test_beam_search_refuses(server: Server) -> None:
     check(server, sample, Lz(0.5), "overlap: after a refusal")
     sample = generate(server, repetitive(random.Random(2), 12), 8)
     check(server, sample, OFF, "overlap: after a refusal")
+
+
+@on("overlap")
+def test_beam_search_refuses_the_other_penalties(server: Server) -> None:
+    """Upstream would leave them out without a word."""
+    for name, value in (("frequency_penalty", 0.5), ("no_repeat_ngram_size", 3)):
+        body = request_body([5, 6, 7], 4, beam_width=2, **{name: value})
+        answer = post(server, "/generate", body)
+        assert answer.status_code == 400
+        assert f"{name} must be 0 with beam search" in answer.text
+
+
+@on("ngram", "eagle")
+@pytest.mark.parametrize("stream", [False, True])
+def test_speculation_refuses_custom_logit_processors(server: Server, stream: bool) -> None:
+    """Verification would ignore them."""
+    body = request_body([5, 6, 7], 4) | {"custom_logit_processor": "{}", "stream": stream}
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400
+    assert "custom_logit_processor must be left out with speculative decoding" in answer.text

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oracle import log_softmax
-from server.client import OFF, Lz, base_rows, generate, post_ok, request_body
+from oracle import Penalties, log_softmax, penalised
+from server.client import OFF, Lz, base_rows, generate, penalty_fields, post_ok, request_body
 from server.configurations import CONFIGURATIONS, FORKED, SPECULATION, on
-from server.contract import TOLERANCE, Case, bits, change
+from server.contract import TOLERANCE, Case, bits
 from server.launch import Server, serving, vocab_size
+from server.model import normalisers
 from server.prompts import repetitive
 
 PENALTIES = (
@@ -31,19 +32,31 @@ PENALTIES = (
     *(Lz(0.15, onset=2), Lz(0.5, 24, 8, True, onset=1)),
 )
 
+OTHERS = (
+    Penalties(frequency_penalty=0.3, presence_penalty=0.2),
+    Penalties(repetition_penalty=1.2, min_new_tokens=30),
+    Penalties(no_repeat_ngram_size=4),
+    Penalties(dry_multiplier=0.8),
+)
+
 
 def greedy_cases() -> list[Case]:
     """Prompts of three lengths, each with every kind of penalty."""
     rng = random.Random("greedy")
     prompts = [repetitive(rng, length) for length in (6, 40, 90)]
-    return [Case(prompt, 96, lz) for prompt, lz in itertools.product(prompts, PENALTIES)]
+    cases = [Case(prompt, 96, lz) for prompt, lz in itertools.product(prompts, PENALTIES)]
+    others = zip(itertools.product(prompts, OTHERS), itertools.cycle(PENALTIES[:2]), strict=False)
+    return cases + [
+        Case(prompt, 96, lz, penalties=penalties, breakers=("\n", "e"))
+        for (prompt, penalties), lz in others
+    ]
 
 
 def answers(server: Server, cases: list[Case]) -> list[dict[str, Any]]:
     """The answers to all cases, sent together and without logprobs."""
     bodies = []
     for case in cases:
-        body = request_body(case.prompt, case.new_tokens, case.lz)
+        body = request_body(case.prompt, case.new_tokens, case.lz, **case.sampling)
         bodies.append({name: body[name] for name in ("input_ids", "sampling_params")})
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
@@ -82,8 +95,9 @@ ACCEPTANCE = ("spec_num_correct_drafts", "spec_num_proposed_drafts")
 
 def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, int]) -> bool:
     """Whether the contract leaves two tokens within the tolerance of each other."""
-    lz = case.lz
-    row = base_rows(server, case.prompt, [*before, 0])[-1] + change(case.prompt, before, lz)
+    outputs = [*before, 0]
+    base = base_rows(server, case.prompt, outputs)[-1]
+    row = case.logits_of(outputs, server.config.flags)(base, before)
     return bool(abs(row[pair[0]] - row[pair[1]]) < TOLERANCE)
 
 
@@ -95,20 +109,49 @@ TOP_K = 3
 EXPONENT = math.log(1e6)
 
 
+LZ = Lz(0.2, 64, 16, True)
+OTHER_PENALTIES = Penalties(
+    frequency_penalty=0.5,
+    presence_penalty=0.3,
+    repetition_penalty=1.2,
+    min_new_tokens=3,
+    stops=(7, 8),
+    no_repeat_ngram_size=4,
+    no_repeat_ngram_window=16,
+    dry_multiplier=0.3,
+    dry_allowed_length=1,
+)
+
+
 @on("ngram", "eagle")
-def test_sampling_is_lossless(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("lz", "penalties", "min_p"),
+    [
+        (LZ, Penalties(), 0.0),
+        (OFF, OTHER_PENALTIES, 0.25),
+    ],
+    ids=["lz", "others"],
+)
+def test_sampling_is_lossless(server: Server, lz: Lz, penalties: Penalties, min_p: float) -> None:
     """The sequences sampled at temperature 1 are distributed as plain decoding's would be.
 
     Token 0, with which upstream fills n-gram trees, is made as likely as any.
     """
-    lz = Lz(0.2, 64, 16, True)
     beginning = repetitive(random.Random("lossless 2"), 10)
     prompt = [*beginning, *generate(server, beginning, 60).outputs]  # begins to loop
     first = base_rows(server, prompt, [0])[0]
     bias = np.zeros(vocab_size())
     bias[0] = first.max() - first[0]
     body = request_body(
-        prompt, LENGTH, lz, temperature=1.0, top_k=TOP_K, n=50, logit_bias={"0": bias[0]}
+        prompt,
+        LENGTH,
+        lz,
+        temperature=1.0,
+        top_k=TOP_K,
+        n=50,
+        logit_bias={"0": bias[0]},
+        min_p=min_p,
+        **penalty_fields(penalties),
     )
     body = {name: body[name] for name in ("input_ids", "sampling_params")}
     found = list(
@@ -121,25 +164,37 @@ def test_sampling_is_lossless(server: Server) -> None:
     def row(outputs: tuple[int, ...]) -> np.ndarray:
         return base_rows(server, prompt, [*outputs, 0])[-1]
 
-    def penalised(outputs: tuple[int, ...], seen: int) -> np.ndarray:
-        history = [*prompt, *outputs[:seen]]
-        return row(outputs) + bias + lz.penalty * bits(history, lz)
+    @cache
+    def normaliser(outputs: tuple[int, ...]) -> float:
+        if penalties.repetition_penalty == 1:
+            return 0.0
+        return normalisers(server.config.flags, prompt, [*outputs, 0])[-1]
 
-    degrees, distance = chi_squared(counts, distribution(lambda o: penalised(o, LENGTH)))
+    def changed(outputs: tuple[int, ...], seen: int) -> np.ndarray:
+        history = [*prompt, *outputs[:seen]]
+        after_lz = row(outputs) + lz.penalty * bits(history, lz) + normaliser(outputs)
+        return penalised(after_lz, prompt, outputs[:seen], penalties) + bias
+
+    right = distribution(lambda outputs: changed(outputs, LENGTH), min_p)
+    degrees, distance = chi_squared(counts, right)
     bound = degrees + 2 * math.sqrt(degrees * EXPONENT) + 2 * EXPONENT
     assert distance < bound
     # The check has teeth: neither the root's history for all nodes, nor no penalty, would pass.
-    for wrong in (lambda outputs: penalised(outputs, 1), lambda outputs: row(outputs) + bias):
-        assert chi_squared(counts, distribution(wrong))[1] > bound
+    for wrong in (lambda outputs: changed(outputs, 1), lambda outputs: row(outputs) + bias):
+        assert chi_squared(counts, distribution(wrong, min_p))[1] > bound
+    if min_p:
+        without = distribution(lambda outputs: changed(outputs, LENGTH))
+        assert chi_squared(counts, without)[1] > bound
 
 
 def distribution(
-    logits: Callable[[tuple[int, ...]], np.ndarray],
+    logits: Callable[[tuple[int, ...]], np.ndarray], min_p: float = 0.0
 ) -> dict[tuple[int, ...], float]:
     """The probability of every sequence, if each token is one of the likeliest TOP_K.
 
     Args:
         logits: those after some outputs, float64 [V].
+        min_p: the least probability of a token, as a share of the likeliest's.
     """
     probabilities = {(): 1.0}
     for _ in range(LENGTH):
@@ -148,8 +203,11 @@ def distribution(
             after = logits(outputs)
             likeliest = np.argsort(after)[-TOP_K:]
             shares = np.exp(log_softmax(after[likeliest]))
+            shares[shares < min_p * shares.max()] = 0
+            shares /= shares.sum()
             for token, share in zip(likeliest.tolist(), shares, strict=True):
-                longer[*outputs, token] = probability * share
+                if share:
+                    longer[*outputs, token] = probability * share
         probabilities = longer
     return probabilities
 

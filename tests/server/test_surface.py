@@ -1,4 +1,4 @@
-"""The five request fields in every endpoint (docs/SPEC.md section 6)."""
+"""The request fields in every endpoint (docs/SPEC.md section 6, docs/PENALTIES.md)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+import openai
 import pytest
 import requests
 
+from oracle import Penalties
 from server.client import (
     OFF,
     STREAM_TRIES,
@@ -22,7 +24,7 @@ from server.client import (
     post_ok,
 )
 from server.configurations import on
-from server.contract import check
+from server.contract import Case, check
 from server.endpoints import ENDPOINTS, Endpoint, every_endpoint, prompt_ids
 from server.launch import Server
 from server.prompts import repetitive
@@ -37,6 +39,8 @@ PAIRS: dict[str, tuple[Json, Json]] = {
     "lz_include_prompt": (SEEN, {"lz_penalty": 0.1, "lz_cost": "rate"}),
     "lz_cost": ({"lz_penalty": 0.1, "lz_cost": "rate"}, {"lz_penalty": 0.1}),
     "lz_onset": ({"lz_penalty": 0.1, "lz_onset": 64}, {"lz_penalty": 0.1}),
+    "dry_multiplier": ({"dry_multiplier": 0.8}, {}),
+    "no_repeat_ngram_size": ({"no_repeat_ngram_size": 3}, {}),
 }
 FIELDS = tuple(PAIRS)
 
@@ -57,6 +61,9 @@ WRONG_VALUES: tuple[tuple[str, Json, list[str], list[Any]], ...] = (
     ("lz_include_prompt", {}, ["true", "false"], ["yes", "true", 1, 0, []]),
     ("lz_cost", {}, ["marginal", "rate"], ["x", "Rate", "", 1, True, ["rate"]]),
     ("lz_onset", {}, ["0", "64"], [-1, 65, 2.0, True, "2", [2]]),
+    ("dry_multiplier", {}, ["0", "100"], [-0.1, 101, True, "0.8"]),
+    ("no_repeat_ngram_size", {}, ["0"], [-1, 3.0, True, "3"]),
+    ("dry_sequence_breakers", {}, ["strings", "40"], ["abc", [""], [1], ["a" * 41]]),
 )
 
 
@@ -414,3 +421,25 @@ def test_an_openai_error_names_the_field_where_clients_look(server: Server) -> N
         if endpoint.name in ("completions", "chat", "responses"):
             error = endpoint.send(server, "a", 2, {"lz_cost": "x"}).json()
             assert error.get("error", error)["param"] == "lz_cost"
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_a_client_of_openai_that_knows_nothing_of_us_is_served_right(
+    server: Server, stream: bool
+) -> None:
+    """The penalties of OpenAI's own API: the text is that of /generate, held to the contract."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    content, penalties = "What is a list?", {"frequency_penalty": 0.8, "presence_penalty": 0.3}
+    asked: Any = {"model": "m", "max_tokens": NEW_TOKENS, "temperature": 0, **penalties}
+    messages: Any = [{"role": "user", "content": content}]
+    answer: Any = client.chat.completions.create(**asked, messages=messages, stream=stream)
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+    else:
+        text = answer.choices[0].message.content
+    case = Case(prompt_ids(content, True), NEW_TOKENS, penalties=Penalties(**penalties))
+    sample = case.run(server)
+    case.check(server, sample, "overlap: an OpenAI client")
+    assert text == reference(server, case.prompt, penalties)
+    assert text != reference(server, case.prompt, {})

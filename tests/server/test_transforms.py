@@ -15,10 +15,10 @@ import pytest
 import xgrammar
 from transformers import AutoTokenizer
 
-from oracle import log_softmax, visible_history
-from server.client import OFF, Lz, Rows, Sample, base_rows, generate
+from oracle import Penalties, penalised
+from server.client import OFF, Lz, Rows, generate, penalty_fields
 from server.configurations import on
-from server.contract import SUMMARY, TOLERANCE, bits, check, row_deviation
+from server.contract import check
 from server.launch import Server, model_path, vocab_size
 from server.prompts import repetitive, token_ids
 
@@ -29,6 +29,7 @@ PARAMETERS = (
     Lz(2.0, 30, 30, True, "rate"),
     OFF,
 )
+OTHERS = Penalties(frequency_penalty=0.4, presence_penalty=0.3, dry_multiplier=0.5)
 NAMES = {
     "type": "object",
     "properties": {
@@ -83,9 +84,20 @@ def test_grammar(server: Server, kind: dict[str, str], temperature: float) -> No
     mode = f"{server.config.name}: {'regex' if 'regex' in kind else 'JSON schema'}"
     for lz in PARAMETERS:
         prompt = repetitive(rng, 30)
-        sample = generate(server, prompt, 60, lz, temperature=temperature, ignore_eos=False, **kind)
+        others = OTHERS if lz == PARAMETERS[1] else Penalties()
+
+        def transform(
+            logits: Rows,
+            before: Sequence[int],
+            prompt: list[int] = prompt,
+            others: Penalties = others,
+        ) -> Rows:
+            return grammar.transform(penalised(logits, prompt, before, others), before)
+
+        fields = {"ignore_eos": False, **penalty_fields(others), **kind}
+        sample = generate(server, prompt, 60, lz, temperature=temperature, **fields)
         assert sample.outputs[-1] in grammar.eos or len(sample.outputs) == 60
-        check(server, sample, lz, mode, temperature=temperature, transform=grammar.transform)
+        check(server, sample, lz, mode, temperature=temperature, transform=transform)
 
 
 @on("overlap", "no-overlap")
@@ -141,72 +153,3 @@ def test_logit_bias(server: Server) -> None:
             )
             mode = f"{server.config.name}: logit_bias"
             check(server, sample, lz, mode, temperature=temperature, transform=transform)
-
-
-# Upstream's own penalties trail by a token under overlap scheduling, so only without it do they
-# have a definition that a test can hold them to.
-@on("no-overlap")
-@pytest.mark.parametrize(("frequency", "presence"), [(0.4, 0.0), (0.0, 0.7), (0.3, -0.4)])
-def test_frequency_and_presence_penalty(server: Server, frequency: float, presence: float) -> None:
-    """Upstream's additive penalties add up with ours."""
-    rng = random.Random(f"stock {frequency} {presence}")
-
-    def transform(logits: Rows, before: Sequence[int]) -> Rows:
-        penalised = logits.copy()
-        for token in set(before):
-            penalised[token] -= frequency * before.count(token) + presence
-        return penalised
-
-    for lz in PARAMETERS:
-        for temperature in (0.0, 1.0):
-            sample = generate(
-                server,
-                repetitive(rng, 20),
-                40,
-                lz,
-                temperature=temperature,
-                frequency_penalty=frequency,
-                presence_penalty=presence,
-            )
-            mode = "no-overlap: frequency and presence penalty"
-            check(server, sample, lz, mode, temperature=temperature, transform=transform)
-
-
-@on("no-overlap")
-def test_repetition_penalty(server: Server) -> None:
-    """Upstream's multiplicative penalty acts on the logits that ours has lowered."""
-    rng = random.Random("repetition")
-    for lz in PARAMETERS:
-        sample = generate(server, repetitive(rng, 20), 40, lz, repetition_penalty=1.4)
-        base = base_rows(server, sample.prompt, sample.outputs)
-        found = [repetition_deviation(sample, base, lz, 1.4, i) for i in range(len(sample.outputs))]
-        SUMMARY.record("no-overlap: repetition penalty", found)
-        assert max(found) < TOLERANCE, (lz, found)
-
-
-def repetition_deviation(sample: Sample, base: Rows, lz: Lz, factor: float, i: int) -> float:
-    """The deviation at one position under repetition_penalty.
-
-    That penalty divides positive logits and multiplies negative ones, so the row's unknown constant
-    c (logits = logprobs + c) matters. It is one number against V equations: the tokens not yet
-    sampled give c less the row's normaliser, each sampled one gives c; the best fit of all counts.
-    Ours counts in its own form here, lowering what was seen by alpha * (log2 V - Delta).
-    """
-    before = sample.outputs[:i]
-    observed = sample.rows[i]
-    history = visible_history(sample.prompt, before, lz.include_prompt)
-    ours = base[i] + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
-    if not before:
-        return row_deviation(observed, log_softmax(ours))
-
-    seen = np.array(sorted(set(before)))
-    shift = float(np.median(np.delete(ours - observed, seen)))  # the normaliser less c
-    x, y = ours[seen], observed[seen] + shift
-    candidates = [*((factor * y - x) / (1 - factor)), *((factor * x - y) / (1 - factor))]
-
-    def deviation(c: float) -> float:
-        logits = ours + c
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / factor, logits[seen] * factor)
-        return row_deviation(observed, log_softmax(logits))
-
-    return min(map(deviation, candidates))

@@ -1,6 +1,6 @@
 """Compile the kernels for Hopper as a server would use them, and say of each program:
 
-kernel, block, registers, bytes of stack, order of its memory operations.
+kernel, whether with histories, block, registers, bytes of stack, order of its memory operations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ POINTERS = {
         ("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"), "*i64"
     ),
     **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
+    **dict.fromkeys(
+        ("slots_ptr", "distinct_ptr", "ring_ptr", "numbers_ptr", "ids_ptr", "tails_ptr"), "*i32"
+    ),
+    **dict.fromkeys(("walk_ptr", "scratch_ptr"), "*i32"),
+    "mask_ptr": "*i64",
     "run_ptr": "*i16",
-    **dict.fromkeys(("params_ptr", "logits_ptr"), "*fp32"),
+    **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -36,8 +41,8 @@ MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
 LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 
-def compiled_for_hopper(kernel, block: int):
-    constants = {"BLOCK": block, "NODES": cuda_kernels.SMALLEST_TREE}
+def compiled_for_hopper(kernel, block: int, history: bool):
+    constants = {"BLOCK": block, "NODES": cuda_kernels.SMALLEST_TREE, "HISTORY": history}
     types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(
@@ -62,7 +67,7 @@ def order(compiled) -> str:
 
 
 for name in ("_step", "_verify", "_accept"):
-    for block in (512, 1024):
-        program = compiled_for_hopper(getattr(cuda_kernels, name), block)
+    for block, history in ((512, False), (1024, False), (512, True)):
+        program = compiled_for_hopper(getattr(cuda_kernels, name), block, history)
         registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
-        print(f"{name} {block} {registers} {stack} {order(program)}")
+        print(f"{name} {int(history)} {block} {registers} {stack} {order(program)}")

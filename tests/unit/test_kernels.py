@@ -358,6 +358,13 @@ ORDER = {
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
     "_accept": "L+BSSLS",  # read all, keep runs, onset and the path
 }
+# With histories, behind (`_accept`: before) that: find the path's tokens (BSSB), note repeats and
+# keep runs (AAS), lower the logits and keep counts, keep the rest (LSLSSSS), mask what stops.
+ORDER_WITH_HISTORIES = {
+    "_step": "L+BA+SSLSLBL+BSSBL+AASBL+SSL+SSSBLSLSSSSL+BLS",
+    "_verify": "L+SLSBL+BA+BL+BSSBL+AABL+SSL+SL+BLS",
+    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSLS",
+}
 
 
 def test_the_kernels_compile_for_hopper_in_order_and_spill_nothing() -> None:
@@ -367,7 +374,8 @@ def test_the_kernels_compile_for_hopper_in_order_and_spill_nothing() -> None:
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     programs = [line.split() for line in found.stdout.splitlines()]
-    assert len(programs) == len(ORDER) * 2
-    for kernel, _block, _registers, stack, order in programs:
-        assert re.fullmatch(ORDER[kernel], order), (kernel, order)
+    assert len(programs) == len(ORDER) * 3
+    for kernel, has_histories, _block, _registers, stack, order in programs:
+        expected = (ORDER, ORDER_WITH_HISTORIES)[int(has_histories)][kernel]
+        assert re.fullmatch(expected, order), (kernel, order)
         assert stack == "0"

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -24,9 +25,11 @@ from hypothesis.stateful import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
-from oracle import COSTS, delta_bits, is_reached, visible_history
+from oracle import COSTS, Penalties, delta_bits, is_reached, penalised, visible_history
 from sglang_lz import kernels, penalizer, sampling
+from sglang_lz.breakers import tables_of
 from sglang_lz.params import LZParams
+from sglang_lz.penalties import FIELDS, UPSTREAM, HistoryParams, is_used
 from sglang_lz.window import WindowState
 from trees import Tree
 
@@ -34,6 +37,9 @@ VOCAB = 5
 MAX_WINDOW = 16
 ROWS = 5
 TOLERANCE = 1e-4
+WORDS = (b"a", b"b", b"ab", b"c", b"bca")
+"""The text of each token."""
+EOS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +49,33 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
+    monkeypatch.setattr(
+        sampling, "_tables", lambda _, size, breakers: tables_of(breakers, WORDS, encode, size)
+    )
+
+
+def encode(text: str) -> list[int]:
+    """The tokens of a text, the first that fits each time."""
+    tokens = []
+    while text:
+        token = next(i for i, word in enumerate(WORDS) if text.encode().startswith(word))
+        tokens.append(token)
+        text = text[len(WORDS[token]) :]
+    return tokens
+
+
+def sequences(breakers: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that hold a breaker: one token, or one that begins it and the rest."""
+    found = []
+    for breaker in breakers:
+        for token, word in enumerate(WORDS):
+            if breaker.encode() in word:
+                found.append((token,))
+                continue
+            for size in range(1, len(breaker)):
+                if word.endswith(breaker[:size].encode()):
+                    found.append((token, *encode(breaker[size:])))
+    return tuple(found)
 
 
 @pytest.fixture
@@ -84,6 +117,8 @@ class Pool:
 class Request:
     sampling_params: SimpleNamespace
     origin_input_ids: array[int]
+    eos_token_ids: tuple[int, ...] = (EOS,)
+    tokenizer: None = None
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     flying: list[int] = field(default_factory=list)
     period: int | None = None
@@ -112,7 +147,8 @@ class Request:
         self.flying = []
 
 
-def request(prompt: list[int], max_new_tokens: int = 64, **lz: object) -> Request:
+def request(prompt: list[int], max_new_tokens: int = 1024, **given: object) -> Request:
+    lz = {name: value for name, value in given.items() if name.startswith("lz_")}
     fields = {
         "lz_penalty": 0.5,
         "lz_window_size": 8,
@@ -122,10 +158,27 @@ def request(prompt: list[int], max_new_tokens: int = 64, **lz: object) -> Reques
         "lz_onset": 0,
     }
     lz_params = LZParams.parse(fields | lz, MAX_WINDOW)
+    others = {name: given.get(name, value) for name, value in vars(Penalties()).items()}
     params = SimpleNamespace(
-        lz_params=lz_params if lz_params.penalty else None, max_new_tokens=max_new_tokens
+        lz_params=lz_params if lz_params.penalty else None,
+        history_params=HistoryParams.parse({k: v for k, v in given.items() if k in FIELDS}),
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=set(others["stops"]),
+        **{name: others[name] for name in UPSTREAM},
     )
     return Request(params, array("q", prompt))
+
+
+def penalties_of(req: Request) -> Penalties:
+    params = req.sampling_params
+    own = params.history_params.request_fields()
+    breakers = own.pop("dry_sequence_breakers")
+    return Penalties(
+        **own,
+        **{name: getattr(params, name) for name in UPSTREAM},
+        stops=(*params.stop_token_ids, EOS),
+        breakers=sequences(breakers),
+    )
 
 
 RUNNER = SimpleNamespace(
@@ -133,6 +186,7 @@ RUNNER = SimpleNamespace(
     is_generation=True,
     device="cpu",
     pp_group=SimpleNamespace(is_last_rank=True),
+    model_config=SimpleNamespace(vocab_size=VOCAB),
 )
 """Upstream's model runner; its device is that of the batches, too."""
 
@@ -160,6 +214,7 @@ def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request])
     batch = SimpleNamespace(
         forward_mode=Mode(mode),
         reqs=reqs,
+        model_config=RUNNER.model_config,
         req_pool_indices_cpu=rows,
         req_to_token_pool=pool,
         extend_num_tokens=sum(map(len, suffixes)),
@@ -194,13 +249,17 @@ def assert_exact(
     lz = req.sampling_params.lz_params or LZParams()
     outputs = [*req.output_ids, *req.flying, *drafted]
     prompt, window, onset = list(req.origin_input_ids), lz.window_size, lz.onset
-    if lz.penalty and not is_reached(prompt, outputs, lz.include_prompt, window, onset):
-        assert torch.equal(before, after)
-        return
-    history = visible_history(prompt, outputs, lz.include_prompt)
-    delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset)
-    expected = lz.penalty * (np.array(delta) - np.log2(VOCAB))
-    np.testing.assert_allclose((after - before).numpy(), expected, atol=TOLERANCE)
+    expected = before.double().numpy()
+    if not lz.penalty or not is_reached(prompt, outputs, lz.include_prompt, window, onset):
+        if not is_used(req.sampling_params):
+            assert torch.equal(before, after)
+            return
+    else:
+        history = visible_history(prompt, outputs, lz.include_prompt)
+        delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset)
+        expected = expected + lz.penalty * (np.array(delta) - np.log2(VOCAB))
+    expected = penalised(expected, prompt, outputs, penalties_of(req))
+    np.testing.assert_allclose(after.numpy(), expected, atol=TOLERANCE, rtol=1e-4)
 
 
 def verify_forward(
@@ -211,6 +270,7 @@ def verify_forward(
     rows = torch.tensor([req.row for req in reqs])
     batch = SimpleNamespace(
         reqs=reqs,
+        model_config=RUNNER.model_config,
         req_pool_indices=rows.to(RUNNER.device),
         req_pool_indices_cpu=rows,
         req_to_token_pool=pool,
@@ -233,10 +293,7 @@ def verify_forward(
         for node in range(nodes):
             drafted = [tree.tokens[ancestor] for ancestor in tree.path(node)[1:]]
             row = i * nodes + node
-            if req.sampling_params.lz_params:
-                assert_exact(req, before[row], after[row], drafted)
-            else:
-                assert torch.equal(before[row], after[row])
+            assert_exact(req, before[row], after[row], drafted)
         path = tree.path(rng.randrange(nodes))
         bonus = rng.randrange(VOCAB)
         accepted.append([*(tree.tokens[node] for node in path[1:]), bonus])
@@ -271,6 +328,26 @@ lz_params = st.integers(1, MAX_WINDOW).flatmap(
         }
     )
 )
+last_n = st.sampled_from([-1, 0, 1, 2, 5, 30])
+others = st.fixed_dictionaries(
+    {},
+    optional={
+        "frequency_penalty": st.sampled_from([0.4, -1.5]),
+        "presence_penalty": st.sampled_from([0.7, -2.0]),
+        "repetition_penalty": st.sampled_from([1.3, 0.5]),
+        "penalty_last_n": last_n,
+        "min_new_tokens": st.sampled_from([1, 3, 40]),
+        "stops": st.sampled_from([(), (0, 3)]),
+        "no_repeat_ngram_size": st.integers(1, 4),
+        "no_repeat_ngram_window": last_n,
+        "no_repeat_ngram_whitelist": st.sampled_from([[], [1, 3]]),
+        "dry_multiplier": st.sampled_from([0.8, 0.01]),
+        "dry_base": st.sampled_from([1.0, 1.75]),
+        "dry_allowed_length": st.integers(0, 4),
+        "dry_penalty_last_n": last_n,
+        "dry_sequence_breakers": st.sampled_from([["c"], ["\n"], [], ["ab", "bca"], ["abab"]]),
+    },
+)
 # Ids from VOCAB up stand for multimodal placeholders: they match and are never an index.
 prompts = st.lists(st.integers(0, VOCAB + 1), min_size=1, max_size=24)
 
@@ -293,9 +370,20 @@ class Scheduler(RuleBasedStateMachine):
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
-    @rule(prompt=prompts, lz=lz_params, period=st.none() | st.integers(1, MAX_WINDOW))
-    def arrive(self, prompt: list[int], lz: dict[str, object], period: int | None) -> None:
-        req = request(prompt, **lz)
+    @rule(
+        prompt=prompts,
+        lz=lz_params,
+        others=st.just({}) | others,
+        period=st.none() | st.integers(1, MAX_WINDOW),
+    )
+    def arrive(
+        self,
+        prompt: list[int],
+        lz: dict[str, object],
+        others: dict[str, object],
+        period: int | None,
+    ) -> None:
+        req = request(prompt, **lz, **others)
         req.period = period
         self.waiting.append(req)
 
@@ -675,18 +763,25 @@ def launches(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[
     return made
 
 
+@pytest.mark.parametrize(
+    "others", [{}, {"frequency_penalty": 0.5, "dry_multiplier": 0.5, "min_new_tokens": 3}], ids=str
+)
 def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_device(
-    launches: dict[str, Launches],
+    launches: dict[str, Launches], others: dict[str, object]
 ) -> None:
+    """With histories it allocates a place for the newest token of each row."""
     vocab, rows = 100_000, 3
     pool = Pool()
-    reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
+    reqs = [
+        admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW, **others)) for _ in range(rows)
+    ]
     pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "meta")
     logits = torch.zeros(rows, vocab, device="meta")
     for mode in ("extend", "decode"):
         batch = SimpleNamespace(
             forward_mode=Mode(mode),
             reqs=reqs,
+            model_config=RUNNER.model_config,
             req_pool_indices_cpu=torch.tensor([req.row for req in reqs]),
             req_to_token_pool=pool,
             decoding_reqs=None,
@@ -700,7 +795,10 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
             sampling.plan_step(batch, RUNNER, forward_batch)
             sampling.apply_step(logits, forward_batch)
         assert watch.waits == []
-        assert max(watch.made, default=0) <= (rows * MAX_WINDOW if mode == "extend" else 0)
+        if mode == "decode":
+            assert watch.made == ([2 * rows] if others else [])
+        else:
+            assert max(watch.made) <= (8 * 2048 * rows if others else rows * MAX_WINDOW)
     assert launches["_step"].grids == [(rows,), (rows,)]
 
 
@@ -847,3 +945,146 @@ def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
     forward_batch = SimpleNamespace()
     sampling.plan_step(batch, RUNNER, forward_batch)
     assert (forward_batch.lz_step is not None) == (penalty > 0)
+
+
+ALONE = (
+    {"frequency_penalty": 0.4},
+    {"presence_penalty": -0.7},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.5, "penalty_last_n": 4},
+    {"frequency_penalty": 1.0, "penalty_last_n": 3},
+    {"min_new_tokens": 4, "stops": (1, 2)},
+    {"no_repeat_ngram_size": 1, "no_repeat_ngram_window": 2},
+    {"no_repeat_ngram_size": 3, "no_repeat_ngram_whitelist": [0, 2]},
+    {"no_repeat_ngram_size": 2, "no_repeat_ngram_window": 9},
+    {"dry_multiplier": 0.8, "dry_sequence_breakers": []},
+    {"dry_multiplier": 0.8, "dry_penalty_last_n": 5, "penalty_last_n": 30},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_penalty_last_n": 12},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 0, "dry_sequence_breakers": ["c"]},
+    *(
+        {
+            "dry_multiplier": 0.8,
+            "dry_allowed_length": 1,
+            "dry_penalty_last_n": last_n,
+            "dry_sequence_breakers": breakers,
+        }
+        for last_n in (-1, 10)
+        for breakers in (["aab"], ["bb", "aa"], ["cabca"], ["abab", "ba"])
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+@pytest.mark.parametrize("penalties", ALONE, ids=str)
+def test_each_penalty_alone(
+    name: str,
+    penalties: dict[str, object],
+    cuda_kernels: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On texts of two tokens or more, which repeat themselves; a prefill, trees, two decodes."""
+    if name == "cuda":
+        monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
+        monkeypatch.setattr(RUNNER, "device", DEVICE)
+    rng = random.Random(f"{penalties}")
+    is_quick = name == "cpu" or DEVICE != "cpu"  # Triton's interpreter takes seconds
+    for _ in range(5 if is_quick else 1):
+        pool = reserved_pool()
+        reqs = []
+        for length in (1, 2, 9, 40) if is_quick else (9, 40):
+            text = [rng.randrange(rng.randint(2, VOCAB)) for _ in range(length)]
+            split = rng.randint(1, length)
+            req = request(text[:split], lz_penalty=0.0, **penalties)
+            req.output_ids.extend(text[split:])
+            reqs.append(admitted(pool, req))
+        _, before, after = forward(pool, "extend", reqs, [])
+        for req, *rows in zip(reqs, before, after, strict=True):
+            assert_exact(req, *rows)
+            req.output_ids.append(rng.randrange(2))
+        trees = [Tree.random(rng, req.known[-1], 7 if is_quick else 4) for req in reqs]
+        for req, tokens in zip(reqs, verify_forward(pool, reqs, trees, rng), strict=True):
+            req.output_ids.extend(tokens)
+        for _ in range(2 if is_quick else 1):
+            _, before, after = forward(pool, "decode", [], reqs)
+            for req, *rows in zip(reqs, before, after, strict=True):
+                assert_exact(req, *rows)
+                req.output_ids.append(rng.randrange(2))
+
+
+# The examples of llama.cpp's own test of DRY: probabilities are equal before.
+LLAMA_CPP = (
+    ([0, 1], 4, 1.0, 2, 4, (), (0.25, 0.25, 0.25, 0.25)),
+    ([0, 1, 2, 0, 1], 4, 1.0, 2, 5, (), (0.296923, 0.296923, 0.109232, 0.296923)),
+    ([0, 1, 3, 4, 0, 1], 5, 1.0, 2, 6, ("d",), (0.2, 0.2, 0.2, 0.2, 0.2)),
+    ([0, 1, 2, 0, 1], 5, 2.0, 2, 5, (), (0.241818, 0.241818, 0.032727, 0.241818, 0.241818)),
+    ([0, 1, 2, 3, 4, 0, 1], 5, 1.0, 4, 7, (), (0.2, 0.2, 0.2, 0.2, 0.2)),
+)
+
+
+@pytest.mark.parametrize("example", LLAMA_CPP, ids=str)
+def test_dry_gives_what_llama_cpp_documents(
+    example: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, vocab, multiplier, allowed, last_n, breakers, expected = example
+    words = (b"a", b"b", b"c", b"d", b"e")
+    monkeypatch.setattr(
+        sampling, "_tables", lambda _, size, given: tables_of(given, words, encode, size)
+    )
+    pool = reserved_pool()
+    req = request(
+        tokens,
+        lz_penalty=0.0,
+        dry_multiplier=multiplier,
+        dry_base=1.1,
+        dry_allowed_length=allowed,
+        dry_penalty_last_n=last_n,
+        dry_sequence_breakers=list(breakers),
+    )
+    forward_batch = plan(pool, "extend", [admitted(pool, req)], [])
+    logits = torch.zeros(1, vocab)
+    sampling.apply_step(logits, forward_batch)
+    torch.testing.assert_close(logits.softmax(1)[0], torch.tensor(expected), atol=1e-6, rtol=0)
+
+
+def test_histories_grow_and_are_given_up() -> None:
+    """Slots of requests that ended are taken again; longer requests get room."""
+    pool = reserved_pool()
+    for round_, prompt in enumerate(([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300)):
+        reqs = [
+            admitted(pool, request(prompt, dry_multiplier=0.5, lz_penalty=0.3 * (i % 2)))
+            for i in range(ROWS)
+        ]
+        _, before, after = forward(pool, "extend", reqs, [])
+        for req, *rows in zip(reqs, before, after, strict=True):
+            assert_exact(req, *rows)
+        state = pool.lz_penalizer.others.state
+        assert state.slots == 8, round_
+        assert state.reach >= len(prompt) + 1024
+        pool.free_slots = [req.row for req in reqs]
+    plain = admitted(pool, request([1, 1], lz_penalty=0.0))
+    beside = admitted(pool, request([1, 1], lz_penalty=0.0, frequency_penalty=1.0))
+    _, before, after = forward(pool, "extend", [plain, beside], [])
+    assert torch.equal(before[0], after[0])
+    assert_exact(beside, before[1], after[1])
+
+
+def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> None:
+    pool = reserved_pool()
+    lists = (["c"], ["ab"], ["c"], ["bca", "a"])
+    for again in range(3):
+        reqs = [
+            admitted(
+                pool,
+                request(
+                    [0, 1, 3] * 4,
+                    dry_multiplier=0.5,
+                    dry_sequence_breakers=[*one, "b" * again] if again else one,
+                ),
+            )
+            for one in lists
+        ]
+        _, before, after = forward(pool, "extend", reqs, [])
+        for req, *rows in zip(reqs, before, after, strict=True):
+            assert_exact(req, *rows)
+        assert len(pool.lz_penalizer.others.state.breakers.mask) <= 3
+        pool.free_slots = [req.row for req in reqs] + pool.free_slots

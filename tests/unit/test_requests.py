@@ -10,21 +10,31 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_lz import requests, startup
 from sglang_lz.params import LZParams
+from sglang_lz.penalties import NEUTRAL, HistoryParams
 from sglang_lz.repetition import RepetitionDetection
 
 
-def admit(
-    model_is_encoder_decoder: bool = False, embeds: bool = False, **fields: Any
-) -> LZParams | None:
-    """The penalty with which a request's sampling parameters reach the scheduler."""
+def admitted(
+    model_is_encoder_decoder: bool = False,
+    embeds: bool = False,
+    processor: str | None = None,
+    **fields: Any,
+) -> SamplingParams:
+    """The sampling parameters of a request as they reach the scheduler."""
     params = SamplingParams(**requests.other_fields(fields))
     requests.admit(
         params,
         fields,
         is_encoder_decoder=model_is_encoder_decoder,
         has_input_embeds=embeds,
+        custom_logit_processor=processor,
     )
-    return params.lz_params
+    return params
+
+
+def admit(**request: Any) -> LZParams | None:
+    """The LZ penalty with which a request reaches the scheduler."""
+    return admitted(**request).lz_params
 
 
 def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
@@ -86,6 +96,111 @@ def test_modes_that_are_not_covered_refuse_the_penalty_only(
     assert admit(lz_window_size=8) is None
 
 
+# One request for each penalty over a whole history.
+OTHERS = (
+    {"frequency_penalty": 0.1},
+    {"presence_penalty": -0.1},
+    {"repetition_penalty": 1.1},
+    {"min_new_tokens": 1},
+    {"no_repeat_ngram_size": 3},
+    {"dry_multiplier": 0.8},
+)
+
+
+@pytest.mark.parametrize("fields", OTHERS, ids=str)
+@pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
+def test_modes_that_are_not_covered_refuse_every_other_penalty(
+    server_config: dict[str, Any], mode: dict[str, Any], why: str, fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+    server_config.update(mode)
+    with pytest.raises(ValueError, match=rf"^{name} must be [01] .*got {fields[name]}") as caught:
+        admitted(**fields)
+    assert why in str(caught.value)
+    assert admitted(**{name: NEUTRAL[name]}).history_params is None
+
+
+def test_our_other_fields_are_admitted(server_config: dict[str, Any]) -> None:
+    assert admitted().history_params is None
+    assert admitted(frequency_penalty=1.0, min_new_tokens=3).history_params is None
+    assert admitted(dry_multiplier=1, dry_sequence_breakers=["a"]).history_params == HistoryParams(
+        dry_multiplier=1.0, dry_sequence_breakers=("a",)
+    )
+    server_config["preferred_sampling_params"] = {"no_repeat_ngram_size": 4}
+    assert admitted().history_params == HistoryParams(no_repeat_ngram_size=4)
+    assert admitted(no_repeat_ngram_size=0).history_params is None
+    assert admitted(max_new_tokens=0).history_params is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("penalty_last_n", -2),
+        ("penalty_last_n", 1.0),
+        ("no_repeat_ngram_size", True),
+        ("no_repeat_ngram_window", "90"),
+        ("no_repeat_ngram_whitelist", 3),
+        ("no_repeat_ngram_whitelist", [-1]),
+        ("no_repeat_ngram_whitelist", list(range(1025))),
+        ("dry_multiplier", float("nan")),
+        ("dry_multiplier", -0.1),
+        ("dry_base", 0.9),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", "abc"),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["a" * 41]),
+        ("dry_sequence_breakers", ["a" * 40, "b" * 40]),
+        ("dry_sequence_breakers", ["\ud800"]),
+    ],
+)
+def test_a_wrong_value_of_another_field_is_named(
+    server_config: dict[str, Any], field: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must be .*, got ") as caught:
+        admitted(**{field: value})
+    assert caught.value.field == field
+
+
+def test_prompts_without_token_ids_have_no_penalty_that_sees_them(
+    server_config: dict[str, Any],
+) -> None:
+    for fields in ({"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"dry_multiplier": 1}):
+        with pytest.raises(ValueError, match="on input_embeds, which have no token ids"):
+            admitted(embeds=True, **fields)
+    admitted(embeds=True, frequency_penalty=1.0)
+
+
+def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
+    server_config["skip_tokenizer_init"] = True
+    with pytest.raises(ValueError, match="dry_sequence_breakers on a server with --skip-tokenizer"):
+        admitted(dry_multiplier=1)
+    assert admitted(dry_multiplier=1, dry_sequence_breakers=[]).history_params is not None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "takes_min_p", "takes_processor"),
+    [(None, True, True), ("EAGLE", True, False), ("NGRAM", True, False),
+     ("DFLASH", False, True), ("UNO", False, False)],
+)  # fmt: skip
+def test_what_verification_ignores_is_refused(
+    server_config: dict[str, Any],
+    algorithm: str | None,
+    takes_min_p: bool,
+    takes_processor: bool,
+) -> None:
+    server_config["speculative_algorithm"] = algorithm
+    for taken, request in (
+        (takes_min_p, {"min_p": 0.1}),
+        (takes_processor, {"processor": "{}"}),
+    ):
+        if taken:
+            admitted(**request)
+        else:
+            with pytest.raises(ValueError, match=f"must be left out .* by {algorithm}, which igno"):
+                admitted(**request)
+
+
 LOOP = {"max_pattern_size": 64, "min_count": 8}
 UNGUARDED = [
     ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
@@ -95,9 +210,7 @@ UNGUARDED = [
 
 def detected(**params: Any) -> RepetitionDetection | None:
     """What the scheduler gets of a request's `repetition_detection`."""
-    sampling = SimpleNamespace(max_new_tokens=8, beam_width=params.pop("beam_width", None))
-    requests.admit(sampling, params, is_encoder_decoder=False, has_input_embeds=False)
-    found: RepetitionDetection | None = sampling.repetition_detection
+    found: RepetitionDetection | None = admitted(**params).repetition_detection
     return found
 
 

@@ -1,7 +1,10 @@
-"""The steps of the LZ penalty that run in a server: `cuda` in Triton, `cpu` in numba.
+"""The steps of the penalties that run in a server: `cuda` in Triton, `cpu` in numba.
 
 Both have the functions `seed`, `step`, `verify` and `accept`, with the arguments that
-`sglang_lz.reference.steps` describes and the results that it computes in torch operators.
+`sglang_lz.reference.steps` describes and the results that it computes in torch operators. Where
+they get the histories of other penalties (`history`), they apply those too: `history_cuda` and
+`history_cpu`, which the tests hold to the definitions of docs/PENALTIES.md. `seed_history` gives
+rows their histories.
 """
 
 from __future__ import annotations
@@ -14,6 +17,16 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from sglang_lz.history import (
+    BREAKERS,
+    NO_SLOT,
+    NUMBERS,
+    RING,
+    SPARE,
+    STRENGTHS,
+    HistorySeed,
+    HistoryState,
+)
 from sglang_lz.params import DEFAULT_WINDOW_SIZE
 from sglang_lz.window import PARAMS, Seed, WindowState
 
@@ -35,13 +48,20 @@ def warm_up(
         tree_sizes: how many nodes its draft trees may have; empty without speculation.
     """
     state = WindowState(1, capacity, device)
+    histories = (None, HistoryState(1, device, reach=SPARE))
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
     no_params = np.zeros((1, PARAMS), dtype=np.float32)
     kernels.seed(state, Seed(row, row - 1, row, row[:0], row, no_params))
+    numbers = np.zeros(NUMBERS, dtype=np.int32)
+    numbers[RING], numbers[BREAKERS] = SPARE, -1
+    ids, strengths = numbers[:0], np.ones(STRENGTHS, dtype=np.float32)
+    seeds = [HistorySeed(0, slot, row, numbers, strengths, ids) for slot in (0, NO_SLOT)]
+    kernels.seed_history(histories[1], seeds)
     # Upstream cuts the padding off the vocabulary: numba has other code for such rows.
     shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
-    for width, wide in itertools.product({min(DEFAULT_WINDOW_SIZE, capacity), capacity}, shapes):
+    widths = {min(DEFAULT_WINDOW_SIZE, capacity), capacity}
+    for width, wide, history in itertools.product(widths, shapes, histories):
         logits = wide[:, :1]
         kernels.step(
             state,
@@ -52,6 +72,7 @@ def warm_up(
             prefilled=0,
             offset=0,
             width=width,
+            history=history,
         )
         for nodes, depth in {(size, depth) for size in tree_sizes for depth in (1, size)}:
             tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
@@ -65,6 +86,7 @@ def warm_up(
                 next_sibling=tree,
                 depth=depth,
                 width=width,
+                history=history,
             )
             kernels.accept(
                 state,
@@ -74,4 +96,5 @@ def warm_up(
                 accept_index=tree.int(),
                 num_correct_drafts=none[:1].int(),
                 width=width,
+                history=history,
             )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from sglang_lz import draft_tree
 from sglang_lz.compiled import compiled
+from sglang_lz.history import HistorySeed, HistoryState
+from sglang_lz.kernels import history_cpu
 from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE
 from sglang_lz.window import (
     BUFFER_SIZE,
@@ -244,6 +246,11 @@ def seed(state: WindowState, seed: Seed) -> None:
     )  # fmt: skip
 
 
+def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
+    """See `history_cpu.seed`."""
+    history_cpu.seed(state, seeds)
+
+
 def step(
     state: WindowState,
     logits: Tensor,
@@ -254,12 +261,19 @@ def step(
     prefilled: int,
     offset: int,
     width: int,
+    history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.step`."""
-    _step(
-        logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
-        prefilled, offset, *state.arrays,
-    )  # fmt: skip
+    if width:
+        _step(
+            logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
+            prefilled, offset, *state.arrays,
+        )  # fmt: skip
+    if history is not None:
+        history_cpu.step(
+            history, logits, request_rows=request_rows, seq_lens=seq_lens, input_ids=input_ids,
+            prefilled=prefilled, offset=offset,
+        )  # fmt: skip
 
 
 def verify(
@@ -273,13 +287,19 @@ def verify(
     next_sibling: Tensor,
     depth: int,
     width: int,
+    history: HistoryState | None = None,
 ) -> Tensor:
     """See `reference.steps.verify`."""
     paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
-    _verify(
-        logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
-        *state.arrays,
-    )  # fmt: skip
+    if width:
+        _verify(
+            logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
+            *state.arrays,
+        )  # fmt: skip
+    if history is not None:
+        history_cpu.verify(
+            history, logits, request_rows=request_rows, root=root, paths=paths, lengths=lengths
+        )
     return paths
 
 
@@ -292,9 +312,16 @@ def accept(
     accept_index: Tensor,
     num_correct_drafts: Tensor,
     width: int,
+    history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.accept`."""
-    _accept(
-        request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
-        num_correct_drafts.numpy(), *state.arrays,
-    )  # fmt: skip
+    if width:
+        _accept(
+            request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
+            num_correct_drafts.numpy(), *state.arrays,
+        )  # fmt: skip
+    if history is not None:
+        history_cpu.accept(
+            history, request_rows=request_rows, root=root, paths=paths,
+            accept_index=accept_index, num_correct_drafts=num_correct_drafts,
+        )  # fmt: skip

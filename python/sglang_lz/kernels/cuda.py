@@ -1,4 +1,4 @@
-"""The steps of the LZ penalty for CUDA, as Triton kernels: one launch a step.
+"""The steps of the penalties for CUDA, as Triton kernels: one launch a step.
 
 For every token a that stands in the window of a row (docs/SPEC.md section 2):
 
@@ -37,7 +37,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_lz import window
-from sglang_lz.kernels import cpu
+from sglang_lz.history import NO_SLOT, RING, HistorySeed, HistoryState
+from sglang_lz.kernels import cpu, history_cpu, history_cuda
 from sglang_lz.params import DEFAULT_WINDOW_SIZE
 from sglang_lz.window import Seed, WindowState
 
@@ -161,29 +162,43 @@ def _visible(position, params_ptr):
 
 def _step_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
-    prefilled, offset, tokens_ptr, run_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
+    prefilled, offset, tokens_ptr, run_ptr, params_ptr, capacity,
+    slots_ptr, distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr, ids_ptr, ids,
+    mask_ptr, masks, tails_ptr, walk_ptr, scratch_ptr, columns,
+    BLOCK: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     request_row = tl.load(request_rows_ptr + row).to(tl.int64)
     position = tl.load(seq_lens_ptr + row).to(tl.int32) - 1
-    params_ptr += request_row * PARAMS
-    penalty = tl.load(params_ptr + PENALTY)
-    if penalty == 0:
-        return
-    tokens_ptr += request_row * capacity
-    run_ptr += request_row * capacity
     path_ptr = input_ids_ptr + row + offset
     on_path = (row >= prefilled).to(tl.int32)
-    column = tl.arange(0, BLOCK)
-    run, onset = _penalise(
-        column, logits_ptr + row.to(tl.int64) * row_stride, token_stride, vocab_size, path_ptr,
-        on_path, tokens_ptr, run_ptr, (position - on_path) % capacity, capacity,
-        _visible(position, params_ptr), params_ptr, penalty,
-    )  # fmt: skip
-    if on_path > 0:
-        tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
-        tl.store(params_ptr + ONSET, onset.to(tl.float32))
-        tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
+    logits_ptr += row.to(tl.int64) * row_stride
+    params_ptr += request_row * PARAMS
+    penalty = tl.load(params_ptr + PENALTY)
+    if penalty != 0:
+        tokens_ptr += request_row * capacity
+        run_ptr += request_row * capacity
+        column = tl.arange(0, BLOCK)
+        run, onset = _penalise(
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
+            (position - on_path) % capacity, capacity, _visible(position, params_ptr), params_ptr,
+            penalty,
+        )  # fmt: skip
+        if on_path > 0:
+            tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+            tl.store(params_ptr + ONSET, onset.to(tl.float32))
+            tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
+    if HISTORY:
+        slot = tl.load(slots_ptr + request_row)
+        if slot >= 0:
+            # Every logit that the LZ penalty lowers has been.
+            tl.debug_barrier()
+            history_cuda.penalise(
+                row, slot, position, path_ptr, on_path, on_path, logits_ptr, token_stride,
+                vocab_size, distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr,
+                ids_ptr, ids, mask_ptr, masks, tails_ptr, walk_ptr, 1, scratch_ptr, columns,
+                LOWERS=True,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -216,14 +231,17 @@ def _verify_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
     first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, run_ptr, params_ptr,
     capacity,
-    NODES: tl.constexpr, BLOCK: tl.constexpr,
+    slots_ptr, distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr, ids_ptr, ids,
+    mask_ptr, masks, tails_ptr, walk_ptr, scratch_ptr, columns,
+    NODES: tl.constexpr, BLOCK: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     node = tl.program_id(1)
     request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
     params_ptr += request_row * PARAMS
     penalty = tl.load(params_ptr + PENALTY)
-    if penalty == 0:
+    slot = tl.load(slots_ptr + request_row) if HISTORY else -1
+    if (penalty == 0) & (slot < 0):
         return
     tokens_ptr += request_row * capacity
     run_ptr += request_row * capacity
@@ -237,30 +255,52 @@ def _verify_kernel(
     # One thread wrote the path, all threads read it.
     tl.debug_barrier()
     before = tl.load(root_ptr + tree).to(tl.int32) - 1
-    column = tl.arange(0, BLOCK)
-    _penalise(
-        column, logits_ptr + row * row_stride, token_stride, vocab_size, path_ptr, on_path,
-        tokens_ptr, run_ptr, before % capacity, capacity, _visible(before + on_path, params_ptr),
-        params_ptr, penalty,
-    )  # fmt: skip
+    logits_ptr += row * row_stride
+    if penalty != 0:
+        column = tl.arange(0, BLOCK)
+        _penalise(
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
+            before % capacity, capacity, _visible(before + on_path, params_ptr), params_ptr,
+            penalty,
+        )  # fmt: skip
+    if HISTORY:  # noqa: SIM102 -- known when it is compiled, the slot is not
+        if slot >= 0:
+            tl.debug_barrier()
+            history_cuda.penalise(
+                row, slot, before + on_path, path_ptr, on_path, 0, logits_ptr, token_stride,
+                vocab_size, distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr,
+                ids_ptr, ids, mask_ptr, masks, tails_ptr, walk_ptr, depth, scratch_ptr, columns,
+                LOWERS=True,
+            )  # fmt: skip
 
 
 def _accept_kernel(
     request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
-    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, capacity, BLOCK: tl.constexpr,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, capacity,
+    slots_ptr, distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr, ids_ptr, ids,
+    mask_ptr, masks, tails_ptr, walk_ptr, scratch_ptr, columns,
+    BLOCK: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
     tree = tl.program_id(0)
     request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
-    params_ptr += request_row * PARAMS
-    if tl.load(params_ptr + PENALTY) == 0:
-        return
-    tokens_ptr += request_row * capacity
-    run_ptr += request_row * capacity
     accepted = tl.load(num_correct_drafts_ptr + tree).to(tl.int32)
     last = tl.load(accept_index_ptr + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
     path_ptr = paths_ptr + last * depth
     on_path = accepted + 1
     before = tl.load(root_ptr + tree).to(tl.int32) - 1
+    if HISTORY:
+        slot = tl.load(slots_ptr + request_row)
+        if slot >= 0:
+            history_cuda.penalise(
+                tree, slot, before + on_path, path_ptr, on_path, 1, distinct_ptr, 0, 0,
+                distinct_ptr, distinct, ring_ptr, reach, numbers_ptr, strengths_ptr, ids_ptr, ids,
+                mask_ptr, masks, tails_ptr, walk_ptr, depth, scratch_ptr, columns, LOWERS=False,
+            )  # fmt: skip
+    params_ptr += request_row * PARAMS
+    if tl.load(params_ptr + PENALTY) == 0:
+        return
+    tokens_ptr += request_row * capacity
+    run_ptr += request_row * capacity
     column = tl.arange(0, BLOCK)
     visible = _visible(before + on_path, params_ptr)
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
@@ -278,6 +318,41 @@ def _accept_kernel(
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
     tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
+
+
+def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
+    """See `history_cpu.seed`. The host fills the slots, and the device fetches them."""
+    device = state.device
+    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
+    given = [one for one in seeds if one.slot != NO_SLOT]
+    staged = HistoryState(
+        len(given), "cpu",
+        slots=len(given),
+        tokens=min(max((len(one.tokens) for one in given), default=0), state.tokens),
+        reach=max((int(one.numbers[RING]) for one in given), default=0),
+        ids=max((len(one.ids) for one in given), default=0),
+        pinned=pinned,
+    )  # fmt: skip
+    staged.breakers = state.host_breakers
+    moved = [replace(one, row=slot, slot=slot) for slot, one in enumerate(given)]
+    history_cpu.seed(staged, moved)
+
+    def fetched(values: Tensor) -> Tensor:
+        return values.to(device, non_blocking=True)
+
+    slot_of = {one.row: one.slot for one in seeds}  # the last one of a row counts
+    rows = torch.tensor([*slot_of], pin_memory=pinned)
+    state.slot[fetched(rows)] = fetched(
+        torch.tensor([*slot_of.values()], dtype=torch.int32, pin_memory=pinned)
+    )
+    if not given:
+        return
+    slots = fetched(torch.tensor([one.slot for one in given], dtype=torch.int64, pin_memory=pinned))
+    state.numbers[slots] = fetched(staged.numbers)
+    state.strengths[slots] = fetched(staged.strengths)
+    for name in ("distinct", "ring", "ids"):
+        values = fetched(getattr(staged, name))
+        getattr(state, name)[slots, ..., : values.shape[-1]] = values
 
 
 def seed(state: WindowState, seed: Seed) -> None:
@@ -304,13 +379,15 @@ def step(
     prefilled: int,
     offset: int,
     width: int,
+    history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.step`."""
     block = _block(width, state.capacity)
     _step[(len(request_rows),)](
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
         offset, state.tokens, state.run, state.params, state.capacity,
-        BLOCK=block, num_warps=_warps(block),
+        *_of_history(state, history, len(request_rows), 1),
+        BLOCK=block, HISTORY=history is not None, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -325,6 +402,7 @@ def verify(
     next_sibling: Tensor,
     depth: int,
     width: int,
+    history: HistoryState | None = None,
 ) -> Tensor:
     """See `reference.steps.verify`."""
     batch, nodes = tokens.shape
@@ -334,8 +412,9 @@ def verify(
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
         state.tokens, state.run, state.params, state.capacity,
+        *_of_history(state, history, batch * nodes, depth),
         NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
-        num_warps=_warps(block),
+        HISTORY=history is not None, num_warps=_warps(block),
     )  # fmt: skip
     return paths
 
@@ -349,6 +428,7 @@ def accept(
     accept_index: Tensor,
     num_correct_drafts: Tensor,
     width: int,
+    history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.accept`."""
     batch, _, depth = paths.shape
@@ -356,7 +436,25 @@ def accept(
     _accept[(batch,)](
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
         num_correct_drafts, state.tokens, state.run, state.params, state.capacity,
-        BLOCK=block, num_warps=_warps(block),
+        *_of_history(state, history, batch, depth),
+        BLOCK=block, HISTORY=history is not None, num_warps=_warps(block),
+    )  # fmt: skip
+
+
+def _of_history(
+    state: WindowState, history: HistoryState | None, rows: int, depth: int
+) -> tuple[Any, ...]:
+    """The kernels' arguments from `slots_ptr` on; anything where they are not read."""
+    if history is None:
+        nothing = state.params
+        return (*[nothing] * 2, 0, nothing, 0, *[nothing] * 3, 0, nothing, 0, *[nothing] * 3, 0)
+    scratch = history.rows_of_scratch(rows, history.tokens + depth)
+    walk = torch.empty(rows, 2, depth, dtype=torch.int32, device=history.device)
+    return (
+        history.slot, history.distinct, history.tokens, history.ring, history.reach,
+        history.numbers, history.strengths, history.ids, history.ids.shape[1],
+        history.breakers.mask, history.breakers.mask.shape[1], history.breakers.tails, walk,
+        scratch, scratch.shape[2],
     )  # fmt: skip
 
 

@@ -1,0 +1,71 @@
+"""What the tests know of the demo model beside its server: logits, stop tokens, texts of tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from server.launch import model_path
+
+
+@functools.cache
+def _model(overrides: str) -> Any:
+    config = AutoConfig.from_pretrained(model_path())
+    if overrides:  # the same weights as another architecture
+        given = json.loads(overrides)
+        (architecture,) = given.pop("architectures")
+        kind = architecture.removesuffix("ForCausalLM").lower()
+        settings = {k: v for k, v in (config.to_dict() | given).items() if k != "model_type"}
+        config = AutoConfig.for_model(kind, **settings)
+    return AutoModelForCausalLM.from_pretrained(
+        model_path(), config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def normalisers(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
+    """The log of the sum of exp(logits) after the prompt and each number of outputs.
+
+    Args:
+        flags: those of the server whose model it is.
+        prompt: ids.
+        outputs: ids.
+    """
+    name = "--json-model-override-args"
+    overrides = flags[flags.index(name) + 1] if name in flags else ""
+    with torch.inference_mode():
+        logits = _model(overrides)(torch.tensor([[*prompt, *outputs]])).logits[0]
+    after = logits[len(prompt) - 1 : -1] if outputs else logits[:0]
+    return [float(value) for value in after.double().logsumexp(dim=-1)]
+
+
+def stop_ids() -> tuple[int, ...]:
+    """The tokens that end every request."""
+    return (_tokenizer().eos_token_id,)
+
+
+@functools.cache
+def sequences(breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that hold a breaker: one token, or one that begins it and the rest."""
+    tokenizer = _tokenizer()
+    words = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    found = []
+    for breaker in breakers:
+        for token, word in enumerate(words):
+            if breaker in word:
+                found.append((token,))
+                continue
+            for size in range(1, len(breaker)):
+                if word.endswith(breaker[:size]):
+                    rest = tokenizer.encode(breaker[size:], add_special_tokens=False)
+                    found.append((token, *rest[:20]))
+    return tuple(found)
