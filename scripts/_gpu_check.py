@@ -63,7 +63,7 @@ MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 EPILOG = f"""\
 steps, in the order in which they run:
   kernel     the kernels' tests against torch and tests/oracle.py
-  bench      bench.kernel: kernel.json, and with matplotlib kernel.png
+  bench      bench.kernel: kernel.json, and with matplotlib kernel.png; bench.penalties
   sglang     the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
   compile    kernels that Triton compiles after the warm-up, none: compile-*.json
   sanitizer  compute-sanitizer's memcheck and racecheck over the kernels' tests:
@@ -137,8 +137,10 @@ class Machine:
             result, figure = str(self.out / "kernel.json"), str(self.out / "kernel.png")
             quick = ["--quick"] if self.rehearse else []
             draw = [[*bench, "--plot", figure, result]]
+            others = [self.python, "-m", "bench.penalties"]
             return [
                 [*bench, "--out", result, *quick],
+                [*others, "--out", str(self.out / "penalties.json"), *quick],
                 *(draw if importlib.util.find_spec("matplotlib") else []),
             ]
         if step == "sglang":

@@ -18,6 +18,7 @@ from bench.kernel.inputs import HISTORIES, LZ_PENALTY, VOCAB
 from sglang_lz import sampling
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.penalizer import BatchedLZPenalizer
+from sglang_lz.penalties import NEUTRAL, UPSTREAM
 
 PREFILL = "prefill, a request"
 NO_PENALTY = "decode without the penalty"
@@ -52,6 +53,10 @@ RUNNER: Any = SimpleNamespace(
 )
 
 
+# A request without a penalty over its whole history.
+NO_OTHERS = {"history_params": None, **{name: NEUTRAL[name] for name in UPSTREAM}}
+
+
 def pool_of(rows: int, capacity: int, device: torch.device) -> Any:
     """A pool of so many request rows with empty windows of `capacity` tokens."""
     return SimpleNamespace(
@@ -65,7 +70,7 @@ def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int) -> A
     reqs: list[Any] = [None] * len(rows)
     if tokens is not None:
         lz = LZParams(LZ_PENALTY, window or 512, include_prompt=bool(window))
-        params = SimpleNamespace(lz_params=lz, max_new_tokens=64)
+        params = SimpleNamespace(lz_params=lz, max_new_tokens=64, **NO_OTHERS)
         ids = array("q", tokens)
         reqs = [
             SimpleNamespace(
@@ -151,7 +156,8 @@ def start(batch: Any) -> None:
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
-    no_penalty = SimpleNamespace(sampling_params=SimpleNamespace(lz_params=None))
+    params = SimpleNamespace(lz_params=None, max_new_tokens=64, **NO_OTHERS)
+    no_penalty = SimpleNamespace(sampling_params=params)
     logits = torch.empty(0)
     for rows in (DECODING,) if quick else POOLS:
         pool = pool_of(rows + 2, 16, device)

@@ -63,6 +63,9 @@ def _add_run(add_command: AddCommand) -> None:
     )
     run.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
     run.add_argument(
+        "--skip", type=int, default=0, metavar="N", help="leave out the first N items before that"
+    )
+    run.add_argument(
         "--penalty",
         action="append",
         metavar="PENALTY",

@@ -30,6 +30,8 @@ OUT_OF_RANGE: dict[str, object] = {
     "repetition_penalty": -1,
     "frequency_penalty": 99,
     "presence_penalty": 99,
+    "dry_multiplier": -1,
+    "no_repeat_ngram_size": -1,
 }
 NO_VALUE: dict[str, object] = {"no": "value"}  # for a field that we do not know
 PROBE_TOKENS = 24

@@ -23,6 +23,8 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "repetition": tuple(f"repetition_penalty={factor}" for factor in (1.1, 1.2, 1.3, 1.4, 1.5)),
     "frequency": tuple(f"frequency_penalty={beta}" for beta in (0.1, 0.3, 0.5, 0.7, 1.0)),
     "presence": tuple(f"presence_penalty={beta}" for beta in (0.1, 0.3, 0.5, 0.7, 1.0)),
+    "dry": tuple(f"dry_multiplier={factor}" for factor in (0.1, 0.2, 0.4, 0.8, 1.6)),
+    "ngram": tuple(f"no_repeat_ngram_size={size}" for size in (4, 8, 12, 20, 30)),
 }
 """What `--penalty NAME` stands for: one specification for each strength."""
 

@@ -68,7 +68,13 @@ def run_command(arguments: argparse.Namespace) -> None:
 def _items(arguments: argparse.Namespace) -> list[Item]:
     if arguments.limit is not None:
         _at_least_1("--limit", arguments.limit)
-    items = [item for spec in arguments.task for item in tasks.load(spec, arguments.limit)]
+    if arguments.skip < 0:
+        raise ValueError(f"--skip must be an integer of 0 or more, got {arguments.skip}.")
+    items = [
+        item
+        for spec in arguments.task
+        for item in tasks.load(spec, arguments.limit, arguments.skip)
+    ]
     twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
     if twice:
         raise ValueError(f"--task: several items have the id {twice[0]!r}; give them other ids.")

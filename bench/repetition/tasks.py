@@ -78,8 +78,10 @@ class Row:
         return ValueError(f"{self.path}, row {self.number}: {message}")
 
 
-def load(spec: str, limit: int | None = None) -> list[Item]:
-    """Return the items of a task, in the file's order; the first `limit` of them if it is given.
+def load(spec: str, limit: int | None = None, skip: int = 0) -> list[Item]:
+    """Return the items of a task, in the file's order.
+
+    The first `skip` are left out, and `limit` of the others are taken if it is given.
 
     `spec` is `pocket`, or `TASK=SOURCE` with TASK one of `aime2024`, `aime2025`, `gpqa`, `jsonl`
     and SOURCE a path (.jsonl, .csv, .parquet) or `hub:OWNER/NAME@COMMIT[:FILE]`, a dataset of the
@@ -99,7 +101,7 @@ def load(spec: str, limit: int | None = None) -> list[Item]:
         )
     path = POCKET if task == "pocket" else _local(source)
     try:
-        rows = list(islice(_rows(path), limit))
+        rows = list(islice(_rows(path), skip, None if limit is None else skip + limit))
     except (csv.Error, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {error}") from error
     items = [_READERS[task](task, row) for row in rows]

@@ -19,6 +19,7 @@ from bench.guard import outputs as guard_outputs
 from bench.harm.result import markdown as harm_tables
 from bench.looping import tables
 from bench.overlap.__main__ import markdown
+from bench.penalties import tables as penalty_tables
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
 from sglang_lz.params import LZParams, markdown_table
@@ -80,9 +81,12 @@ def test_architecture_names_every_module() -> None:
 def test_architecture_names_every_hook_and_patch_of_the_penalty() -> None:
     page = (ROOT / "docs/ARCHITECTURE.md").read_text()
     rows = re.findall(r"^\| `(\S+)` in `(\S+)` \| \[\S+\]\(\.\./(\S+)\) \| (.+) \|$", page, re.M)
-    called = {
-        (module, name): tuple(re.findall(r"`\w+\.(\w+)`", calls)) for name, module, _, calls in rows
-    }
+    called: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name, module, _, calls in rows:
+        called[module, name] = (
+            *called.get((module, name), ()),
+            *re.findall(r"`\w+\.(\w+)`", calls),
+        )
     assert called == dict(HOOKS)
     for name, module, path, calls in rows:
         patch = (ROOT / path).read_text()
@@ -289,6 +293,22 @@ def test_tables_of_the_looping_models_are_those_of_their_result_files(name: str)
     size = f"`{training['corpus']}` has {parameters} and {training['vocabulary']:,} tokens"
     assert size in " ".join(page.split())
     assert result["run"]["model_sha256"]
+
+
+def test_tables_of_the_other_penalties_are_those_of_their_result_files() -> None:
+    page = (ROOT / "bench/README.md").read_text()
+    for table in (penalty_tables.exactness(), penalty_tables.cost(), penalty_tables.strengths()):
+        assert table in page
+    wrong = {
+        row["server"]: (row["wrong"], row["requests"])
+        for row in penalty_tables.load("exactness.json")["rows"]
+        if row["penalty"] == {"frequency_penalty": 0.5}
+    }
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    many, requests = wrong["stock"]
+    assert wrong["ours"] == (0, requests)
+    sentence = f"{many} of {requests} requests with `frequency_penalty` wrong, we none"
+    assert sentence in readme
 
 
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:

@@ -1,0 +1,1 @@
+"""Whether penalties are what they say, here and on stock SGLang."""
