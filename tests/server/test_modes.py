@@ -249,15 +249,16 @@ def test_pause_and_continue(server: Server, how: str) -> None:
     pauses = []
     with ThreadPoolExecutor(len(cases)) as pool:
         futures = [pool.submit(c.run, server) for c in cases]
-        # Longer and longer apart: on any machine one pause finds them running, and all end.
-        running_seconds = 0.2
+        # Longer and longer apart: on any machine one pause finds them running, and all end. A
+        # prefill server refuses a request that is thrown out again before it was prefilled again.
+        running_seconds = 0.5
         while not all(future.done() for future in futures):
             time.sleep(running_seconds)
             assert post(server, "/pause_generation", {"mode": how}).ok
             pauses.append(time.time())
             time.sleep(0.1)
             assert post(server, "/continue_generation", {}).ok
-            running_seconds *= 1.3
+            running_seconds *= 2
         samples = [future.result() for future in futures]
     for c, sample in zip(cases, samples, strict=True):
         c.check(server, sample, f"{server.config.name}: pause, {how}")

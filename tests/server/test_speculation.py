@@ -111,14 +111,15 @@ EXPONENT = math.log(1e6)
 
 LZ = Lz(0.2, 64, 16, True)
 OTHER_PENALTIES = Penalties(
-    frequency_penalty=0.5,
-    presence_penalty=0.3,
-    repetition_penalty=1.2,
+    frequency_penalty=0.8,
+    presence_penalty=0.5,
+    repetition_penalty=1.02,  # those that see the prompt are weak, or no draft would be accepted
     min_new_tokens=3,
     stops=(7, 8),
     no_repeat_ngram_size=4,
     no_repeat_ngram_window=16,
-    dry_multiplier=0.3,
+    dry_multiplier=0.1,
+    dry_base=1.1,
     dry_allowed_length=1,
 )
 
