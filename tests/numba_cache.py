@@ -21,7 +21,8 @@ def use_own_folder(root: Path = ROOT) -> None:
     package = root / "python" / "sglang_lz"
     spec = importlib.util.find_spec("sglang_lz")
     if spec and spec.origin and Path(spec.origin).parent == package:
-        sources = sorted([*package.glob("*.py"), *package.glob("kernels/*.py")])
+        folders = (package, package / "kernels", package / "proper")
+        sources = sorted(source for folder in folders for source in folder.glob("*.py"))
         state = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
         folder = root / ".cache" / "numba" / state[:16]
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from sglang_lz import metrics, repetition
 from sglang_lz.params import FIELDS as LZ_FIELDS
 from sglang_lz.params import PREFIXES, FieldError, LZParams, check_name, shown
+from sglang_lz.proper import admission
 from sglang_lz.requests import (
     FIELDS,
     LZFields,
@@ -42,6 +43,8 @@ _TRACES = (*(name.encode() for name in FIELDS), *map(str.encode, PREFIXES), b"\\
 
 # No custom logit processor has parameters of these names.
 ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
+# Names that no other name begins like.
+_WHOLE_NAMES = (repetition.FIELD, admission.FIELD)
 
 PROCESSOR = "custom_logit_processor"
 
@@ -101,9 +104,12 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
     # A body without that object has the server's preferred parameters.
     for values in [values for where, values in objects if where == place] or [{}]:
         beam_width = _beam_width(values, place)
+        limit = _limit(values, place)
         resolve_detection(values, beam_width=beam_width)
+        if admission.resolve_proper_tokens(values, max_new_tokens=limit, beam_width=beam_width):
+            admission.check_constraint(values, values, _tokenizer())
         facts: dict[str, Any] = {
-            "max_new_tokens": _limit(values, place),
+            "max_new_tokens": limit,
             "beam_width": beam_width,
             "is_encoder_decoder": _is_encoder_decoder(),
             "has_input_embeds": has_input_embeds,
@@ -185,7 +191,7 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
         # Custom logit processors choose the names of their own parameters.
         if where[-1:] == ("custom_params",) and name not in ONLY_OURS:
             continue
-        if name != repetition.FIELD:
+        if name not in _WHOLE_NAMES:
             check_name(name, value)
         if where == place or value is None:
             continue
@@ -204,6 +210,13 @@ def _is_encoder_decoder() -> bool:
 
     state = get_global_state()
     return state is not None and bool(state.tokenizer_manager.model_config.is_encoder_decoder)
+
+
+def _tokenizer() -> Any:
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    state = get_global_state()
+    return None if state is None else state.tokenizer_manager.tokenizer
 
 
 def _limit(values: Mapping[str, Any], where: Place) -> Any:

@@ -32,7 +32,15 @@ HOOKS = MappingProxyType(
         (
             "sglang.srt.constrained.grammar_manager",
             "GrammarManager.process_req_with_grammar",
-        ): ("guard_thinking",),
+        ): ("guard_thinking", "grammar_key"),
+        (
+            "sglang.srt.constrained.grammar_manager",
+            "GrammarManager.__init__",
+        ): ("serve_proper_tokens",),
+        (
+            "sglang.srt.speculative.ngram_worker",
+            "NGRAMWorker._prepare_for_speculative_decoding",
+        ): ("offer_forced_tokens",),
         (
             "sglang.srt.managers.tokenizer_manager",
             "TokenizerManager._create_tokenized_object",

@@ -1,7 +1,8 @@
 """Our request fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
 
-They are those of the LZ penalty, those of `penalties` and `repetition_detection`. Upstream's fields
-of penalties are checked here too: a mode in which they are not exact refuses them.
+They are those of the LZ penalty, those of `penalties`, `repetition_detection` and `proper_tokens`.
+Upstream's fields of penalties are checked here too: a mode in which they are not exact refuses
+them.
 
 Each public name is used by a patch of upstream's request path. A request over HTTP is checked by
 `sglang_lz.gate` first; one of the offline Engine or of gRPC is checked by `admit` only.
@@ -18,19 +19,23 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 from sglang_lz import params, penalties, repetition
 from sglang_lz.params import FieldError, LZParams, shown
 from sglang_lz.penalties import HistoryParams, in_use, refuse
+from sglang_lz.proper import admission
 from sglang_lz.repetition import END_THINKING, RepetitionDetection
 from sglang_lz.support import ignored_transforms, unguarded_modes, unsupported_modes
 
 _SCHEMAS = {
-    **{name: params.json_schema(name) for name in (*params.FIELDS, *penalties.FIELDS)},
+    **{
+        name: params.json_schema(name)
+        for name in (*params.FIELDS, *penalties.FIELDS, admission.FIELD)
+    },
     repetition.FIELD: repetition.json_schema(),
 }
 FIELDS = tuple(_SCHEMAS)
 """The names of all our fields, as requests spell them."""
 FIELDS_TEXT = " ".join(f"`{name}`: {schema['description']}" for name, schema in _SCHEMAS.items())
 
-UNPENALISED = {"lz_penalty": 0, **penalties.NEUTRAL}
-"""Sampling parameters of a request that must not have the server's preferred penalties."""
+UNPENALISED = {"lz_penalty": 0, admission.FIELD: False, **penalties.NEUTRAL}
+"""Sampling parameters of a request that must not have what the server prefers."""
 
 # Upstream's own types of these objects, with a description of the keys that we add.
 GenerateSamplingParams = Annotated[
@@ -93,17 +98,19 @@ def admit(
     is_encoder_decoder: bool,
     has_input_embeds: bool,
     custom_logit_processor: object = None,
+    tokenizer: object = None,
 ) -> None:
     """Validate our fields of a request and set those of its SamplingParams.
 
     Args:
         sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty,
             `history_params` what it asks of its other penalties, and `repetition_detection` what
-            counts as a loop; None for none.
+            counts as a loop; None for none. With `proper_tokens` it always has a constraint.
         requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
         custom_logit_processor: the request's, if any.
+        tokenizer: the model's.
 
     Raises:
         FieldError: a wrong value, or what this server cannot do exactly.
@@ -130,6 +137,11 @@ def admit(
         has_input_embeds=has_input_embeds,
         custom_logit_processor=custom_logit_processor,
     )
+    sampling_params.proper_tokens = admission.resolve_proper_tokens(
+        requested, max_new_tokens=limit, beam_width=beam_width
+    )
+    if sampling_params.proper_tokens:
+        admission.constrain(sampling_params, requested, tokenizer)
 
 
 def resolve(
@@ -276,6 +288,7 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
         **({"lz_penalty": 0} if penalty is None else penalty.request_fields()),
         **(sampling_params.history_params or HistoryParams()).request_fields(),
         repetition.FIELD: {} if detection is None else dataclasses.asdict(detection),
+        admission.FIELD: sampling_params.proper_tokens,
     }
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from sglang_lz import hooks, repetition
 from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.metrics import check_share
-from sglang_lz.params import LZParams, check_max_window_size
+from sglang_lz.params import FieldError, LZParams, check_max_window_size
 from sglang_lz.penalties import HistoryParams, in_use, refuse
+from sglang_lz.proper import admission
 from sglang_lz.repetition import RepetitionDetection
 from sglang_lz.support import unguarded_modes, unsupported_modes
 
@@ -40,6 +41,9 @@ def check_server(config: Any) -> None:
         HistoryParams.parse(preferred)
         for name in in_use(preferred) if modes else ():
             raise refuse(name, preferred[name], modes[0])
+        improper = list(admission.unserved_modes(lambda name: getattr(config, name)))
+        if admission.is_asked(preferred, {}) and improper:
+            raise FieldError(admission.FIELD, f"proper_tokens must be false {improper[0]}.")
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if params.penalty > 0 and modes:

@@ -48,8 +48,8 @@ class TestSamplingParams:
     def test_our_fields_stand_last_on_the_positional_wire(self) -> None:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        ours = ("lz_params", "history_params", "repetition_detection")
-        assert SamplingParams.__struct_fields__[-3:] == ours
+        ours = ("lz_params", "history_params", "proper_tokens", "repetition_detection")
+        assert SamplingParams.__struct_fields__[-4:] == ours
 
     def test_it_survives_the_wire_and_may_be_missing_there(self) -> None:
         """As upstream sends a request to its scheduler, and as it copies one."""
@@ -64,6 +64,7 @@ class TestSamplingParams:
             temperature=0.5,
             lz_params=LZParams.parse(GIVEN, 64),
             history_params=HistoryParams.parse(GIVEN),
+            proper_tokens=True,
             repetition_detection=RepetitionDetection(64, 0, 8, "end_thinking"),
         )
         params.normalize(None)
@@ -86,10 +87,11 @@ class TestSamplingParams:
         ):
             assert copied == params
         wire = msgspec.msgpack.decode(msgspec.msgpack.encode(params))
-        without = msgspec.msgpack.decode(msgspec.msgpack.encode(wire[:-3]), type=SamplingParams)
+        without = msgspec.msgpack.decode(msgspec.msgpack.encode(wire[:-4]), type=SamplingParams)
         assert without.lz_params is None
         assert without.history_params is None
         assert without.repetition_detection is None
+        assert without.proper_tokens is False
 
     def test_preferred_parameters_are_checked_without_a_tokenizer(self, model_path: str) -> None:
         from sglang.srt.server_args import prepare_server_args
@@ -134,6 +136,7 @@ class TestAdmission:
             "is_encoder_decoder": True,
             "has_input_embeds": True,
             "custom_logit_processor": "{}",
+            "tokenizer": None,
         }
         assert caught.value.args == (0.5, None, {"lz_penalty": 0.5}, facts)
 
@@ -210,15 +213,22 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     req.sampling_params.history_params = HistoryParams(
         dry_multiplier=0.5, no_repeat_ngram_whitelist=(3,)
     )
+    req.sampling_params.proper_tokens = True
     payload = req.build_rebootstrap_payload()
     given = LZParams.parse(LZ, 8192).request_fields()
     others = HistoryParams(dry_multiplier=0.5, no_repeat_ngram_whitelist=(3,)).request_fields()
-    expected = {**given, **others, "repetition_detection": LOOP}
+    expected = {**given, **others, "repetition_detection": LOOP, "proper_tokens": True}
     assert lz_part(payload["sampling_params"]) == expected
     assert generate_contract_error(json.loads(json.dumps(payload))) is None
     req.sampling_params.lz_params = req.sampling_params.repetition_detection = None
     req.sampling_params.history_params = None
-    nothing = {"lz_penalty": 0, **HistoryParams().request_fields(), "repetition_detection": {}}
+    req.sampling_params.proper_tokens = False
+    nothing = {
+        "lz_penalty": 0,
+        **HistoryParams().request_fields(),
+        "repetition_detection": {},
+        "proper_tokens": False,
+    }
     assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == nothing
 
 
@@ -240,7 +250,7 @@ def test_what_only_scores_has_no_preferred_penalty() -> None:
     assert len(made_up) >= 2
     for place, params in made_up.items():
         assert "'max_new_tokens': 0" in params or "**UNPENALISED" in params, place
-    assert UNPENALISED == {"lz_penalty": 0, **NEUTRAL}
+    assert UNPENALISED == {"lz_penalty": 0, "proper_tokens": False, **NEUTRAL}
 
 
 def test_the_openapi_document_describes_the_fields_of_every_endpoint() -> None:

@@ -107,7 +107,10 @@ CONFIGURATIONS = {
         Config("overlap", ("--enable-streaming-session",)),
         Config(
             "no-overlap",
-            ("--disable-overlap-schedule", "--enable-streaming-session", *THINKS),
+            (
+                *("--disable-overlap-schedule", "--enable-streaming-session", *THINKS),
+                "--prepare-proper-tokens",
+            ),
             FORKED,
         ),
         # Here also the wire format between the processes that is not pickle, fields by position.

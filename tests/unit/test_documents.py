@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.constraints import tables as constraint_tables
 from bench.guard import alarms as guard_alarms
 from bench.guard import cost as guard_cost
 from bench.guard import dashboard as guard_dashboard
@@ -23,6 +24,7 @@ from bench.penalties import tables as penalty_tables
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
 from sglang_lz.params import LZParams, markdown_table
+from sglang_lz.proper import admission
 from sglang_lz.repetition import RECOMMENDED
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +103,7 @@ def test_porting_names_what_our_package_reads_of_upstream() -> None:
     page = (ROOT / "docs/PORTING.md").read_text()
     table = page.partition("## Upstream attributes that we read")[2]
     named = set(re.findall(r"`([\w.]+)`", table))
-    for file in PACKAGE.glob("*.py"):
+    for file in (*PACKAGE.glob("*.py"), *PACKAGE.glob("proper/*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang."):
                 for alias in node.names:
@@ -309,6 +311,17 @@ def test_tables_of_the_other_penalties_are_those_of_their_result_files() -> None
     assert wrong["ours"] == (0, requests)
     sentence = f"{many} of {requests} requests with `frequency_penalty` wrong, we none"
     assert sentence in readme
+
+
+@pytest.mark.parametrize("name", constraint_tables.TABLES)
+def test_tables_of_proper_tokens_are_those_of_their_result_files(name: str) -> None:
+    page = (ROOT / "docs/PROPER_TOKENS.md").read_text()
+    table = constraint_tables.TABLES[name]()
+    assert f"<!-- proper-{name} -->\n{table}<!-- /proper-{name} -->" in page
+
+
+def test_the_table_of_proper_tokens_is_that_of_the_code() -> None:
+    assert markdown_table(admission.ENTRIES) in (ROOT / "docs/PROPER_TOKENS.md").read_text()
 
 
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:

@@ -120,6 +120,43 @@ def test_modes_that_are_not_covered_refuse_every_other_penalty(
     assert admitted(**{name: NEUTRAL[name]}).history_params is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        *UNSUPPORTED,
+        ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
+        ({"grammar_backend": "outlines"}, "--grammar-backend outlines"),
+    ],
+)
+def test_modes_that_are_not_covered_refuse_proper_tokens(
+    server_config: dict[str, Any], mode: dict[str, Any], why: str
+) -> None:
+    server_config |= {"skip_tokenizer_init": False, **mode}
+    with pytest.raises(ValueError, match=r"^proper_tokens must be false .*got true") as caught:
+        admitted(proper_tokens=True)
+    assert why in str(caught.value)
+    assert admitted(proper_tokens=False).proper_tokens is False
+    server_config["preferred_sampling_params"] = {"proper_tokens": True}
+    with pytest.raises(ValueError, match="from the server's --preferred-sampling-params"):
+        admitted()
+    assert admitted(proper_tokens=False).regex is None
+
+
+@pytest.mark.parametrize("fields", [{"ebnf": 'root ::= "a"'}, {"beam_width": 2}], ids=str)
+def test_what_has_no_proper_tokens_is_refused(
+    server_config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    server_config["skip_tokenizer_init"] = False
+    with pytest.raises(ValueError, match=r"^proper_tokens must be false with (ebnf|beam)"):
+        admitted(proper_tokens=True, **fields)
+
+
+def test_a_tokenizer_without_a_file_has_no_proper_tokens(server_config: dict[str, Any]) -> None:
+    server_config["skip_tokenizer_init"] = False
+    with pytest.raises(ValueError, match=r"tokenizer, which is not covered: .* NoneType has no"):
+        admitted(proper_tokens=True)
+
+
 def test_our_other_fields_are_admitted(server_config: dict[str, Any]) -> None:
     assert admitted().history_params is None
     assert admitted(frequency_penalty=1.0, min_new_tokens=3).history_params is None

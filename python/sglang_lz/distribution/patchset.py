@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import DistError
 
-LZ_GROUPS = ("sampling", "requests", "guard", "server", "bench")
+LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server", "bench")
 """The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
 FIXES = "fixes"
 """The group that repairs upstream, for requests without a penalty too."""

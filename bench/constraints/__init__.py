@@ -1,0 +1,1 @@
+"""Constraints with proper tokens: whether they are exact, what they cost, and what they change."""

@@ -1,0 +1,128 @@
+"""The tables of docs/PROPER_TOKENS.md, from the committed results.
+
+python -m bench.constraints.tables
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bench.common import RESULTS
+
+TOKENIZER = ("llama3", 100_000)
+"""Whose figures stand in the page; the result has the others."""
+
+
+def load(name: str) -> Any:
+    """A committed result."""
+    return json.loads((RESULTS / "constraints" / f"{name}.json").read_text())
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def exact() -> str:
+    """What differs from the tokenizers themselves."""
+    rows = load("exact")["rows"]
+    lines = [
+        (
+            f"{row['tokenizer']}, {row['tokens']:,}",
+            f"{row['pairs']:,} ({row['wrong_pairs']})",
+            f"{row['sequences']:,} ({row['wrong_sequences']})",
+            f"{row['walks']:,} ({row['dead_walks'] + row['improper_walks']})",
+        )
+        for row in rows
+    ]
+    head = (
+        "pre-tokenizer, tokens",
+        "pairs (wrong)",
+        "sequences (wrong)",
+        "walks (dead or improper)",
+    )
+    return table(head, lines)
+
+
+def outputs() -> str:
+    """Outputs that are not their text's own encoding."""
+    rows = load("served")["outputs"]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    lines = []
+    for case in cases:
+        own = {row["proper_tokens"]: row for row in rows if row["case"] == case}
+        lines.append(
+            (case, *(f"{own[kind]['respelt']} of {own[kind]['ended']}" for kind in (False, True)))
+        )
+    return table(("constraint", "XGrammar", "proper tokens"), lines)
+
+
+def fidelity() -> str:
+    """The share of the first of two texts."""
+    lines = [
+        (
+            row["model"],
+            " or ".join(f"`{text}`" for text in row["texts"]),
+            *(f"{row[name]:.3f}" for name in ("model_share", "stock_share", "proper_share")),
+            f"{row['sampling_error']:.3f}",
+        )
+        for row in load("served")["fidelity"]
+    ]
+    return table(("", "texts", "model", "XGrammar", "proper tokens", "+-"), lines)
+
+
+def speed() -> str:
+    """Milliseconds to the first mask, and microseconds of a mask."""
+    result = load("speed")
+    rows = [row for row in result["rows"] if (row["tokenizer"], row["tokens"]) == TOKENIZER]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    lines = []
+    for case in cases:
+        own = {row["engine"]: row for row in rows if row["case"] == case}
+        lines.append((case, *(_cell(own.get(engine)) for engine in engines)))
+    (facts,) = [
+        one for one in result["tokenizers"] if (one["tokenizer"], one["tokens"]) == TOKENIZER
+    ]
+    ours = [row for row in rows if row["engine"] == "proper tokens"]
+    states = [
+        (
+            row["case"],
+            f"{row['forced_share']:.0%}",
+            row["new_states"],
+            f"{row['new_state_ms_median']} / {row['new_state_ms_p99']}",
+            row["megabytes"],
+        )
+        for row in ours
+    ]
+    return (
+        f"Preparing the tokenizer took {facts['prepare_seconds']:.1f} s, reading it again "
+        f"{facts['prepare_again_seconds']:.2f} s. Milliseconds to the first mask, then "
+        "microseconds of a mask where its state is known, median / 99th percentile:\n\n"
+        + table(("constraint", *engines), lines)
+        + "\nStates that were not known yet, each computed once:\n\n"
+        + table(
+            ("constraint", "forced steps", "states", "ms, median / 99th percentile", "MB"), states
+        )
+    )
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "not waited for"
+    if "error" in row:
+        return "fails"
+    return (
+        f"{row['compile_ms']:,.0f} ms; {row['warm_us_median']:,.0f} / {row['warm_us_p99']:,.0f} us"
+    )
+
+
+TABLES = {"exact": exact, "outputs": outputs, "fidelity": fidelity, "speed": speed}
+
+
+if __name__ == "__main__":
+    for name, make in TABLES.items():
+        print(f"<!-- proper-{name} -->\n{make()}<!-- /proper-{name} -->\n")

@@ -1,0 +1,142 @@
+"""Sets and classes of Unicode code points, and a byte automaton that decodes UTF-8 into classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Regex, normalizers
+
+SIZE = 0x110000
+_SCALARS = np.array([c for c in range(SIZE) if not 0xD800 <= c < 0xE000], np.uint32)
+_MARKS = ("\x01", "\x02")
+BAD, ROOT = -1, 0
+"""Entries of a decoder: a byte that UTF-8 does not allow there, and the node between characters."""
+
+Set = npt.NDArray[np.bool_]
+"""[SIZE] bool: whether a code point is in it."""
+
+
+def matched_by(pattern: str, among: Set | None = None) -> Set:
+    """The code points that a pattern for one character matches.
+
+    The regex engine of the tokenizers tells: versions of Unicode differ between libraries.
+
+    Args:
+        pattern: a regex in its dialect.
+        among: the code points to look at; None for all.
+    """
+    codes = _SCALARS if among is None else np.flatnonzero(among).astype(np.uint32)
+    text = codes.tobytes().decode("utf-32-le", "replace")
+    found = np.zeros(SIZE, bool)
+    for mark in _MARKS:  # twice, for a mark does not show where it replaces itself
+        changed = normalizers.Replace(Regex(pattern), mark).normalize_str(text)
+        after = np.frombuffer(changed.encode("utf-32-le"), np.uint32)
+        if len(after) != len(codes):
+            raise ValueError(f"pattern must match single characters, got {pattern}")
+        found[codes[after != codes]] = True
+        if among is not None and not among[[1, 2]].any():
+            break
+        text, codes = "\x01", np.array([1], np.uint32)
+    return found
+
+
+def of_ranges(ranges: Sequence[tuple[int, int]]) -> Set:
+    """The set of some ranges of code points, both ends included."""
+    found = np.zeros(SIZE, bool)
+    for first, last in ranges:
+        found[first : last + 1] = True
+    return found
+
+
+def classes_of(
+    sets: Sequence[npt.NDArray[Any]],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """The coarsest classes of code points that tell values apart.
+
+    Args:
+        sets: [SIZE] arrays of values.
+
+    Returns:
+        The class of each code point, [SIZE] int32, and one code point of each class.
+    """
+    starts = np.zeros(SIZE, bool)
+    starts[0] = True
+    for values in sets:
+        starts[1:] |= values[1:] != values[:-1]
+    begin = np.flatnonzero(starts)
+    rows = np.stack([np.asarray(values)[begin].astype(np.int64) for values in sets], axis=1)
+    _, first, classes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    lengths = np.diff(np.append(begin, SIZE))
+    return np.repeat(classes.ravel().astype(np.int32), lengths), begin[first]
+
+
+def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The minimal byte automaton of UTF-8 that ends each character with its class.
+
+    Args:
+        classes: [SIZE] int32: the class of each code point.
+
+    Returns:
+        [nodes, 256] int32, from node and byte to the next node, `BAD`, or -2 - class at the end of
+        a character. `ROOT` is the first node.
+    """
+    nodes: list[npt.NDArray[np.int32]] = [np.full(256, BAD, np.int32)]
+    known: dict[bytes, int] = {}
+
+    def node_of(row: npt.NDArray[np.int32]) -> int:
+        key = row.tobytes()
+        if key not in known:
+            known[key] = len(nodes)
+            nodes.append(_continued(row))
+        return known[key]
+
+    last = np.empty(SIZE >> 6, np.int32)
+    ends = (-2 - classes).reshape(-1, 64)
+    for i, row in enumerate(ends):
+        last[i] = BAD if 0xD800 <= i << 6 < 0xE000 else node_of(row)
+    root = nodes[ROOT]
+    root[:0x80] = ends[:2].ravel()
+    root[0xC2:0xE0] = last[2:32]
+    for lead in range(16):
+        row = last[lead << 6 : (lead + 1) << 6].copy()
+        if lead == 0:
+            row[:32] = BAD  # characters that fewer bytes can spell
+        root[0xE0 + lead] = node_of(row)
+    middle = [node_of(row) for row in last.reshape(-1, 64)]
+    for lead in range(5):
+        row = np.full(64, BAD, np.int32)
+        part = middle[lead << 6 : (lead + 1) << 6]
+        row[: len(part)] = part
+        if lead == 0:
+            row[:16] = BAD
+        root[0xF0 + lead] = node_of(row)
+    return np.stack(nodes)
+
+
+def _continued(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """A node that reads one of the 64 continuation bytes."""
+    node = np.full(256, BAD, np.int32)
+    node[0x80:0xC0] = row
+    return node
+
+
+def reachable_classes(decoder: npt.NDArray[np.int32], n_classes: int) -> npt.NDArray[np.uint64]:
+    """[nodes, words] uint64: a bit for each class that a character under way may still have."""
+    words = -(-n_classes // 64)
+    reach = np.zeros((len(decoder), words), np.uint64)
+
+    def visit(node: int) -> npt.NDArray[np.uint64]:
+        if not reach[node].any():
+            for entry in np.unique(decoder[node]):
+                if entry >= 0:
+                    reach[node] |= visit(int(entry))
+                elif entry != BAD:
+                    c = -2 - int(entry)
+                    reach[node, c >> 6] |= np.uint64(1 << (c & 63))
+        return reach[node]
+
+    visit(ROOT)
+    return reach

@@ -1,0 +1,227 @@
+"""Everything about a tokenizer that no constraint changes, made once and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from sglang_lz.proper import kernels, merges, nfc, pretokenizer
+from sglang_lz.proper.codepoints import SIZE, classes_of
+from sglang_lz.proper.merges import MergeRelation, fill_row, relation_of
+from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Of the files. A change of what is prepared is a new number."""
+CACHE_VARIABLE = "SGLANG_LZ_CACHE"
+ROWS = 256
+"""How many rows of the merge relation are kept."""
+
+_ARRAYS = (
+    "content", "begin", "plain", "odd", "byte_ids", "added", "is_raw", "goto", "pretokens",
+    "may_end", "changes",
+)  # fmt: skip
+
+
+class Prepared:
+    """The automata of a tokenizer. Threads may share it.
+
+    Attributes:
+        tables: the tokenizer's part of the tables of a product.
+        classes: [SIZE] int32: the class of each code point.
+        characters: [classes, 4] int32: `Tables.characters` without the language.
+    """
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
+        self.characters = arrays["characters"]
+        self.tables = kernels.Tables(
+            **{name: arrays[name] for name in _ARRAYS},
+            relation=relation,
+            decoder=np.zeros((1, 256), np.int32),
+            reach=np.zeros((1, 1), np.uint64),
+            can=np.zeros((1, 1), np.uint64),
+            language=np.zeros((1, 1), np.int32),
+            accepts=np.zeros(1, bool),
+            distance=np.zeros(1, np.int32),
+            characters=np.zeros((1, 5), np.int32),
+            nearest=np.zeros((1, kernels.NEAREST), np.int64),
+        )
+        lengths = np.diff(np.append(arrays["class_begin"], SIZE))
+        self.classes = np.repeat(arrays["class_value"], lengths)
+        self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def added(self) -> npt.NDArray[np.int64]:
+        """The added tokens that are text."""
+        return self.tables.added
+
+    def row(self, token: int) -> npt.NDArray[np.uint32]:
+        """The tokens that may follow a token within a pre-token, as bits."""
+        with self._lock:
+            row = self._rows.get(token)
+            if row is not None:
+                self._rows.move_to_end(token)
+                return row
+        row = np.empty_like(self.tables.relation.reachable)
+        fill_row(self.tables.relation, token, row)
+        with self._lock:
+            self._rows[token] = row
+            if len(self._rows) > ROWS:
+                self._rows.popitem(last=False)
+        return row
+
+
+def prepare(text: str) -> Prepared:
+    """Prepare a tokenizer, or read what was prepared before.
+
+    Args:
+        text: its `tokenizer.json`.
+
+    Raises:
+        Unsupported: it has a feature that is not modelled.
+    """
+    path = cache_directory() / f"{key_of(text)}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Prepared({name: arrays[name] for name in arrays.files})
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("Proper tokens: %s cannot be read, it is made again: %s", path, error)
+    arrays = prepared_arrays(text)
+    _keep(path, arrays)
+    return Prepared(arrays)
+
+
+def cache_directory() -> Path:
+    """Where prepared tokenizers are kept: `SGLANG_LZ_CACHE`, or the user's folder of caches."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sglang-lz"
+
+
+def key_of(text: str) -> str:
+    """The name of a tokenizer's file: a hash of all that decides what is in it."""
+    versions = f"{FORMAT} {tokenizers.__version__} {np.__version__}\n"
+    return hashlib.sha256((versions + text).encode()).hexdigest()
+
+
+def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `Prepared`, by name.
+
+    Raises:
+        Unsupported: as `prepare`.
+    """
+    file = read(text)
+    relation = relation_of(file)
+    splitting = pretokenizer.pretokenizer_of(file.patterns)
+    normalization = nfc.normalization() if file.nfc else nfc.no_normalization()
+    classes, samples = classes_of(
+        [splitting.classes, normalization.combining, normalization.mark, normalization.starter]
+    )
+    begin = np.flatnonzero(np.append(True, classes[1:] != classes[:-1]))
+    characters = (
+        splitting.classes, normalization.combining, normalization.mark, normalization.starter
+    )  # fmt: skip
+    tokens = [
+        content if content and relation.made[token] != merges.UNREACHABLE else None
+        for token, content in enumerate(file.tokens)
+    ]
+    inert = (normalization.combining == 0) & (normalization.mark == 0)
+    is_plain = [content is not None and _begins_inert(content, inert) for content in tokens]
+    contents = [content or b"" for content in tokens]
+    is_raw = np.zeros(len(contents), bool)
+    for added in file.added:
+        contents[added.id] = added.content
+        is_raw[added.id] = not (added.normalized and file.nfc)
+    spelt = [(content, token) for token, content in enumerate(tokens) if content]
+    byte_ids = np.zeros(256, np.int64)
+    for token, content in enumerate(tokens):
+        if content and len(content) == 1:
+            byte_ids[content[0]] = token
+    return {f"relation.{name}": array for name, array in relation._asdict().items()} | {
+        "class_begin": begin,
+        "class_value": classes[begin],
+        "characters": np.stack([values[samples] for values in characters], axis=1),
+        "content": np.frombuffer(b"".join(contents), np.uint8).copy(),
+        "begin": np.cumsum([0, *map(len, contents)]),
+        "plain": _trie([item for item in spelt if is_plain[item[1]]]),
+        "odd": _trie([item for item in spelt if not is_plain[item[1]]]),
+        "byte_ids": byte_ids,
+        "added": np.array([token.id for token in file.added if token.is_text], np.int64),
+        "is_raw": is_raw,
+        "goto": _added_automaton(file.added),
+        "pretokens": splitting.table,
+        "may_end": splitting.may_end,
+        "changes": normalization.changes,
+    }
+
+
+def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
+    """Whether bytes begin with a whole character that NFC never changes."""
+    size = next((n for lead, n in ((0xF0, 4), (0xE0, 3), (0xC0, 2)) if content[0] >= lead), 1)
+    try:
+        return bool(inert[ord(content[:size].decode())])
+    except UnicodeDecodeError:
+        return False
+
+
+def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
+    """Aho and Corasick's automaton of the texts of added tokens: `Tables.goto`."""
+    words = {token.content for token in added}
+    prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
+    number = {prefix: i for i, prefix in enumerate(prefixes)}
+    goto = np.zeros((len(prefixes), 257), np.int32)
+    shorter = [0] * len(prefixes)
+    for i, prefix in enumerate(prefixes):
+        if prefix:
+            # What goes on from here goes on from the longest proper end that is a prefix too.
+            end = goto[shorter[number[prefix[:-1]]], prefix[-1]] if prefix[1:] else 0
+            shorter[i] = end
+            goto[i] = goto[end]
+            if prefix in words:
+                goto[i, kernels.LENGTH] = len(prefix)
+        for byte in range(256):
+            after = number.get(prefix + bytes([byte]))
+            if after is not None:
+                goto[i, byte] = after
+    return goto
+
+
+def _trie(items: list[tuple[bytes, int]]) -> npt.NDArray[np.int32]:
+    items.sort()
+    if any(len(text) > kernels.LONGEST for text, _ in items):
+        raise Unsupported(f"it has a token of more than {kernels.LONGEST} bytes")
+    content = np.frombuffer(b"".join(text for text, _ in items), np.uint8)
+    ends = np.cumsum([0, *(len(text) for text, _ in items)])
+    trie: npt.NDArray[np.int32] = kernels.trie_array(content, ends, np.array([i for _, i in items]))
+    return trie
+
+
+def _keep(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Write a file whole, or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
+            try:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)

@@ -1,0 +1,373 @@
+"""CartesianMerge's other half: where a pre-tokenizer cuts, as an automaton over characters.
+
+A pre-tokenizer splits a text by a regex, whose matches depend on text that comes later: it is
+greedy, backtracks, and looks ahead. So a reader that goes forward guesses, and keeps what must hold
+for the guess to be right. A guess is (the place in the regex on the path that the match takes, the
+places of all paths that the regex prefers and that must therefore never match, what the next
+character may be for those that matched already unless it is so). Paths are tried in the order of a
+backtracking engine, so for each text exactly one sequence of guesses survives: the automaton is
+unambiguous, and what it accepts is what the engine does. A state is the set of the guesses that
+are still open.
+
+Each character is read with a flag: whether tokens are cut before it, and whether the merges alone
+would have made that cut (`merges.stay_apart`). A cut that the merges would not make is lawful only
+where the pre-tokenizer cuts, and the pre-tokenizer cuts only between tokens.
+
+Where several regexes follow each other, each splits the pieces of the one before: a guess has a
+part for each, and a cut by one ends the text of all that follow it.
+
+Source: Tran-Thien (CartesianMerge: the product with a splitting automaton); Cognetta & Okazaki,
+arXiv 2410.15696.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from re import _constants as op  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_lz.proper.codepoints import SIZE, Set, classes_of, matched_by
+from sglang_lz.proper.tokenizer import Unsupported
+
+WITHIN, APART, BROKEN = 0, 1, 2
+"""Flags of a character: no cut before it; a cut that the merges make; one that they do not."""
+
+MOST_STATES = 4096
+
+_PROPERTY = re.compile(r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sS]")
+_ASIDE = 0xF0000  # private characters stand for those while the pattern is parsed
+_FOLDED_PAIRS = ("ff", "fi", "fl", "ss", "st")  # one character may match both, whatever the case
+
+MATCH, GAP = -1, -2
+"""Places in a regex: behind a match, and in text that no match covers."""
+Guess = tuple[int, frozenset[tuple[int, int]], int]
+
+
+class PreTokenizer(NamedTuple):
+    """The automaton of a pre-tokenizer.
+
+    Attributes:
+        classes: [SIZE] int32: the class of each code point.
+        table: [states, classes, 3] int32, from state, class and flag to the next state; -1 is none.
+            State 0 is the first, and also stands behind an added token.
+        may_end: [states] bool: whether the text may end there.
+    """
+
+    classes: npt.NDArray[np.int32]
+    table: npt.NDArray[np.int32]
+    may_end: npt.NDArray[np.bool_]
+
+
+def pretokenizer_of(patterns: Sequence[str]) -> PreTokenizer:
+    """The automaton of regexes that are applied one to the pieces of the other.
+
+    Raises:
+        Unsupported: a regex has what is not modelled, or its automaton is too large.
+    """
+    splitters = [_Splitter(pattern) for pattern in patterns]
+    sets = [found for splitter in splitters for found in splitter.sets]
+    classes, samples = classes_of(sets or [np.zeros(SIZE, bool)])
+    for splitter in splitters:
+        splitter.set_classes(samples)
+    start = frozenset([tuple(splitter.start_guess for splitter in splitters)])
+    states = {start: 0}
+    rows: list[npt.NDArray[np.int32]] = []
+    for state in iter(lambda: _nth(states, len(rows)), None):
+        row = np.full((len(samples), 3), -1, np.int32)
+        for c, flag in itertools.product(range(len(samples)), range(3)):
+            target = frozenset(
+                after for guess in state for after in _read(splitters, guess, c, flag)
+            )
+            if target:
+                row[c, flag] = states.setdefault(target, len(states))
+        rows.append(row)
+        if len(states) > MOST_STATES:
+            raise Unsupported(f"its pre-tokenizer needs more than {MOST_STATES} states")
+    may_end = [any(_may_end(splitters, guess) for guess in state) for state in states]
+    return PreTokenizer(classes, np.stack(rows), np.array(may_end))
+
+
+def _nth(states: dict[Any, int], n: int) -> Any:
+    return next(itertools.islice(states, n, None), None)
+
+
+def _read(
+    splitters: Sequence[_Splitter], guesses: tuple[Guess, ...], c: int, flag: int
+) -> Iterator[tuple[Guess, ...]]:
+    """The guesses after a character of class c."""
+    parts = list(zip(splitters, guesses, strict=True))
+    if flag != BROKEN:
+        yield from itertools.product(*(splitter.read(guess, c) for splitter, guess in parts))
+    for level in range(len(parts)) if flag != WITHIN else ():
+        if all(splitter.may_end(guess) for splitter, guess in parts[level + 1 :]):
+            yield from itertools.product(
+                *(splitter.read(guess, c) for splitter, guess in parts[:level]),
+                parts[level][0].cut(parts[level][1], c),
+                *(splitter.cut(splitter.start_guess, c) for splitter, _ in parts[level + 1 :]),
+            )
+    if not parts and flag != BROKEN:
+        yield ()
+
+
+def _may_end(splitters: Sequence[_Splitter], guesses: tuple[Guess, ...]) -> bool:
+    return all(map(_Splitter.may_end, splitters, guesses))
+
+
+class _Splitter:
+    """One regex as a graph of places, and its guesses.
+
+    A place is a tuple: ("character", set, next), ("either", [next, in order]), or ("ahead", set,
+    whether it must not come, next). `sets` are numbered, and become masks of classes. The highest
+    bit of a mask stands for the end of the text.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.sets: list[Set] = []
+        self._numbers: dict[Any, int] = {}
+        self._places: list[Any] = []
+        self._aside: list[str] = []
+        try:
+            tree = parser.parse(_PROPERTY.sub(self._put_aside, pattern))
+        except re.error as error:
+            raise Unsupported(f"its pre-tokenizer's regex {pattern} cannot be read: {error}") from (
+                error
+            )
+        self._pattern = pattern
+        self._start = self._sequence(tree, MATCH, 0)
+        self._paths: dict[int, list[tuple[int, int]]] = {}
+        self._read: dict[tuple[Guess, int, bool], tuple[Guess, ...]] = {}
+
+    def set_classes(self, samples: npt.NDArray[np.int64]) -> None:
+        """Tell the classes of characters, by one code point of each."""
+        self._end = 1 << len(samples)
+        self._all = 2 * self._end - 1
+        self._masks = [
+            sum(1 << k for k in np.flatnonzero(found[samples]).tolist()) for found in self.sets
+        ]
+        self.start_guess: Guess = (MATCH, frozenset(), self._all)
+
+    def read(self, guess: Guess, c: int) -> tuple[Guess, ...]:
+        """The guesses after a character that this regex does not cut off."""
+        return self._after(guess, c, cut=False)
+
+    def cut(self, guess: Guess, c: int) -> tuple[Guess, ...]:
+        """The guesses after a character that begins a new piece of this regex."""
+        return self._after(guess, c, cut=True)
+
+    def may_end(self, guess: Guess) -> bool:
+        """Whether the text may end at a guess."""
+        place, _, allowed = guess
+        return bool(allowed & self._end) and (
+            place == GAP or any(n == MATCH and mask & self._end for n, mask in self._closure(place))
+        )
+
+    def _after(self, guess: Guess, c: int, *, cut: bool) -> tuple[Guess, ...]:
+        key = (guess, c, cut)
+        if key not in self._read:
+            self._read[key] = tuple(dict.fromkeys(self._guesses(guess, 1 << c, cut)))
+        return self._read[key]
+
+    def _guesses(self, guess: Guess, bit: int, cut: bool) -> Iterator[Guess]:
+        place, forbidden, allowed = guess
+        if not allowed & bit:
+            return
+        paths: set[tuple[int, int]] = set()
+        allowed = self._all
+        for n, mask in forbidden:
+            if mask & bit:
+                allowed = self._forbid(self._places[n][2], paths, allowed)
+        if place == GAP:
+            if cut:
+                yield from self._begin(bit, paths, allowed, gap=False)
+            else:
+                allowed = self._forbid_all(self._start, bit, paths, allowed)
+                if allowed:
+                    yield (GAP, frozenset(paths), allowed)
+            return
+        for n, mask in self._closure(place):
+            if not allowed:
+                return
+            if not mask & bit:
+                continue
+            if n == MATCH:
+                if cut:
+                    yield from self._begin(bit, paths, allowed, gap=True)
+                return
+            if not cut:
+                yield (self._places[n][2], frozenset(paths), allowed)
+            allowed = self._forbid(self._places[n][2], paths, allowed)
+
+    def _begin(
+        self, bit: int, paths: set[tuple[int, int]], allowed: int, *, gap: bool
+    ) -> Iterator[Guess]:
+        """The guesses after the first character of a piece."""
+        paths = set(paths)
+        for n, mask in self._closure(self._start):
+            if not allowed:
+                return
+            if mask & bit:
+                if n == MATCH:
+                    raise Unsupported(
+                        f"its pre-tokenizer's regex {self._pattern} can match nothing"
+                    )
+                yield (self._places[n][2], frozenset(paths), allowed)
+                allowed = self._forbid(self._places[n][2], paths, allowed)
+        if gap and allowed:
+            yield (GAP, frozenset(paths), allowed)
+
+    def _forbid_all(self, place: int, bit: int, paths: set[tuple[int, int]], allowed: int) -> int:
+        for n, mask in self._closure(place):
+            if mask & bit and allowed:
+                allowed = self._forbid(self._places[n][2], paths, allowed)
+        return allowed
+
+    def _forbid(self, place: int, paths: set[tuple[int, int]], allowed: int) -> int:
+        """Let no path match that has reached a place; what the next character may be then."""
+        for n, mask in self._closure(place):
+            if n == MATCH:
+                allowed &= self._all & ~mask
+                if not allowed:
+                    break
+            else:
+                paths.add((n, mask))
+        return allowed
+
+    def _closure(self, place: int) -> list[tuple[int, int]]:
+        """The places that read a character, or `MATCH`, in the engine's order, and for which next
+        character each is reached."""
+        if place not in self._paths:
+            found: list[tuple[int, int]] = []
+            seen = set()
+            stack = [(place, self._all)]
+            while stack:
+                n, mask = stack.pop()
+                if (n, mask) in seen or not mask:
+                    continue
+                seen.add((n, mask))
+                kind = "match" if n == MATCH else self._places[n][0]
+                if kind == "match":
+                    found.append((n, mask))
+                elif kind == "character":
+                    found.append((n, mask & self._masks[self._places[n][1]]))
+                elif kind == "either":
+                    stack += [(after, mask) for after in reversed(self._places[n][1])]
+                else:
+                    _, number, is_not, after = self._places[n]
+                    other = self._all & ~self._masks[number]
+                    stack.append((after, mask & (other if is_not else self._masks[number])))
+            self._paths[place] = [(n, mask) for n, mask in found if mask]
+        return self._paths[place]
+
+    def _put_aside(self, found: re.Match[str]) -> str:
+        self._aside.append(found.group())
+        return chr(_ASIDE + len(self._aside) - 1)
+
+    def _add(self, place: Any) -> int:
+        self._places.append(place)
+        return len(self._places) - 1
+
+    def _sequence(self, tree: Any, after: int, flags: int) -> int:
+        letters = "".join(
+            chr(value).lower() if kind is op.LITERAL and flags & re.IGNORECASE else " "
+            for kind, value in tree
+        )
+        if any(pair in letters for pair in _FOLDED_PAIRS):
+            raise self._unsupported("letters that fold into one")
+        for kind, value in reversed(list(tree)):
+            after = self._item(kind, value, after, flags)
+        return after
+
+    def _item(self, kind: Any, value: Any, after: int, flags: int) -> int:
+        if kind in (op.LITERAL, op.NOT_LITERAL, op.IN):
+            return self._add(("character", self._set(kind, value, flags), after))
+        if kind is op.BRANCH:
+            return self._add(("either", [self._sequence(one, after, flags) for one in value[1]]))
+        if kind is op.SUBPATTERN:
+            return self._sequence(value[3], after, (flags | value[1]) & ~value[2])
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+            least, most, tree = value
+            return self._repeat(least, most, tree, after, flags, is_greedy=kind is op.MAX_REPEAT)
+        if kind in (op.ASSERT, op.ASSERT_NOT):
+            direction, tree = value
+            if direction == 1 and len(tree) == 1:
+                (one, content) = tree[0]
+                number = self._set(one, content, flags)
+                return self._add(("ahead", number, kind is op.ASSERT_NOT, after))
+        raise self._unsupported(str(kind))
+
+    def _repeat(
+        self, least: int, most: Any, tree: Any, after: int, flags: int, *, is_greedy: bool
+    ) -> int:
+        def either(body: int) -> list[int]:
+            return [body, after] if is_greedy else [after, body]
+
+        if most is op.MAXREPEAT:
+            place = self._add(None)
+            self._places[place] = ("either", either(self._sequence(tree, place, flags)))
+        else:
+            place = after
+            for _ in range(most - least):
+                place = self._add(("either", either(self._sequence(tree, place, flags))))
+        for _ in range(least):
+            place = self._sequence(tree, place, flags)
+        return place
+
+    def _set(self, kind: Any, value: Any, flags: int) -> int:
+        """The number of the set of one character of the regex."""
+        key = (kind, repr(value), flags & re.IGNORECASE)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.sets)
+            self.sets.append(self._members(kind, value, flags))
+        return self._numbers[key]
+
+    def _members(self, kind: Any, value: Any, flags: int) -> Set:
+        if kind is op.LITERAL:
+            return self._literal(value, flags)
+        if kind is op.NOT_LITERAL:
+            return ~self._literal(value, flags)
+        if kind is not op.IN:
+            raise self._unsupported(str(kind))
+        found = np.zeros(SIZE, bool)
+        is_not = False
+        for item, content in value:
+            if item is op.NEGATE:
+                is_not = True
+            elif item is op.LITERAL:
+                found |= self._literal(content, flags)
+            elif item is op.RANGE and not flags & re.IGNORECASE:
+                found[content[0] : content[1] + 1] = True
+            else:
+                raise self._unsupported(str(item))
+        return ~found if is_not else found
+
+    def _literal(self, code: int, flags: int) -> Set:
+        if 0 <= code - _ASIDE < len(self._aside):
+            return _members_of(self._aside[code - _ASIDE])
+        found = np.zeros(SIZE, bool)
+        found[code] = True
+        if flags & re.IGNORECASE:
+            found |= matched_by(f"(?i:{re.escape(chr(code))})", _letters())
+        return found
+
+    def _unsupported(self, what: str) -> Unsupported:
+        return Unsupported(f"its pre-tokenizer's regex {self._pattern} has {what}")
+
+
+_KNOWN: dict[str, Set] = {}
+
+
+def _members_of(pattern: str) -> Set:
+    if pattern not in _KNOWN:
+        _KNOWN[pattern] = matched_by(pattern)
+    return _KNOWN[pattern]
+
+
+def _letters() -> Set:
+    """What a letter of ASCII may match where case does not count."""
+    return _members_of("(?i:[a-zA-Z])")

@@ -1,0 +1,345 @@
+"""`proper_tokens` on servers: what may come next is what the tokenizer itself would spell.
+
+The oracle has no automaton: it asks the tokenizer for the encodings of all texts of a finite
+language. What may follow some tokens is what follows them in an encoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from transformers import AutoTokenizer
+
+from server.client import OFF, Lz, Rows, generate, post, post_ok
+from server.configurations import THINKS, on
+from server.contract import check
+from server.endpoints import Endpoint, every_endpoint
+from server.launch import Server, model_path
+from server.prompts import repetitive
+
+PROPER = {"proper_tokens": True}
+THINK_END = "</think>"
+NAMES = ["William McKinley", "William", "Theodore Roosevelt", "Theodore", "the  theatre", "tests"]
+FINITE = {
+    r"(19|20)[0-9]{2}-(0[1-9]|1[0-2])": [
+        f"{year}-{month:02}" for year in range(1900, 2100) for month in range(1, 13)
+    ],
+    r"[ \na]{1,5}": [
+        "".join(text) for size in range(1, 6) for text in itertools.product(" \na", repeat=size)
+    ],
+    "|".join(NAMES): NAMES,
+    "x\u00e9?[e\u0301]{0,3}": [  # not all are in NFC
+        f"x{first}{''.join(rest)}"
+        for first in ("", "\u00e9")
+        for size in range(4)
+        for rest in itertools.product("e\u0301", repeat=size)
+    ],
+}
+FIELDS = {
+    "name": {"type": "string", "maxLength": 12},
+    "age": {"type": "integer"},
+    "active": {"type": "boolean"},
+    "role": {"enum": ["admin", "user", "guest"]},
+    "email": {"type": "string", "maxLength": 12},
+    "score": {"type": "number"},
+    "verified": {"type": "boolean"},
+    "country": {"enum": ["France", "Japan", "Brazil"]},
+    "notes": {"type": "string", "maxLength": 12},
+    "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
+RECURSIVE = {
+    "type": "object",
+    "properties": {"next": {"$ref": "#"}},
+    "additionalProperties": False,
+}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<f>",
+        "content": {"type": "regex", "pattern": "[a-z]{2,9}"},
+        "end": "</f>",
+    },
+}
+
+
+@cache
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def encode(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return tokenizer().decode(tokens, clean_up_tokenization_spaces=False)
+
+
+class Encodings:
+    """What may follow some tokens, by the encodings of all texts of a language."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.after: dict[tuple[int, ...], set[int]] = {}
+        for text in texts:
+            tokens = encode(text)
+            if decode(tokens) != text:
+                continue  # the tokenizer changes it
+            for i, token in enumerate([*tokens, tokenizer().eos_token_id]):
+                self.after.setdefault(tuple(tokens[:i]), set()).add(token)
+
+    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
+        """The row with minus infinity for what may not follow."""
+        allowed = list(self.after[tuple(before)])
+        masked = logits * 0 - math.inf
+        masked[allowed] = logits[allowed]
+        return masked
+
+
+@cache
+def encodings(regex: str) -> Encodings:
+    return Encodings(FINITE[regex])
+
+
+def without_end(answer: dict[str, Any]) -> list[int]:
+    """The tokens of an answer before the end of sequence."""
+    outputs = answer["output_ids"]
+    return outputs[:-1] if outputs[-1] == tokenizer().eos_token_id else outputs
+
+
+def assert_proper(answer: dict[str, Any]) -> str:
+    """An answer that has ended is its text's own encoding; returns the text."""
+    outputs = without_end(answer)
+    assert answer["meta_info"]["finish_reason"]["type"] == "stop", answer["meta_info"]
+    text = decode(outputs)
+    assert encode(text) == outputs, (text, outputs, encode(text))
+    return text
+
+
+@on(
+    *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
+    "disaggregated",
+)
+@pytest.mark.parametrize("regex", FINITE, ids=["dates", "spaces", "names", "nfc"])
+def test_what_may_come_next(server: Server, regex: str) -> None:
+    """At every position, beside the penalty: only what an encoding of the language goes on with."""
+    rng = random.Random(f"proper {regex}")
+    for lz, temperature in ((OFF, 1.0), (Lz(0.5), 0.0), (Lz(1.5, 12, 4, True, "rate"), 1.0)):
+        sample = generate(
+            server,
+            repetitive(rng, 20),
+            40,
+            lz,
+            temperature=temperature,
+            ignore_eos=False,
+            regex=regex,
+            **PROPER,
+        )
+        assert sample.outputs[-1] == tokenizer().eos_token_id
+        mode = f"{server.config.name}: proper tokens"
+        transform = encodings(regex).transform
+        check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+
+def constraints(rng: random.Random) -> dict[str, Any]:
+    """The fields of one constraint, or of none."""
+    return rng.choice(
+        [
+            {"json_schema": json.dumps(SCHEMA)},
+            {"json_schema": json.dumps(SCHEMA), "lz_penalty": 0.6},
+            {"regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"},
+            {"regex": r"[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8}){0,2}", "lz_penalty": 0.3},
+            {"regex": r"(.|\n){0,40}"},
+            {"structural_tag": json.dumps(TAG), "frequency_penalty": 0.5},
+            {"lz_penalty": 1.0, "lz_window_size": 8, "max_new_tokens": 30},
+        ]
+    )
+
+
+def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> None:
+    """Requests at once: with proper tokens, with upstream's grammars, and without either."""
+    bodies = []
+    for i in range(count):
+        fields = {"temperature": 1.0, "max_new_tokens": 600, **constraints(rng)}
+        if i % 4:
+            fields |= PROPER
+        bodies.append({"input_ids": repetitive(rng, 20), "sampling_params": fields, **body})
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(lambda one: post_ok(server, "/generate", one), bodies))
+    ended = 0
+    for sent, answer in zip(bodies, answers, strict=True):
+        fields = sent["sampling_params"]
+        if "proper_tokens" not in fields or answer["meta_info"]["finish_reason"]["type"] != "stop":
+            continue
+        text = assert_proper(answer)
+        ended += 1
+        if "json_schema" in fields:
+            jsonschema.validate(json.loads(text), SCHEMA)
+        elif "regex" in fields:
+            assert re.fullmatch(fields["regex"], text), text
+        elif "structural_tag" in fields:
+            assert re.fullmatch("<f>[a-z]{2,9}</f>", text), text
+    assert ended > count // 3
+
+
+@on("overlap", "tiny-pool-mixed", "ngram", "eagle", "eagle-tree", "dp-attention", "pp2")
+def test_outputs_are_the_tokenizers_own(server: Server) -> None:
+    run_mixed(server, random.Random(f"proper mixed {server.config.name}"), 16)
+
+
+@on("overlap")
+def test_several_outputs_of_one_request(server: Server) -> None:
+    fields = {"n": 4, "temperature": 1.5, "max_new_tokens": 60, "regex": "[a-z ]{5,30}", **PROPER}
+    body = {"text": "A date: ", "sampling_params": fields}
+    texts = {assert_proper(answer) for answer in post_ok(server, "/generate", body)}
+    assert len(texts) > 1
+
+
+@on("ngram")
+def test_forced_tokens_are_drafts(server: Server) -> None:
+    """A run of tokens of which there is only one each costs a forward pass for each tree."""
+    text = "The quick brown fox jumps over the lazy dog"
+    fields = {"regex": f"(a|b){text}(c|d)", "max_new_tokens": 100, "temperature": 1.0, **PROPER}
+    answer = post_ok(server, "/generate", {"text": "Say it", "sampling_params": fields})
+    outputs = without_end(answer)
+    assert text in assert_proper(answer)
+    fewest = math.ceil((len(outputs) + 1) / 8)  # eight nodes a tree
+    assert answer["meta_info"]["spec_verify_ct"] <= fewest + 3, (answer["meta_info"], len(outputs))
+    assert len(outputs) > 3 * answer["meta_info"]["spec_verify_ct"]
+
+
+@on("no-overlap", "eagle-tree", "ngram")
+def test_the_constraint_begins_after_the_thinking(server: Server) -> None:
+    assert set(THINKS) <= set(server.config.flags)
+    end = encode(THINK_END)
+    fields = {
+        "regex": "yes, it is( not)?",
+        "logit_bias": {str(encode("a")[0]): 100.0},  # it thinks in a loop
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 4, "action": "end_thinking"},
+        "max_new_tokens": 60,
+        **PROPER,
+    }
+    body = {"text": "Is it?", "require_reasoning": True, "sampling_params": fields}
+    answer = post_ok(server, "/generate", body)
+    outputs = without_end(answer)
+    over = next(i + len(end) for i in range(len(outputs)) if outputs[i : i + len(end)] == end)
+    assert outputs[over:] in (encode("yes, it is"), encode("yes, it is not")), answer["text"]
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+@every_endpoint
+def test_each_endpoint_takes_the_field(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    """Alone, without a constraint, on every endpoint: the greedy text is all that comes back."""
+    fields = {**PROPER, "lz_penalty": 1.0, "lz_window_size": 8}
+    answer = endpoint.send(server, "once upon a time", 20, fields, stream=stream)
+    assert answer.status_code == 200, answer.text
+    text = endpoint.streamed(answer) if stream else endpoint.text(answer.json())
+    wrong = endpoint.send(server, "once", 5, {"proper_tokens": "yes"}, stream=stream)
+    assert wrong.status_code == 400
+    assert "proper_tokens must be true or false" in wrong.text
+    assert text
+
+
+REFUSED = {
+    "recursive": ({"json_schema": json.dumps(RECURSIVE)}, "recursive"),
+    "any object": ({"json_schema": '{"type": "object"}'}, "recursive"),
+    "ebnf": ({"ebnf": 'root ::= "a"'}, "ebnf"),
+    "broken regex": ({"regex": "(a"}, "cannot be read"),
+    "broken schema": ({"json_schema": "{"}, "cannot be read"),
+    "not text": ({"regex": "a\0b"}, "NUL"),
+    "too large": ({"regex": "((a{100}){100}){100}"}, "places"),
+}
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exact_is_refused(server: Server, case: str, stream: bool) -> None:
+    fields, reason = REFUSED[case]
+    body = {"text": "a", "sampling_params": {**fields, **PROPER}, "stream": stream}
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400, answer.text
+    assert "proper_tokens must be false with" in answer.text
+    assert reason in answer.text, answer.text
+    chat = {
+        "model": "x",
+        "messages": [{"role": "user", "content": "a"}],
+        "stream": stream,
+        **PROPER,
+        **{name: value for name, value in fields.items() if name != "json_schema"},
+    }
+    if "json_schema" in fields:
+        if case == "broken schema":
+            return
+        chat["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": json.loads(fields["json_schema"])},
+        }
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {**chat, "prompt": "a"}),
+    ):
+        answer = post(server, path, body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert reason in answer.text, answer.text
+
+
+@on("overlap")
+def test_a_language_without_proper_texts_is_refused(server: Server) -> None:
+    """What NFC changes is never an encoding: found when the automata meet."""
+    body = {"text": "a", "sampling_params": {"regex": "xe\u0301y", **PROPER}}
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400, answer.text
+    assert "no text that the tokenizer would spell" in answer.text
+
+
+@on("overlap")
+def test_json_of_chats(server: Server) -> None:
+    chat = {
+        "model": "x",
+        "messages": [{"role": "user", "content": "a person"}],
+        "temperature": 1.0,
+        "max_tokens": 600,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": SCHEMA},
+        },
+        **PROPER,
+    }
+    answer = post_ok(server, "/v1/chat/completions", chat)
+    jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), SCHEMA)
+
+
+@on("no-overlap")
+def test_the_tokenizer_is_prepared_at_start(server: Server) -> None:
+    assert "--prepare-proper-tokens" in server.config.flags
+    deadline = time.monotonic() + 300
+    while "Proper tokens ready" not in server.log():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@on("overlap")
+def test_beam_search_refuses(server: Server) -> None:
+    body = {"text": "a", "sampling_params": {"beam_width": 2, "max_new_tokens": 4, **PROPER}}
+    answer = post(server, "/generate", body)
+    assert answer.status_code == 400
+    assert "proper_tokens must be false with beam search" in answer.text

@@ -1,0 +1,473 @@
+"""Proper tokens against the tokenizers themselves: what is accepted are the encodings.
+
+The oracle is the `tokenizers` library: a sequence is proper if it is what the tokenizer makes of
+the text that the sequence spells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, normalizers
+
+from bench.constraints.vocabularies import PATTERNS, SPECIAL, train
+from sglang_lz.demo import MODEL_PATH
+from sglang_lz.proper import merges, nfc, prepared
+from sglang_lz.proper.codepoints import SIZE
+from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
+from sglang_lz.proper.product import START, Product
+from sglang_lz.proper.tokenizer import Unsupported, read
+
+ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"
+
+
+@cache
+def texts() -> list[str]:
+    """Text of several scripts, with much of what pre-tokenizers tell apart."""
+    rng = random.Random(7)
+    corpus = json.loads((MODEL_PATH / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [word.replace("\u0120", " ") for word in corpus if word.isascii()]
+    return [
+        "".join(
+            rng.choice(words) if rng.random() < 0.7 else rng.choice(ALPHABET) * rng.randint(1, 3)
+            for _ in range(200)
+        )
+        for _ in range(400)
+    ]
+
+
+@cache
+def tokenizer_json(name: str, size: int = 2048) -> str:
+    """A tokenizer trained here with a published pre-tokenizer."""
+    return train(name, size, iter(texts()))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "proper"))
+
+
+@cache
+def prepared_of(name: str) -> prepared.Prepared:
+    return prepared.Prepared(prepared.prepared_arrays(tokenizer_json(name)))
+
+
+def product_of(name: str, rules: str) -> Product:
+    return Product(prepared_of(name), language_of(Rules(rules)))
+
+
+def allowed(product: Product, state: Any) -> list[int]:
+    bits = np.unpackbits(product.mask(state).view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def sequences(product: Product) -> Iterator[tuple[int, ...]]:
+    """All that a product of a finite language accepts; no walk may end dead."""
+    stack: list[tuple[Any, tuple[int, ...]]] = [(START, ())]
+    while stack:
+        state, before = stack.pop()
+        tokens = allowed(product, state)
+        assert tokens or product.may_end(state), f"dead end behind {before}"
+        if product.may_end(state):
+            yield before
+        for token in tokens:
+            after = product.next(state, token)
+            assert after is not None
+            stack.append((after, (*before, token)))
+
+
+def encodings(tokenizer: Tokenizer, strings: list[str]) -> set[tuple[int, ...]]:
+    """The sequences that the tokenizer makes of strings and that spell them."""
+    found = tokenizer.encode_batch(strings, add_special_tokens=False)
+    decoded = tokenizer.decode_batch([one.ids for one in found], skip_special_tokens=False)
+    return {
+        tuple(one.ids)
+        for one, text, string in zip(found, decoded, strings, strict=True)
+        if text == string and not any(special in string for special in SPECIAL)
+    }
+
+
+def some(characters: str, most: int) -> list[str]:
+    return [
+        "".join(text) for n in range(most + 1) for text in itertools.product(characters, repeat=n)
+    ]
+
+
+def of(*parts: list[str]) -> list[str]:
+    return ["".join(text) for text in itertools.product(*parts)]
+
+
+# By name: rules in XGrammar's notation, and all their texts.
+LANGUAGES = {
+    "digits": ("root ::= (([0-9]{0, 4}))", some("0123456789", 4)),
+    "spaces": ("root ::= (([ \\na1']{0, 6}))", some(" \na1'", 6)),
+    "contractions": (
+        "root ::= ((a b c d))\n"
+        'a ::= (("don") | ("I") | ("we"))\n'
+        'b ::= ("" | ("\'t") | ("\'ll") | ("\'S") | ("\'\u017f"))\n'
+        "c ::= (([ \\t\\n]{0, 3}))\n"
+        'd ::= ("" | ("the") | ("\u65e5\u672c") | ("\u00e9") | ("7"))',
+        of(
+            ["don", "I", "we"],
+            ["", "'t", "'ll", "'S", "'\u017f"],
+            some(" \t\n", 3),
+            ["", "the", "\u65e5\u672c", "\u00e9", "7"],
+        ),
+    ),
+    "normalized": (
+        'root ::= (([ae\\u0301\\u0323\\u0327\\xe9]{0, 4} x))\nx ::= ("" | ("x"))',
+        of(some("ae\u0301\u0323\u0327\u00e9", 4), ["", "x"]),
+    ),
+    "added": (
+        'root ::= ((a b{0, 2} c))\na ::= (("a") | ("<"))\n'
+        'b ::= (("<think>") | ("<tool_call") | ("<tool_call>"))\n'
+        'c ::= ("" | ("b") | ("</think>") | ("think>") | ("<|im_end|>"))',
+        [
+            first + middle + last
+            for first in "a<"
+            for n in range(3)
+            for middle in map(
+                "".join, itertools.product(["<think>", "<tool_call", "<tool_call>"], repeat=n)
+            )
+            for last in ["", "b", "</think>", "think>", "<|im_end|>"]
+        ],
+    ),
+    "scripts": (
+        "root ::= (([\\u4e00a\\u093e\\u0915\\uac00\\u11a8.]{0, 5}))",
+        some("\u4e00a\u093e\u0915\uac00\u11a8.", 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_what_is_accepted_are_the_encodings(name: str, language: str) -> None:
+    """Both ways, on every text of a finite language (over 250,000 texts in all)."""
+    rules, strings = LANGUAGES[language]
+    tokenizer = Tokenizer.from_str(tokenizer_json(name))
+    wanted = encodings(tokenizer, strings)
+    found = set(sequences(product_of(name, rules)))
+    assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_any_text_is_accepted_as_the_tokenizer_spells_it(name: str) -> None:
+    """Texts at random, and sequences next to their encodings, which are accepted iff proper."""
+    rng = random.Random(f"any {name}")
+    tokenizer = Tokenizer.from_str(tokenizer_json(name))
+    product = product_of(name, ANY_TEXT)
+    strings = [
+        "".join(rng.choice(ALPHABET) for _ in range(rng.randint(1, 12))) for _ in range(3000)
+    ]
+    right = [one.ids for one in tokenizer.encode_batch(strings, add_special_tokens=False)]
+    n_tokens = tokenizer.get_vocab_size()
+    checked = []
+    for tokens in right:
+        near = list(tokens)
+        at = rng.randrange(len(near))
+        change = rng.choice(["replace", "insert", "split"])
+        content = tokenizer.id_to_token(near[at]) or ""
+        if change == "split" and len(content) > 1:
+            cut = rng.randrange(1, len(content))
+            parts = [tokenizer.token_to_id(part) for part in (content[:cut], content[cut:])]
+            near[at : at + 1] = [part for part in parts if part is not None]
+        elif change == "insert":
+            near.insert(at, rng.choice(rng.choice(right)))
+        else:
+            near[at] = rng.randrange(len(SPECIAL), n_tokens)
+        checked += [tokens, near]
+    decoded = tokenizer.decode_batch(checked, skip_special_tokens=False)
+    again = tokenizer.encode_batch(decoded, add_special_tokens=False)
+    proper = 0
+    for tokens, text, one in zip(checked, decoded, again, strict=True):
+        is_proper = one.ids == tokens and "\ufffd" not in text
+        assert accepts(product, tokens) == is_proper, (tokens, text)
+        proper += is_proper
+    assert len(checked) // 3 < proper < len(checked)
+
+
+def accepts(product: Product, tokens: list[int]) -> bool:
+    state = START
+    for token in tokens:
+        is_in_mask = token in allowed(product, state)
+        after = product.next(state, token)
+        if after is None:
+            assert not is_in_mask
+            return False
+        if not is_in_mask:
+            return False
+        state = after
+    return product.may_end(state)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_pairs_by_the_merges_alone(name: str) -> None:
+    """Which two tokens stay apart, against the tokenizer without its pre-tokenizer."""
+    content = json.loads(tokenizer_json(name))
+    relation = merges.relation_of(read(json.dumps(content)))
+    tokens = read(json.dumps(content)).tokens
+    content["pre_tokenizer"] = {
+        "type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False
+    }  # fmt: skip
+    content |= {"normalizer": None, "added_tokens": []}
+    plain = Tokenizer.from_str(json.dumps(content))
+    rng = random.Random(f"pairs {name}")
+    usable = [t for t, text in enumerate(tokens) if text and relation.made[t] != merges.UNREACHABLE]
+    pairs = [(rng.choice(usable), rng.choice(usable)) for _ in range(30_000)]
+    pairs += [(int(x), int(y)) for x, y in relation.parts if {int(x), int(y)} <= set(usable)]
+    pairs = [pair for pair in pairs if is_text(b"".join(tokens[t] or b"" for t in pair))]
+    strings = [b"".join(tokens[t] or b"" for t in pair).decode() for pair in pairs]
+    broken = 0
+    row = np.empty_like(relation.reachable)
+    for (p, t), one in zip(
+        pairs, plain.encode_batch(strings, add_special_tokens=False), strict=True
+    ):
+        apart = one.ids == [p, t]
+        assert merges.stay_apart(relation, p, t) == apart
+        broken += not apart
+        if rng.random() < 0.1:
+            merges.fill_row(relation, p, row)
+            assert bool(row[t >> 5] >> (t & 31) & 1) == apart
+    assert 1000 < broken < len(pairs) - 1000
+
+
+def is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_several_ways_to_a_token() -> None:
+    """Merges of every split of each token, as in files made of tiktoken's ranks."""
+    content = json.loads(tokenizer_json("llama3"))
+    vocab = content["model"]["vocab"]
+    taken = {token["id"] for token in content["added_tokens"]}
+    by_id = sorted((i, text) for text, i in vocab.items() if i not in taken and len(text) > 1)
+    content["model"]["merges"] = [
+        [text[:cut], text[cut:]]
+        for _, text in by_id
+        for cut in range(1, len(text))
+        if text[:cut] in vocab and text[cut:] in vocab
+    ]
+    content["model"]["ignore_merges"] = False
+    text = json.dumps(content)
+    tokenizer = Tokenizer.from_str(text)
+    own = prepared.Prepared(prepared.prepared_arrays(text))
+    assert len(content["model"]["merges"]) > 1.5 * len(by_id)
+    for rules, strings in (LANGUAGES["spaces"], LANGUAGES["contractions"]):
+        found = set(sequences(Product(own, language_of(Rules(rules)))))
+        assert found == encodings(tokenizer, strings)
+
+
+def mutated(**changes: Any) -> str:
+    content = json.loads(tokenizer_json("qwen2"))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = content
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        place[int(last) if isinstance(place, list) else last] = value
+    return json.dumps(content)
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Removed", "invert": False}
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model__type": "Unigram"}, "Unigram"),
+        ({"model__dropout": 0.1}, "dropout"),
+        ({"model__byte_fallback": True}, "byte_fallback"),
+        ({"model__end_of_word_suffix": "</w>"}, "end_of_word_suffix"),
+        ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
+        ({"pre_tokenizer": None}, "ByteLevel"),
+        ({"pre_tokenizer": BYTE_LEVEL}, "add_prefix_space"),
+        ({"pre_tokenizer": {"type": "Metaspace"}}, "Metaspace"),
+        ({"pre_tokenizer__pretokenizers__0": SPLIT}, "Isolated"),
+        ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"\s++|."}}, "POSSESSIVE"),
+        ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"(?<=a)b|."}}, "ASSERT"),
+        ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": "(?i:ss)|."}}, "fold"),
+        ({"added_tokens__0__single_word": True}, "single_word"),
+        ({"added_tokens__2__content": "k><t"}, "overlap"),
+        ({"model__merges__0": ["a", "zz\u0120q"]}, "does not exist"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_other_features_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        prepared.prepared_arrays(mutated(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": None},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"[a-c]+|\s"}},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"String": "1"}},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"\p{L}+?|\s+(?=\n)|'"}},
+        {"pre_tokenizer__pretokenizers__1__use_regex": True},
+    ],
+    ids=["no NFC", "with gaps", "string", "lazy", "two regexes"],
+)
+def test_other_features_are_exact(changes: dict[str, Any]) -> None:
+    text = mutated(**changes)
+    tokenizer = Tokenizer.from_str(text)
+    own = prepared.Prepared(prepared.prepared_arrays(text))
+    for name in ("digits", "contractions", "normalized", "added"):
+        rules, strings = LANGUAGES[name]
+        found = set(sequences(Product(own, language_of(Rules(rules)))))
+        assert found == encodings(tokenizer, strings)
+
+
+def test_nfc_is_the_tokenizers_own() -> None:
+    found = nfc.normalization()
+    normalizer = normalizers.NFC()
+    rng = random.Random("nfc")
+    marks = [*np.flatnonzero((found.mark > 0) | (found.combining > 0)).tolist()]
+    starters = [*np.flatnonzero(found.starter > 0).tolist(), *range(0xAC00, 0xAC40), 0x61]
+    counts = [0, 0]
+    for _ in range(30_000):
+        codes = [
+            rng.choice(starters if rng.random() < 0.4 else marks) for _ in range(rng.randint(1, 5))
+        ]
+        text = "".join(map(chr, codes))
+        is_normal = normalizer.normalize_str(text) == text
+        assert is_normal == stays(found, codes), [hex(code) for code in codes]
+        counts[is_normal] += 1
+    assert min(counts) > 2500
+
+
+def stays(found: nfc.Normalization, codes: list[int]) -> bool:
+    starter = before = 0
+    for code in codes:
+        combining, mark = int(found.combining[code]), int(found.mark[code])
+        if combining < 0 or (combining and before > combining):
+            return False
+        meets = before < combining if combining else before == 0
+        if mark and meets and found.changes[starter, mark]:
+            return False
+        if combining == 0:
+            starter = int(found.starter[code])
+        before = combining
+    return True
+
+
+def test_rules_are_read_as_a_regex_would_be() -> None:
+    import xgrammar
+
+    regexes = [
+        r"(ab|cd) (ef)?",
+        "[a-c]{2,3}x?",
+        "(a|ab)(c|bcd)*",
+        "[^a]b*",
+        r"a+(b|c+)*",
+        r"[\-\]\\^x]{1,2}",
+    ]
+    for regex in regexes:
+        language = language_of(Rules(str(xgrammar.Grammar.from_regex(regex))))
+        for text in some("abcdef x-]\\^", 4):
+            assert is_in(language, text) == bool(re.fullmatch(regex, text)), (regex, text)
+
+
+def is_in(language: Any, text: str) -> bool:
+    state = 0
+    for character in text:
+        state = language.table[state, language.classes[ord(character)]]
+        if state < 0:
+            return False
+    return bool(language.accepts[state])
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ('root ::= ("" | ("(" root ")"))', "recursive"),
+        ('root ::= ("" | (root "a"))', "recursive"),
+        ('root ::= (("a"{0, 300000}))', "places"),
+        ("root ::= (([a-b]* [a] [a-b]{16, 16}))", "states"),
+        ("root ::= ((Token(3)))", "rules hold"),
+    ],
+    ids=["middle", "left", "places", "states", "token"],
+)
+def test_languages_that_are_refused(rules: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        language_of(Rules(rules))
+
+
+def test_triggered_tags() -> None:
+    import xgrammar
+
+    tag = {"begin": "<f>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</f>"}
+    form = {"type": "triggered_tags", "triggers": ["<f"], "tags": [tag]}
+    text = json.dumps({"type": "structural_tag", "format": form})
+    language = language_of(Rules(str(xgrammar.Grammar.from_structural_tag(text))))
+    for string, wanted in {
+        "": True, "a < b": True, "a<<f>12</f>b<f>3</f>": True, "<f>12</f": False, "<fx": False,
+        "<f></f>": False, "<": True,
+    }.items():  # fmt: skip
+        assert is_in(language, string) == wanted, string
+
+
+def test_what_is_kept_on_disk_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
+    text = tokenizer_json("gpt2")
+    first = prepared.prepare(text)
+    (path,) = (tmp_path / "new").iterdir()
+    written = path.stat().st_mtime_ns
+    second = prepared.prepare(text)
+    assert path.stat().st_mtime_ns == written
+    assert (first.classes == second.classes).all()
+    assert set(sequences(Product(second, language_of(Rules(LANGUAGES["digits"][0]))))) == set(
+        sequences(product_of("gpt2", LANGUAGES["digits"][0]))
+    )
+    path.write_bytes(b"broken")
+    assert (prepared.prepare(text).tables.content == first.tables.content).all()
+    assert path.stat().st_size > 1000
+
+
+def test_a_nowhere_writable_cache_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, "/proc/none")
+    assert len(prepared.prepare(tokenizer_json("gpt2")).classes) == SIZE
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_lz.proper import product as module
+
+    product = product_of("llama3", "root ::= (([a-z ]{0, 300}))")
+    monkeypatch.setattr(module, "BYTES_PER_LANGUAGE", 20_000)
+    state, masks = START, []
+    for token in (
+        Tokenizer.from_str(tokenizer_json("llama3")).encode("so it is and so it was " * 8).ids
+    ):
+        masks.append((state, product.mask(state)))
+        after = product.next(state, token)
+        assert after is not None
+        state = after
+    assert product.bytes <= 20_000
+    for before, mask in masks:  # what was thrown away is computed again, the same
+        assert (product.mask(before) == mask).all()
+
+
+def test_prewarming_leaves_nothing_to_compute() -> None:
+    product = product_of("qwen2", LANGUAGES["contractions"][0])
+    product._warm()
+    filled = product.filled
+    assert len(set(sequences(product))) > 100
+    assert product.filled == filled
