@@ -126,6 +126,7 @@ def test_modes_that_are_not_covered_refuse_every_other_penalty(
         *UNSUPPORTED,
         ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
         ({"grammar_backend": "outlines"}, "--grammar-backend outlines"),
+        ({"grammar_backend": "llguidance"}, "--grammar-backend llguidance"),
     ],
 )
 def test_modes_that_are_not_covered_refuse_proper_tokens(

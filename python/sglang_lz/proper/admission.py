@@ -13,8 +13,8 @@ from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.support import unsupported_modes
 
 FIELD = "proper_tokens"
-BACKENDS = ("xgrammar", "llguidance")
-"""Upstream's grammar backends whose masks have our layout."""
+BACKEND = "xgrammar"
+"""Upstream's default grammar backend, whose masks have our layout. No other was ever run."""
 EBNF = "ebnf"
 
 
@@ -52,7 +52,7 @@ def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
     if config("skip_tokenizer_init"):
         yield "on a server with --skip-tokenizer-init"
     backend = config("grammar_backend")
-    if backend not in (None, *BACKENDS):  # None is upstream's default, the first
+    if backend not in (None, BACKEND):  # None is the default, not yet resolved
         yield f"with --grammar-backend {backend}"
 
 

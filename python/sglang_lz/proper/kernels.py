@@ -1,4 +1,4 @@
-"""The walks and searches of `product`, compiled for the CPU. They do not hold Python's lock.
+"""The walks and searches of `product`, compiled for the CPU.
 
 A text is packed into one number, from the highest bits down: the state of the language, the state
 of the pre-tokenizer, the character under way (a node of the decoder), the flag of its first byte,
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_lz.compiled import compiled
+from sglang_lz.compiled import compiled, unlocked
 from sglang_lz.proper.merges import MergeRelation, stay_apart
 from sglang_lz.proper.nfc import STARTS
 from sglang_lz.proper.pretokenizer import APART, BROKEN, WITHIN
@@ -620,7 +620,7 @@ def _settle(accepts, ends, texts, rests, findings, n_tokens, found, live, begin)
     return 2 * len(found)
 
 
-@compiled
+@unlocked
 def live_tokens(tables, memo, trie, text, nfc):
     """The tokens of a trie behind which a text can end.
 
@@ -642,7 +642,7 @@ def live_tokens(tables, memo, trie, text, nfc):
             return np.full(1, FULL, np.int64)
 
 
-@compiled
+@unlocked
 def live_added(tables, memo, text, nfc):
     """The added tokens behind which a text can end, as `live_tokens` returns them."""
     live = np.empty(len(tables.added), np.int64)
@@ -660,7 +660,7 @@ def live_added(tables, memo, text, nfc):
     return live[:n].copy()
 
 
-@compiled
+@unlocked
 def texts_behind(tables, trie, text, nfc, allowed):
     """Where the tokens of a trie lead that are in a mask: [n, 2] int64, text and state of NFC."""
     found = walk(tables, trie, text, nfc)
