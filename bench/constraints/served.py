@@ -8,7 +8,8 @@ Fidelity: each regex allows two texts. The model without a constraint gives each
 of the tokens that the tokenizer makes of it. The share of the first among samples with the
 constraint, with proper tokens and without, should be as the two probabilities say; what a sample of
 that size leaves open stands beside it. Words of one token each show what respelling does; with
-longer texts any constraint that masks token by token is off, too.
+longer texts any constraint that masks token by token is off, too. Verify steps: how many tokens of
+JSON come from a forward pass of a server that drafts n-grams.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--server", action="append", required=True, metavar="NAME=URL")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--outputs", type=int, default=150, help="of each constraint, first server")
     parser.add_argument("--samples", type=int, default=500, help="of each two texts")
+    parser.add_argument("--ngram", metavar="URL", help="a server with NGRAM speculation")
     parser.add_argument("--take", type=Path, help="result from which to take the outputs")
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
     arguments = parser.parse_args()
@@ -73,6 +75,9 @@ def main() -> None:
         for pair in (*single_tokens(url, tokenizer), *LONGER):
             fidelity.append({"model": name, **compare(url, tokenizer, pair, arguments.samples)})
             print(*fidelity[-1].values(), sep="\t", flush=True)
+    passes = [verify_steps(arguments.ngram, kind) for kind in (True, False) if arguments.ngram]
+    before = json.loads(arguments.take.read_text()) if arguments.take else {}
+    fidelity, models = fidelity or before["fidelity"], models or before["models"]
     result = {
         "measures": "outputs that are not their text's own encoding, and shares of two texts",
         "command": command("constraints.served"),
@@ -83,9 +88,37 @@ def main() -> None:
         "samples": arguments.samples,
         "outputs": outputs,
         "fidelity": fidelity,
+        "verify_steps": passes or before.get("verify_steps", []),
     }
     if arguments.out:
         write_result(arguments.out, result)
+
+
+def verify_steps(url: str, proper: bool) -> dict[str, Any]:
+    """Tokens of JSON answers, and the forward passes that verified drafts for them."""
+    bodies = [
+        {
+            "text": PROMPTS[2],
+            "sampling_params": {
+                "json_schema": CASES["compact JSON"][1],
+                "temperature": 1.0,
+                "max_new_tokens": 500,
+                **({"proper_tokens": True} if proper else {}),
+            },
+        }
+        for _ in range(AT_ONCE)
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda body: request(f"{url}/generate", body), bodies))
+    facts = [answer["meta_info"] for answer in answers]
+    row = {
+        "proper_tokens": proper,
+        "requests": len(facts),
+        "tokens": sum(fact["completion_tokens"] for fact in facts),
+        "verify_steps": sum(fact["spec_verify_ct"] for fact in facts),
+    }
+    print(*row.values(), sep="\t", flush=True)
+    return row
 
 
 def look(url: str, tokenizer: Any, case: str, proper: bool, count: int) -> dict[str, Any]:

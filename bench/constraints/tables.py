@@ -110,6 +110,20 @@ def speed() -> str:
     )
 
 
+def verify_steps() -> str:
+    """Tokens of JSON for each forward pass under NGRAM speculation."""
+    lines = [
+        (
+            "proper tokens" if row["proper_tokens"] else "XGrammar",
+            f"{row['tokens']:,}",
+            f"{row['verify_steps']:,}",
+            f"{row['tokens'] / row['verify_steps']:.2f}",
+        )
+        for row in load("served")["verify_steps"]
+    ]
+    return table(("compact JSON", "tokens", "forward passes", "tokens a pass"), lines)
+
+
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "not waited for"
@@ -120,7 +134,13 @@ def _cell(row: dict[str, Any] | None) -> str:
     )
 
 
-TABLES = {"exact": exact, "outputs": outputs, "fidelity": fidelity, "speed": speed}
+TABLES = {
+    "exact": exact,
+    "outputs": outputs,
+    "fidelity": fidelity,
+    "verify-steps": verify_steps,
+    "speed": speed,
+}
 
 
 if __name__ == "__main__":

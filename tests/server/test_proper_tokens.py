@@ -21,7 +21,7 @@ import jsonschema
 import pytest
 from transformers import AutoTokenizer
 
-from server.client import OFF, Lz, Rows, generate, post, post_ok
+from server.client import OFF, Lz, Rows, generate, post, post_ok, request_body, to_sample
 from server.configurations import THINKS, on
 from server.contract import check
 from server.endpoints import Endpoint, every_endpoint
@@ -156,6 +156,39 @@ def test_what_may_come_next(server: Server, regex: str) -> None:
         mode = f"{server.config.name}: proper tokens"
         transform = encodings(regex).transform
         check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+
+@on("overlap", "ngram")
+def test_sessions(server: Server) -> None:
+    check_session(server, streaming=False)
+
+
+@on("overlap", "no-overlap")
+def test_streaming_sessions(server: Server) -> None:
+    check_session(server, streaming=True)
+
+
+def check_session(server: Server, *, streaming: bool) -> None:
+    """Each turn's constraint begins with its own output."""
+    rng = random.Random(f"proper session {streaming}")
+    opened = {"capacity_of_str_len": 5000, "streaming": streaming}
+    session = post_ok(server, "/open_session", opened)
+    context: list[int] = []
+    previous = None
+    mode = f"{server.config.name}: proper tokens in a session"
+    for regex, lz in itertools.product(FINITE, (OFF, Lz(0.5, 512, 32, True))):
+        appended = repetitive(rng, 8)
+        fields = {"regex": regex, "ignore_eos": False, **PROPER}
+        body = request_body(appended, 40, lz, **fields)
+        body["session_params"] = {"id": session, "rid": previous}
+        answer = post_ok(server, "/generate", body)
+        previous = answer["meta_info"]["id"]
+        context += appended
+        sample = to_sample(context, answer)
+        assert sample.outputs[-1] == tokenizer().eos_token_id
+        check(server, sample, lz, mode, transform=encodings(regex).transform)
+        context += sample.outputs
+    assert post(server, "/close_session", {"session_id": session}).ok
 
 
 def constraints(rng: random.Random) -> dict[str, Any]:
