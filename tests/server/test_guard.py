@@ -336,8 +336,8 @@ def test_loops_are_counted_once(server: Server) -> None:
             wanted[f'outputs_in_loop_total{{action="stop",penalty="{penalty}"}}'] += 1
             tokens[penalty] += len(outputs) - reason["begin"] - reason["pattern_size"]
         if sampling.get("repetition_detection", {}).get("action") == "end_thinking":
-            over = ended_at(outputs) or len(outputs)
-            loop = request.loop_of(outputs[: over - len(think_end())])
+            over = ended_at(outputs)
+            loop = request.loop_of(outputs if over is None else outputs[: over - len(think_end())])
             key = f'outputs_in_loop_total{{action="end_thinking",penalty="{penalty}"}}'
             wanted[key] += loop is not None and loop[0] < len(outputs)
     for name, value in found.items():
