@@ -2,11 +2,11 @@
 
 Standard library only: this runs before anything is installed. Everything is inside the checkout:
 
-    .venv/<flavour>/         the environment
+    .venv/<flavour>/         the environment; <flavour>-<release> if not of the newest release
     .venv/<flavour>/stamps/  one file for each step of its set-up, written when the step is done
     .cache/upstream/         upstream's wheels, as fetched and verified
-    .cache/dist/             our wheels
-    .cache/stock/            SGLang without the LZ patches, which tests compare with
+    .cache/dist/             our wheels; dist-<release> as above
+    .cache/stock/            SGLang without the LZ patches, which tests compare with; as above
     .cache/pip/              pip's cache
     .cache/home/             HOME of what we run, so that no library's cache lands in the user's
     .cache/tmp/<pid>/        TMPDIR of what we run
@@ -34,8 +34,9 @@ FLAVOURS: tuple[Flavour, ...] = ("cpu", "cuda")
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
-STOCK = CACHE / "stock"
-LOCK = ROOT / "patches" / "upstream.lock"
+PATCHES = ROOT / "patches"
+UPSTREAM = "SGLANG_LZ_UPSTREAM"
+"""Environment variable that chooses the upstream release where --upstream does not."""
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
 TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
 COMPILER = ROOT / "scripts" / "requirements-compiler.txt"
@@ -79,6 +80,43 @@ def parse_flavour(text: str, name: str) -> Flavour:
         if text == flavour:
             return flavour
     raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
+
+
+def releases() -> list[str]:
+    """The upstream releases that this checkout patches, newest first."""
+    lines = (PATCHES / "releases").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def choose_release(wanted: str | None) -> str:
+    """Return the release of --upstream, of the environment, or the newest.
+
+    Raises:
+        SetupError: this checkout has no patches for it.
+    """
+    name = UPSTREAM if wanted is None else "--upstream"
+    chosen = os.environ.get(UPSTREAM) or releases()[0] if wanted is None else wanted
+    if chosen not in releases():
+        raise SetupError(f"{name} is {chosen!r}; it must be {' or '.join(releases())}.")
+    return chosen
+
+
+def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Take an option with a value out of arguments; the last one counts.
+
+    Returns:
+        its value, None if it is not given, and the other arguments in their order.
+    """
+    value, rest = None, []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == name:
+            value = next(remaining, "")
+        elif argument.startswith(f"{name}="):
+            value = argument.removeprefix(f"{name}=")
+        else:
+            rest.append(argument)
+    return value, rest
 
 
 def has_compiler(environ: Mapping[str, str]) -> bool:
@@ -167,11 +205,16 @@ def files_below(*folders: Path) -> list[Path]:
 
 
 class Environment:
-    """The environment of one flavour: how to set it up and how to run something in it."""
+    """The environment of one flavour and release: how to set it up and to run something in it."""
 
-    def __init__(self, flavour: Flavour) -> None:
+    def __init__(self, flavour: Flavour, release: str | None = None) -> None:
         self.flavour = flavour
-        self.folder = ROOT / ".venv" / flavour
+        self.release = release or releases()[0]
+        self._suffix = "" if self.release == releases()[0] else f"-{self.release}"
+        self.folder = ROOT / ".venv" / f"{flavour}{self._suffix}"
+        self.stock = CACHE / f"stock{self._suffix}"
+        self._patches = PATCHES / self.release
+        self._lock = self._patches / "upstream.lock"
         self.python = self.folder / "bin" / "python"
         self._stamps = self.folder / "stamps"
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -197,9 +240,9 @@ class Environment:
 
     def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
         # What lies outside of our package in site-packages: the patched SGLang and `sgl_kernel`.
-        patched = self._digest(files_below(ROOT / "patches", CPU))
+        patched = self._digest(files_below(self._patches, CPU))
         package = self._digest(files_below(ROOT / "python"))
-        requirements = [LOCK] if self.flavour == "cuda" else [LOCK, CPU / "requirements.txt"]
+        own = [CPU / "requirements.txt"] if self.flavour == "cpu" else []
         return [
             Step(
                 f"making {self.folder.relative_to(ROOT)} with Python {self._version}",
@@ -217,7 +260,7 @@ class Environment:
             Step(
                 "installing what SGLang needs (the longest step: gigabytes)",
                 self._stamps / "dependencies",
-                self._digest(requirements),
+                self._digest([self._lock, *own]),
                 self._install_dependencies,
             ),
         ]
@@ -240,7 +283,7 @@ class Environment:
             Step(
                 "building SGLang without the LZ patches, to compare with",
                 self._stamps / "stock",
-                self._digest([LOCK, *files_below(ROOT / "patches" / "cpu", CPU)]),
+                self._digest([self._lock, *files_below(self._patches / "cpu", CPU)]),
                 self._install_stock,
             ),
         ]
@@ -281,16 +324,17 @@ class Environment:
         self._run([str(wrapper), *nothing], "the compiler does not compile")
 
     def _install_stock(self) -> None:
-        shutil.rmtree(STOCK, ignore_errors=True)
+        shutil.rmtree(self.stock, ignore_errors=True)
         wheel = self._build("stock-dist", "--groups", "cpu")
-        self._pip("install", "--no-deps", "--no-compile", "--target", str(STOCK), str(wheel))
-        self._compile(str(STOCK))
+        self._pip("install", "--no-deps", "--no-compile", "--target", str(self.stock), str(wheel))
+        self._compile(str(self.stock))
 
     def _build(self, folder: str, *options: str) -> Path:
-        out = CACHE / folder
+        out = CACHE / f"{folder}{self._suffix}"
         shutil.rmtree(out, ignore_errors=True)
         command = [str(self.python), "-m", "sglang_lz", "build", "--flavour", self.flavour]
-        command += ["--out", str(out), "--cache", str(CACHE / "upstream"), *options]
+        command += ["--upstream", self.release, "--out", str(out)]
+        command += ["--cache", str(CACHE / "upstream"), *options]
         self._run(command, "the patched wheel could not be built", checkout=True)
         (wheel,) = out.glob("*.whl")
         return wheel
@@ -361,6 +405,7 @@ class Environment:
         env = {name: value for name, value in os.environ.items() if name not in unwanted}
         env["PATH"] = f"{self.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
         env["PYTHONUNBUFFERED"] = "1"
+        env[UPSTREAM] = self.release
         env["TMPDIR"] = str(_temporary_folder())
         env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
         env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))

@@ -12,7 +12,16 @@ import subprocess
 import tomllib
 
 import _supervise
-from _environment import LOCK, ROOT, SetupError, main, say
+from _environment import (
+    PATCHES,
+    ROOT,
+    UPSTREAM,
+    SetupError,
+    choose_release,
+    main,
+    releases,
+    say,
+)
 
 ENGINES = ("docker", "podman", "buildah")
 IMAGES = ("cpu", "cuda", "router")
@@ -98,18 +107,18 @@ def build_command(
     return [*command, *options, "."]
 
 
-def version() -> str:
-    """Return the version of the checkout, for example ``0.5.23+lz1``."""
-    lock = tomllib.loads(LOCK.read_text())
+def version(upstream: str) -> str:
+    """Return our version of an upstream release, for example ``0.5.23+lz1``."""
+    lock = tomllib.loads((PATCHES / upstream / "upstream.lock").read_text())
     return f"{lock['version']}+lz{lock['revision']}"
 
 
-def labels() -> dict[str, str]:
+def labels(upstream: str) -> dict[str, str]:
     """Return the build arguments that become labels, as far as git knows them.
 
     The same commit gives the same, so the time is the commit's; SOURCE_DATE_EPOCH wins.
     """
-    found = {"VERSION": version()}
+    found = {"VERSION": version(upstream)}
     commit = _git("log", "-1", "--format=%H %ct")
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if commit:
@@ -178,6 +187,9 @@ def image(arguments: list[str]) -> int:
         metavar="NAME",
         help="default: sglang-lz:cpu, :cuda or :router, and one with the version",
     )
+    parser.add_argument(
+        "--upstream", metavar="VERSION", help=f"SGLang's release (default: {releases()[0]})"
+    )
     parser.add_argument("--print", action="store_true", help="show the command, build nothing")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     chosen = parser.parse_args(arguments[:split])
@@ -191,10 +203,12 @@ def image(arguments: list[str]) -> int:
             "it)."
         )
     engine = find_engine(chosen.engine)
-    release = version().replace("+", "-")
+    upstream = choose_release(chosen.upstream)
+    release = version(upstream).replace("+", "-")
     tags = [chosen.tag or f"sglang-lz:{which}"]
     tags += [] if chosen.tag else [f"sglang-lz:{release}-{which}"]
-    build_arguments = labels() | ({"BASE_IMAGE": chosen.base} if chosen.base else {})
+    build_arguments = {**labels(upstream), UPSTREAM: upstream}
+    build_arguments |= {"BASE_IMAGE": chosen.base} if chosen.base else {}
     command = build_command(engine, which, tags, build_arguments, arguments[split + 1 :])
     if chosen.print:
         print(shlex.join(command))

@@ -7,15 +7,24 @@ import time
 from pathlib import Path
 
 import _supervise
-from _environment import Environment, detect_flavour, main, parse_flavour, say
+from _environment import (
+    Environment,
+    choose_release,
+    detect_flavour,
+    main,
+    parse_flavour,
+    say,
+    split_option,
+)
 
 USAGE = """\
-usage: scripts/serve [--flavour cpu|cuda] [argument of sglang.launch_server ...]
+usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [argument of the server ...]
 
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
 
   --flavour cpu|cuda   default: cuda on a machine with an NVIDIA GPU, else cpu
+  --upstream VERSION   the release of SGLang; default: the newest of those in patches/releases
 
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
@@ -24,6 +33,7 @@ Its own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)
   SGLANG_LZ_FLAVOUR    as --flavour
+  SGLANG_LZ_UPSTREAM   as --upstream
   SGLANG_LZ_HOST       as --host (default: 127.0.0.1)
   SGLANG_LZ_PORT       as --port (default: 30000)
   HF_HOME              where downloaded models are (default: inside the checkout)
@@ -32,35 +42,19 @@ environment:
 """
 
 
-def split_flavour(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """Take --flavour out of the arguments; the last one counts.
-
-    Returns:
-        its value, None if it is not given, and the other arguments in their order.
-    """
-    flavour, rest = None, []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == "--flavour":
-            flavour = next(remaining, "")
-        elif argument.startswith("--flavour="):
-            flavour = argument.removeprefix("--flavour=")
-        else:
-            rest.append(argument)
-    return flavour, rest
-
-
 def serve(arguments: list[str]) -> int:
     """Run the script; returns its exit status."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
     began = time.monotonic()
-    wanted, rest = split_flavour(arguments)
+    wanted, rest = split_option("--flavour", arguments)
+    upstream, rest = split_option("--upstream", rest)
     flavour = detect_flavour(os.environ) if wanted is None else parse_flavour(wanted, "--flavour")
-    environment = Environment(flavour)
+    environment = Environment(flavour, choose_release(upstream))
     environment.set_up()
-    say(f"ready to launch the {flavour} flavour after {time.monotonic() - began:.1f} s")
+    what = f"the {flavour} flavour of SGLang {environment.release}"
+    say(f"ready to launch {what} after {time.monotonic() - began:.1f} s")
     with environment.temporary_folder():
         command = [str(environment.folder / "bin" / "sglang-lz"), "serve", *rest]
         return _supervise.run(command, env=environment.variables(), cwd=Path.cwd())

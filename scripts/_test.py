@@ -7,21 +7,31 @@ import time
 
 import _supervise
 import _tools
-from _environment import CACHE, ROOT, STOCK, Environment, main, say
+from _environment import (
+    CACHE,
+    ROOT,
+    Environment,
+    choose_release,
+    main,
+    releases,
+    say,
+    split_option,
+)
 
 MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [quick|full|containers] [argument of pytest ...]
-       scripts/test FILE|FOLDER|TEST ... [argument of pytest ...]
+usage: scripts/test [--upstream VERSION] [quick|full|containers] [argument of pytest ...]
+       scripts/test [--upstream VERSION] FILE|FOLDER|TEST ... [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
 installed wheel, style and types, and the tests, which run against the installed wheel.
 
   quick       without tests/server, which start real servers, without building images and without a
               browser; under three minutes once set up
-  full        all (the default)
+  full        all (the default); then the patches and the contract on servers on the other releases
+              of SGLang in patches/releases
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -39,6 +49,8 @@ are errors.
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
 them.
+
+  --upstream VERSION   on this release of SGLang, one of patches/releases; also SGLANG_LZ_UPSTREAM
 """
 
 
@@ -46,6 +58,8 @@ MODES = ("quick", "full", "containers")
 NAMED = "named"
 """The mode that has no word: tests are named."""
 UNIT = ROOT / "tests" / "unit"
+OLDER = ("tests/patches", "tests/server", "-k", "")
+"""What `full` runs of an older release, in the modes in which most of its code differs."""
 SLOW = ("tests/server", *(tools.tests for tools in _tools.ALL))
 
 
@@ -77,13 +91,22 @@ def test(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    mode, rest = split_mode(arguments)
-    environment = Environment("cpu")
-    environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
+    upstream, rest = split_option("--upstream", arguments)
+    mode, rest = split_mode(rest)
+    environments = [Environment("cpu", choose_release(upstream))]
+    if mode == "full" and environments[0].release == releases()[0]:
+        environments += [Environment("cpu", release) for release in releases()[1:]]
+    for environment in environments:
+        environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
     if mode != "quick":
         _tools.install(_tools.needed([] if mode == "containers" else rest))
-    with environment.temporary_folder():
-        return _check_all(environment, mode, rest)
+    status = 0
+    for environment in environments:
+        with environment.temporary_folder():
+            older = environment is not environments[0]
+            found = _check_older(environment, rest) if older else _check(environment, mode, rest)
+            status = status or found
+    return status
 
 
 def variables(environment: Environment) -> dict[str, str]:
@@ -91,46 +114,60 @@ def variables(environment: Environment) -> dict[str, str]:
     return environment.variables() | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # the demo model is so small that threads only wait on each other
-        "LZ_STOCK_SITE": str(STOCK),
+        "LZ_STOCK_SITE": str(environment.stock),
         "RUFF_CACHE_DIR": str(CACHE / "ruff"),
         "MYPY_CACHE_DIR": str(CACHE / "mypy"),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(CACHE / "hypothesis"),
     }
 
 
-def _check_all(environment: Environment, mode: str, arguments: list[str]) -> int:
+def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
     env = variables(environment)
+    checkout = {"PYTHONPATH": str(ROOT / "python")}
     if imports_checkout(mode, arguments):
-        env["PYTHONPATH"] = str(ROOT / "python")
+        env |= checkout
     python = str(environment.python)
-    installed = [python, "-m", "sglang_lz"]
+    tool = [python, "-m", "sglang_lz"]
     checks = {
-        "ruff check": [python, "-m", "ruff", "check", "."],
-        "ruff format": [python, "-m", "ruff", "format", "--check", "."],
-        "mypy": [python, "-m", "mypy"],
-        "patches": [*installed, "check", "--cache", str(CACHE / "upstream")],
-        "doctor": [*installed, "doctor"],
+        "ruff check": ([python, "-m", "ruff", "check", "."], {}),
+        "ruff format": ([python, "-m", "ruff", "format", "--check", "."], {}),
+        "mypy": ([python, "-m", "mypy"], {}),
+        "patches": ([*tool, "check", "--cache", str(CACHE / "upstream")], checkout),
+        "doctor": ([*tool, "doctor"], {}),
     }
     results = {}
-    for name, command in checks.items() if mode in ("quick", "full") else ():
+    for name, (command, more) in checks.items() if mode in ("quick", "full") else ():
         say(name)
         began = time.monotonic()
-        status = _supervise.run(command, env=env, cwd=ROOT)
+        status = _supervise.run(command, env=env | more, cwd=ROOT)
         results[name] = (status, time.monotonic() - began)
     for name, (status, seconds) in results.items():
         say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
-    pytest = [python, "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
-    pytest += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
-    pytest += workers(mode, arguments)
+    tests = []
     if mode == "quick":
-        pytest += [f"--ignore-glob={tests}" for tests in SLOW]
+        tests = [f"--ignore-glob={tests}" for tests in SLOW]
     elif mode == "containers":
-        pytest += ["tests/deploy"]
-    status = _supervise.run([*pytest, *arguments], env=env, cwd=ROOT)
+        tests = ["tests/deploy"]
+    status = _pytest(environment, env, [*workers(mode, arguments), *tests, *arguments])
     failed = [name for name, (status, _) in results.items() if status]
     if failed:
         say(f"failed besides the tests: {', '.join(failed)}")
     return status or int(bool(failed))
+
+
+def _check_older(environment: Environment, arguments: list[str]) -> int:
+    """What `full` checks of a release that is not the newest."""
+    say(f"SGLang {environment.release}")
+    env = variables(environment)
+    doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
+    status = _supervise.run(doctor, env=env, cwd=ROOT)
+    return status or _pytest(environment, env, [*workers("full", []), *OLDER, *arguments])
+
+
+def _pytest(environment: Environment, env: dict[str, str], arguments: list[str]) -> int:
+    command = [str(environment.python), "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
+    command += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
+    return _supervise.run([*command, *arguments], env=env, cwd=ROOT)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -185,6 +186,12 @@ def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> T
     least *= sampling_info.min_ps.repeat_interleave(nodes)[:, None]
     kept = probs.masked_fill(probs < least, 0)
     return kept / kept.sum(dim=-1, keepdim=True)
+
+
+@functools.cache
+def samples_on_cpu() -> bool:
+    """Whether this is the CPU flavour, which has the operators that sample what is accepted."""
+    return find_spec("sglang_lz.cpu") is not None
 
 
 def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:

@@ -19,6 +19,7 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 )
 
 from sglang_lz.repetition import END_THINKING, Detector, Loop, RepetitionDetection
+from sglang_lz.upstream import describes_thinking
 
 
 class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
@@ -113,7 +114,7 @@ def guard_thinking(req: Any, manager: Any) -> None:
     grammar = req.grammar
     if not isinstance(grammar, ReasonerGrammarObject) or (
         # Such a grammar also covers outputs that skip the section, and decides what ends it.
-        grammar.reasoning_in_grammar and grammar.grammar is not None
+        describes_thinking(grammar)
     ):
         req.set_finish_with_abort(
             'repetition_detection.action must be "stop" here, got "end_thinking": this grammar '

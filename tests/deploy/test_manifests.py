@@ -37,13 +37,14 @@ from deployment import (
     read_query,
 )
 from sglang_lz.distribution.lock import Lock
+from sglang_lz.distribution.sources import releases
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.
 KUBERNETES = ("1.30", "1.37")
 UID = 10001
 PORT = 30000
 
-LOCK = Lock.load(ROOT / "patches" / "upstream.lock")
+LOCK = Lock.load(ROOT / "patches" / releases()[0] / "upstream.lock")
 
 
 def image(flavour: str) -> str:

@@ -123,8 +123,8 @@ def test_metadata_of_the_result_is_valid(world: World, flavour: str) -> None:
     changed = [n for n, t in UPSTREAM.items() if n in files and files[n] != t.encode()]
     assert sorted(re.findall(r"^    (\S+)$", notice, re.M)) == sorted(changed)
     assert headers(wheel).get_all("License-File") == ["LICENSE", "NOTICE.sglang-lz"]
-    assert files["sglang_lz/_patches/series"] == (world.patches / "series").read_bytes()
-    assert "sglang_lz/_patches/cpu/stand-in.patch" in files
+    assert files["sglang_lz/_patches/0.5.23/series"] == (world.patches / "series").read_bytes()
+    assert "sglang_lz/_patches/0.5.23/cpu/stand-in.patch" in files
 
 
 def test_result_installs_and_works_by_itself(world: World) -> None:
@@ -139,7 +139,7 @@ def test_result_installs_and_works_by_itself(world: World) -> None:
 
 def test_pip_fetches_once(world: World) -> None:
     world.ok("build")
-    assert (world.root / "dist" / "upstream" / WHEEL).read_bytes() == world.wheel.read_bytes()
+    assert (world.cache / WHEEL).read_bytes() == world.wheel.read_bytes()
     world.wheel.unlink()
     world.ok("build", "--out", "again")
 
@@ -174,7 +174,7 @@ def test_wrong_hash(world: World, given: bool) -> None:
 
 def test_wrong_hash_in_the_cache(world: World) -> None:
     world.ok("build", "--out", "one")
-    (world.root / "dist" / "upstream" / WHEEL).write_bytes(b"cut off")
+    (world.cache / WHEEL).write_bytes(b"cut off")
     assert "not the pinned" in world.fails("build")
 
 
@@ -215,10 +215,26 @@ def test_wheel_already_says_its_python(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("groups", "words"),
-    [("sampling", "requests is left out"), ("sampling,typo", "'typo' is not a patch group")],
+    [
+        ("sampling", "requests is left out"),
+        ("fixes", "must name sampling, requests"),
+        ("sampling,typo", "'typo' is not a patch group"),
+    ],
 )
 def test_groups(world: World, groups: str, words: str) -> None:
     assert words in world.fails("build", "--wheel", world.wheel, "--groups", groups)
+
+
+def test_an_upstream_release_that_is_not_there(world: World) -> None:
+    assert "--upstream is '0.5.9'; this sglang-lz has 0.5.23" in world.fails(
+        "build", "--upstream", "0.5.9"
+    )
+    world.env["SGLANG_LZ_UPSTREAM"] = "0.5.8"
+    assert "SGLANG_LZ_UPSTREAM is '0.5.8'" in world.fails("build")
+    world.releases.write_text("newest\n")
+    assert "is not a list of releases" in world.fails("build")
+    world.releases.unlink()
+    assert "releases is missing" in world.fails("build")
 
 
 def test_group_that_builds_on_one_left_out(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import zipfile
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 from distribution.world import SOURCE, World
 from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
+from sglang_lz.distribution.sources import releases
 
-PATCHES = SOURCE.parents[1] / "patches"
+PATCHES = [SOURCE.parents[1] / "patches" / release for release in releases()]
 
 
 def package_names(wheel: Path) -> set[str]:
@@ -82,7 +84,8 @@ def uses_of_left_out(flavour: str) -> set[str]:
         for name, text in package_files(flavour, groups).items()
         if name.endswith(".py")
     }
-    for patch in PatchSet.load(PATCHES).select(groups).patches:
+    patches = (PatchSet.load(folder).select(groups).patches for folder in PATCHES)
+    for patch in itertools.chain.from_iterable(patches):
         named[patch.name] = "\n".join(re.findall(r"^\+.*", patch.data.decode(), re.MULTILINE))
     modules = [path.rstrip("/").removesuffix(".py").replace("/", ".") for path in NOT_FOR_CUDA]
     left_out = re.compile(rf"\bsglang_lz\.({'|'.join(map(re.escape, modules))})\b")

@@ -16,7 +16,7 @@ from distribution.world import World
 from sglang_lz.distribution import seal
 
 SEAL = "sglang_lz/seal.json"
-PATCHES = "sglang_lz/_patches"
+PATCHES = "sglang_lz/_patches/0.5.23"
 
 
 def edit_seal(root: Path, **fields: object) -> None:
@@ -215,7 +215,7 @@ def rewrite(wheel: Path, change: Callable[[str, bytes], bytes | None]) -> None:
     [
         ("sglang/sampler.py", {"RECORD", "files", "patches"}),
         ("sglang/run.sh", {"RECORD"}),
-        ("sglang_lz/_patches/series", {"RECORD", "files", "patches"}),
+        ("sglang_lz/_patches/0.5.23/series", {"RECORD", "files", "patches"}),
     ],
 )
 @pytest.mark.parametrize("gone", [True, False])

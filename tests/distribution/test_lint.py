@@ -15,7 +15,7 @@ LINES = "".join(f"+line {n}\n" for n in range(BUDGET.added_lines_per_hunk + 1))
 
 def test_good_set(world: World) -> None:
     assert lint(world.patches) == []
-    assert world.ok("lint") == "lint: 5 patches are well-formed\n"
+    assert world.ok("lint") == "lint: sglang 0.5.23: 5 patches are well-formed\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Patches as commits and back: `checkout`, `export`, `check`, `pin`."""
+"""Patches as commits and back: `checkout`, `export`, `check`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distribution.world import EDITS, TAGS, UPSTREAM, World, git, snapshot, write_upstream_wheel
-from sglang_lz.distribution import fetch
-from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
+from distribution.world import EDITS, UPSTREAM, World, git, snapshot
 
 NEW = """\
 Add a thing
@@ -33,14 +31,6 @@ def commit(tree: Path, message: str, text: str = "new = 1\n", file: str = "field
     path = tree / "python" / "sglang" / file
     path.write_bytes(path.read_bytes() + text.encode())
     git(tree, "commit", "-qaF-", stdin=message)
-
-
-def release(world: World, version: str, files: dict[str, str]) -> None:
-    """Write the six platform wheels of an upstream release."""
-    for python in PYTHONS:
-        for arch in ARCHES:
-            name = f"sglang-{version}-{python}-{python}-manylinux_2_34_{arch}.whl"
-            write_upstream_wheel(world.wheel.with_name(name), files)
 
 
 def test_checkout_is_one_commit_a_patch(world: World, tree: Path) -> None:
@@ -77,8 +67,8 @@ def test_who_and_when_and_how_do_not_matter(world: World, tree: Path, tmp_path: 
 def test_new_commit_becomes_a_patch(world: World, tree: Path) -> None:
     commit(tree, NEW)
     assert world.ok("export", "tree").splitlines() == [
-        "wrote series",
-        "wrote server/thing.patch",
+        "wrote 0.5.23/series",
+        "wrote 0.5.23/server/thing.patch",
         "2 files changed",
     ]
     text = (world.patches / "server/thing.patch").read_text()
@@ -95,7 +85,7 @@ def test_dropped_and_reordered_commits(world: World, tree: Path) -> None:
     commits = git(tree, "rev-list", "--reverse", "upstream..").split()
     git(tree, "reset", "-q", "--hard", "upstream")
     git(tree, "cherry-pick", commits[2], commits[0], commits[4])
-    world.ok("export", "tree")
+    assert "deleted 0.5.23/server/check.patch\n" in world.ok("export", "tree")
     names = ["requests/field.patch", "sampling/call.patch", "cpu/stand-in.patch"]
     listed = [line for line in (world.patches / "series").read_text().splitlines() if "/" in line]
     assert listed == names
@@ -154,6 +144,19 @@ def test_checkout_into_a_full_folder(world: World) -> None:
     assert "is not empty" in world.fails("checkout", "--wheel", world.wheel, world.patches)
 
 
+def test_a_checkout_that_fails_leaves_no_folder(world: World) -> None:
+    path = world.patches / "sampling/call.patch"
+    path.write_text(path.read_text().replace(" line_9 = 9\n", " line_9 = 8\n"))
+    assert "does not apply" in world.fails("checkout", "--wheel", world.wheel, "new")
+    assert not (world.root / "new").exists()
+
+
+def test_the_work_tree_needs_no_identity_of_the_users(world: World, tree: Path) -> None:
+    (tree / "python/sglang/fields.py").write_text("")
+    env = {**os.environ, "HOME": str(world.root), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "commit", "-qam", "Mine"], cwd=tree, env=env, check=True)
+
+
 def test_check_shows_the_whole_change(world: World) -> None:
     out = world.ok("check", "--wheel", world.wheel)
     assert "every patch fits exactly" in out
@@ -181,53 +184,7 @@ def test_check_lints_first(world: World) -> None:
     assert "extra.patch is not in series" in done.stdout
 
 
-def test_moving_to_a_new_release(world: World, tree: Path) -> None:
-    """The recipe of `checkout --help`, with an upstream that moved the lines."""
-    files = {
-        path.replace("0.5.23", "0.5.24"): text.replace("0.5.23", "0.5.24").replace(" 23)", " 24)")
-        for path, text in UPSTREAM.items()
-    }
-    files["sglang/sampler.py"] = "first = 0\n" + files["sglang/sampler.py"]
-    release(world, "0.5.24", files)
-    assert "pinned 6 wheels of sglang 0.5.24, revision 1" in world.ok("pin", "0.5.24")
-    world.ok("checkout", "--no-patches", "new")
-    new = world.root / "new"
-    git(new, "fetch", "-q", str(tree), "upstream:old", "patches:new")
-    git(new, "cherry-pick", "old..new")
-    world.ok("export", new)
-    world.ok("check")
-    wheel = world.root / world.ok("build").strip()
-    assert wheel.name == f"sglang-0.5.24+lz1-{TAGS}.whl"
-    text = (world.patches / "sampling/call.patch").read_text()
-    assert "@@ -9,6 +9,8 @@" in text
-    assert "@@ -8,6 +8,8 @@" not in text
-
-
-def test_pin_keeps_the_revision_of_the_same_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(version: str, python: str, arch: str, folder: Path) -> Path:
-        file = folder / f"sglang-{version}-{python}-{python}-manylinux_2_34_{arch}.whl"
-        file.write_text(file.name)
-        return file
-
-    monkeypatch.setattr(fetch, "download", download)
-    old = Lock("0.5.23", 7, ())
-    assert fetch.pin_version("0.5.23", old, tmp_path, print).revision == 7
-    assert fetch.pin_version("0.5.24", old, tmp_path, print).revision == 1
-    lock = fetch.pin_version("0.5.24", None, tmp_path, print)
-    assert [(w.python, w.arch) for w in lock.wheels] == [(p, a) for p in PYTHONS for a in ARCHES]
-    for wheel in lock.wheels:
-        fetch.verify(tmp_path / wheel.filename, wheel)
-    (tmp_path / "lock").write_text(lock.dump())
-    assert Lock.load(tmp_path / "lock") == lock
-
-
-def test_pin_of_a_release_that_is_not_there(world: World) -> None:
-    assert "pip could not download sglang 9.9.9" in world.fails("pin", "9.9.9")
-
-
-@pytest.mark.parametrize("command", [("export", "tree"), ("pin", "0.5.23")])
+@pytest.mark.parametrize("command", [("export", "tree"), ("bump", "0.5.24")])
 def test_an_installed_package_does_not_write_its_patches(
     world: World, command: tuple[str, ...]
 ) -> None:

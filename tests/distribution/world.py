@@ -22,7 +22,9 @@ TAGS = f"{PYTHON}-{PYTHON}-manylinux_2_34_{platform.machine()}"
 WHEEL = f"sglang-0.5.23-{TAGS}.whl"
 
 SAMPLER = "".join(f"line_{n} = {n}\n" for n in range(40))
-SERVER = "def start():\r\n" + "".join(f"    step({n})\r\n" for n in range(12))
+SERVER = "from steps import check, lz, step\r\n\r\n\r\ndef start():\r\n" + "".join(
+    f"    step({n})\r\n" for n in range(12)
+)
 KERNEL = "import sgl_kernel\n\n\ndef run():\n    return sgl_kernel.run()\n"
 FIELDS = "class Request:\n    temperature = 1.0\n    top_p = 1.0\n"
 VERSION = """\
@@ -59,6 +61,8 @@ UPSTREAM = {
     "sglang/server.py": SERVER,
     "sglang/fields.py": FIELDS,
     "sglang/kernel.py": KERNEL,
+    "sglang/srt/server_args.py": "class ServerArgs:\n    model_path: str\n",
+    "sglang/srt/speculative/spec_info.py": "class SpeculativeAlgorithm:\n    NGRAM = 1\n",
     "sglang/configs/E=8,N=16.json": "{}\n",
     "sglang/run.sh": "#!/bin/sh\n",
     f"{INFO}/METADATA": METADATA,
@@ -163,8 +167,16 @@ class World:
     env: dict[str, str] = field(default_factory=dict)
 
     @property
+    def releases(self) -> Path:
+        return self.root / "checkout" / "patches" / "releases"
+
+    @property
     def patches(self) -> Path:
-        return self.root / "checkout" / "patches"
+        return self.releases.parent / "0.5.23"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "checkout" / ".cache" / "upstream"
 
     @property
     def package(self) -> Path:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from releases import RELEASE, newest
+
 ROWS, HIDDEN = 3, 128
 
 
@@ -82,6 +84,9 @@ def test_nobody_else_makes_logits() -> None:
         found = re.compile(pattern)
         return {str(path.relative_to(root)) for path in sources if found.search(sources[path])}
 
-    assert holding(r"\bLogitsProcessorOutput\(") == set(MAKERS)
+    made = holding(r"\bLogitsProcessorOutput\(")
+    assert made <= set(MAKERS)
+    # Older releases lack some.
+    assert made == set(MAKERS) or newest() != RELEASE
     own_steps = r"def (_get_logits|_copy_logits_to_buffer|_gather_softcap_fused)\("
     assert holding(own_steps) == {"layers/logits_processor.py"}

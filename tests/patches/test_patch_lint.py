@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
-from sglang_lz.distribution.lint import lint
+from releases import PATCHES, RELEASE, newest
+from sglang_lz.distribution.lint import compare, lint
 from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
-from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, GROUPS, PatchSet
-
-PATCHES = Path(__file__).resolve().parents[2] / "patches"
+from sglang_lz.distribution.patchset import GROUPS, SELECTIONS, PatchSet, parse_groups
 
 
 def test_lint() -> None:
@@ -19,15 +18,20 @@ def test_every_group_has_a_patch() -> None:
     assert {patch.group for patch in PatchSet.load(PATCHES).patches} == set(GROUPS)
 
 
-def test_both_flavours_and_the_stock_build_can_be_selected() -> None:
+def test_releases_differ_only_where_they_say_why() -> None:
+    assert compare(PATCHES, PATCHES.parent / newest()) == []
+
+
+@pytest.mark.parametrize("groups", SELECTIONS, ids=",".join)
+def test_every_selection_of_groups(groups: tuple[str, ...]) -> None:
     """No patch of a chosen group builds on one that is left out."""
-    patches = PatchSet.load(PATCHES)
-    for groups in (*FLAVOUR_GROUPS.values(), ("cpu",)):
-        assert patches.select(groups).blobs
+    assert parse_groups(",".join(groups), "cuda") == groups
+    assert PatchSet.load(PATCHES).select(groups).blobs
 
 
 def test_every_supported_wheel_is_pinned() -> None:
     lock = Lock.load(PATCHES / "upstream.lock")
+    assert lock.version == RELEASE
     pinned = [(wheel.python, wheel.arch) for wheel in lock.wheels]
     assert pinned == [(python, arch) for python in PYTHONS for arch in ARCHES]
     assert lock.dump() == (PATCHES / "upstream.lock").read_text()

@@ -109,7 +109,7 @@ def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
     manager = SimpleNamespace(grammar_backend=None)
     whole = ReasonerGrammarObject(BaseGrammarObject(), END)
     whole.maybe_init_reasoning(True)
-    whole.set_reasoning_in_grammar()
+    whole.reasoning_in_grammar = True
     for grammar in (None, object(), whole):
         asked = request(grammar=grammar)
         guard_thinking(asked, manager)

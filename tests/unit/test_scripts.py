@@ -153,8 +153,8 @@ def test_another_flavour_is_refused() -> None:
         (["--flavour"], "", []),
     ],
 )
-def test_split_flavour(arguments: list[str], flavour: str | None, rest: list[str]) -> None:
-    assert serve.split_flavour(arguments) == (flavour, rest)
+def test_split_option(arguments: list[str], flavour: str | None, rest: list[str]) -> None:
+    assert environment.split_option("--flavour", arguments) == (flavour, rest)
 
 
 @pytest.mark.parametrize(
@@ -236,17 +236,38 @@ def test_named_tests_run_and_nothing_else(
 @pytest.mark.parametrize("arguments", [[], ["full"], ["quick"], ["quick", "tests/unit"]])
 def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments: list[str]) -> None:
     assert run_tests.test(arguments) == 0
+    pytest_alone = ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"]
+    older = [["sglang_lz", "doctor"], pytest_alone] * (len(environment.releases()) - 1)
     assert [command[:2] for command in calls.commands] == [
         ["ruff", "check"],
         ["ruff", "format"],
         ["mypy"],
         ["sglang_lz", "check"],
         ["sglang_lz", "doctor"],
-        ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"],
+        pytest_alone,
+        *(older if "quick" not in arguments else []),
     ]
     assert "-n" in calls.commands[-1]
     assert "PYTHONPATH" not in calls.env
     assert calls.set_up == {"tests": True, "package_of_checkout": False}
+
+
+def test_another_release_is_tested_alone(calls: Calls) -> None:
+    release = environment.releases()[-1]
+    assert run_tests.test(["--upstream", release, "full", "-x"]) == 0
+    assert calls.env["SGLANG_LZ_UPSTREAM"] == release
+    assert [command[0] for command in calls.commands].count("pytest") == 1
+    assert calls.commands[-1][-1] == "-x"
+    with pytest.raises(environment.SetupError, match=r"--upstream is '0.1'; it must be "):
+        run_tests.test(["--upstream", "0.1"])
+
+
+def test_each_release_has_an_environment_of_its_own() -> None:
+    newest, *older = environment.releases()
+    assert environment.Environment("cpu").folder == environment.ROOT / ".venv" / "cpu"
+    assert environment.Environment("cpu", newest).folder == environment.ROOT / ".venv" / "cpu"
+    folders = {environment.Environment("cpu", release).stock for release in (newest, *older)}
+    assert len(folders) == 1 + len(older)
 
 
 def test_format_mends_and_checks_all(calls: Calls) -> None:
@@ -340,10 +361,11 @@ def test_only_a_changed_package_is_no_reason_for_a_wheel_where_the_checkouts_is_
 ) -> None:
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.setattr(environment, "CPU", tmp_path / "python" / "cpu")
-    monkeypatch.setattr(environment, "LOCK", tmp_path / "patches" / "upstream.lock")
-    for name in ("patches/upstream.lock", "python/a.py", "python/cpu/requirements.txt"):
+    monkeypatch.setattr(environment, "PATCHES", tmp_path / "patches")
+    for name in ("patches/1.0/upstream.lock", "python/a.py", "python/cpu/requirements.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
+    (tmp_path / "patches" / "releases").write_text("1.0\n")
 
     def is_done(*, package_of_checkout: bool) -> bool:
         made = environment.Environment("cpu")
@@ -356,7 +378,7 @@ def test_only_a_changed_package_is_no_reason_for_a_wheel_where_the_checkouts_is_
     (tmp_path / "python" / "a.py").write_text("changed = 1")
     assert is_done(package_of_checkout=True)
     assert not is_done(package_of_checkout=False)
-    (tmp_path / "patches" / "a.patch").write_text("changed")
+    (tmp_path / "patches" / "1.0" / "a.patch").write_text("changed")
     assert not is_done(package_of_checkout=True)
 
 

@@ -9,17 +9,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import doctor, inplace, workspace
+from . import bump, doctor, inplace, workspace
 from .build import build
 from .errors import DistError
-from .fetch import fetch, pin_version, verify
-from .files import replace_all
-from .lint import lint
+from .fetch import fetch, verify
+from .gitapply import transform
+from .lint import compare, lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
-from .patchset import FLAVOUR_GROUPS, PatchSet, parse_groups
+from .patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
 from .serve import serve
-from .sources import LOCK, checkout_patches_dir, patches_dir
+from .sources import (
+    LOCK,
+    checkout_patches_dir,
+    choose_release,
+    default_cache,
+    release_dir,
+    releases,
+)
 from .wheelfile import Wheel
 
 
@@ -48,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    lock = _lock()
+    lock, pin = _pin(options)
     wheel = build(
         lock=lock,
-        pin=_pin(lock, options),
+        pin=pin,
         wheel=options.wheel,
         groups=parse_groups(options.groups, options.flavour),
         flavour=options.flavour,
@@ -65,7 +72,9 @@ def _build(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace) -> int:
     groups = parse_groups(options.groups, "cuda")
-    root, seal = inplace.apply(options.target, _lock(), groups)
+    found = inplace.installed_release(options.target)
+    version = options.upstream or (found if found in releases() else None)
+    root, seal = inplace.apply(options.target, _lock(choose_release(version)), groups)
     print(f"{root}: {NAME} {seal.version}, {len(seal.patches)} patches applied")
     return 0
 
@@ -83,25 +92,40 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
-def _lint(_: argparse.Namespace) -> int:
-    problems = lint(patches_dir())
+def _lint(options: argparse.Namespace) -> int:
+    problems = []
+    versions = _versions(options)
+    for version in versions:
+        problems += lint(release_dir(version))
+    for version in versions if not problems else ():
+        if version != releases()[0]:
+            problems += compare(release_dir(version), release_dir(releases()[0]))
     for problem in problems:
         print(problem)
-    if not problems:
-        print(f"lint: {len(PatchSet.load(patches_dir()).patches)} patches are well-formed")
+    for version in versions if not problems else ():
+        count = len(PatchSet.load(release_dir(version)).patches)
+        print(f"lint: {NAME} {version}: {count} patches are well-formed")
     return 1 if problems else 0
 
 
 def _check(options: argparse.Namespace) -> int:
     if status := _lint(options):
         return status
-    patches = PatchSet.load(patches_dir())
-    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
+    return max(_check_release(options, version) for version in _versions(options))
+
+
+def _check_release(options: argparse.Namespace, version: str) -> int:
+    patches = PatchSet.load(release_dir(version))
+    options = argparse.Namespace(**vars(options) | {"upstream": version})
+    with _upstream_wheel(options) as wheel, tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        _checkout_tree(options, tree, patches, list(patches.blobs))
+        workspace.checkout(patches, list(patches.blobs), wheel.read, version, tree)
         exported = {patch.name: patch.data for patch in workspace.export(tree).patches}
         differing = [p.name for p in patches.patches if exported.get(p.name) != p.data]
-        print("apply: every patch fits exactly, on every blob id")
+        print(f"apply: {NAME} {version}: every patch fits exactly, on every blob id")
+        for groups in SELECTIONS:
+            transform(patches.select(groups), wheel.read, version)
+        print(f"groups: each of the {len(SELECTIONS)} selections applies by itself")
         for name in differing:
             print(f"{name} is not as export writes it; run `sglang-lz checkout` and `export`.")
         if not differing:
@@ -111,41 +135,39 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _checkout(options: argparse.Namespace) -> int:
-    patches = PatchSet(()) if options.no_patches else PatchSet.load(patches_dir())
-    _checkout_tree(options, options.dir, patches, None)
-    print(f"{options.dir}: {NAME} {_lock().version} and {len(patches.patches)} commits")
+    with _upstream_wheel(options) as wheel:
+        version = options.upstream
+        patches = PatchSet.load(release_dir(version))
+        files = [name for name in wheel.names if name.endswith(".py")]
+        workspace.checkout(patches, files, wheel.read, version, options.dir)
+    print(f"{options.dir}: {NAME} {version} and {len(patches.patches)} commits")
     return 0
 
 
-def _checkout_tree(
-    options: argparse.Namespace, tree: Path, patches: PatchSet, names: list[str] | None
-) -> None:
-    """Check out the named files, by default all .py files of the pinned wheel."""
-    lock = _lock()
-    pin = _pin(lock, options)
-    if options.wheel:
-        verify(options.wheel, pin)
-    with Wheel(options.wheel or fetch(lock, pin, options.cache, _say)) as wheel:
-        every = [name for name in wheel.names if name.endswith(".py")]
-        workspace.checkout(patches, names or every, wheel.read, lock.version, tree)
-
-
 def _export(options: argparse.Namespace) -> int:
-    root = checkout_patches_dir()
+    root = checkout_patches_dir() / workspace.release(options.dir)
+    if not (root / LOCK).exists():
+        raise DistError(f"{root} does not exist; `sglang-lz bump` makes it.")
     changed = workspace.write(workspace.export(options.dir), root)
     for name in changed:
-        print(f"wrote {name}")
+        print(f"{'wrote' if (root / name).exists() else 'deleted'} {root.name}/{name}")
     print(f"{len(changed)} files changed")
     return 0
 
 
-def _pin_command(options: argparse.Namespace) -> int:
-    root = checkout_patches_dir()
-    old = Lock.load(root / LOCK) if (root / LOCK).exists() else None
-    lock = pin_version(options.version, old, options.cache, _say)
-    replace_all(root, {LOCK: lock.dump().encode()})
-    print(f"pinned {len(lock.wheels)} wheels of {NAME} {lock.version}, revision {lock.revision}")
-    return 0
+def _bump(options: argparse.Namespace) -> int:
+    checkout_patches_dir()
+    if options.skip and not options.resume:
+        raise DistError("--skip goes with --continue.")
+    if options.resume and options.dry_run:
+        raise DistError("--dry-run has nothing to continue; leave one of the two out.")
+    old = choose_release(options.old)
+    if options.dry_run:
+        return bump.dry_run(options.version, old, options.cache, _say)
+    tree = options.tree or default_cache().parent / f"bump-{options.version}"
+    if options.resume:
+        return bump.resume(options.version, tree, options.skip, options.cache, _say)
+    return bump.begin(options.version, old, tree, options.cache, _say)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -177,7 +199,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": _check,
     "checkout": _checkout,
     "export": _export,
-    "pin": _pin_command,
+    "bump": _bump,
 }
 
 
@@ -185,18 +207,40 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _lock() -> Lock:
-    return Lock.load(patches_dir() / LOCK)
+def _versions(options: argparse.Namespace) -> tuple[str, ...]:
+    """The releases that a command checks: the one of --upstream, or all."""
+    return (choose_release(options.upstream),) if options.upstream else releases()
 
 
-def _pin(lock: Lock, options: argparse.Namespace) -> WheelPin:
+def _lock(version: str) -> Lock:
+    return Lock.load(release_dir(version) / LOCK)
+
+
+def _pin(options: argparse.Namespace) -> tuple[Lock, WheelPin]:
+    """The lock of the release, and the pin of the wheel, that the options choose."""
     if not options.wheel:
-        return lock.select(options.python, options.arch)
+        lock = _lock(choose_release(options.upstream))
+        return lock, lock.select(options.python, options.arch)
     if options.python or options.arch:
         raise DistError(
             "--wheel already says which Python and machine; leave --python and --arch out."
         )
-    return lock.by_filename(options.wheel.name)
+    locks = [_lock(version) for version in _versions(options)]
+    for lock in locks:
+        for pin in lock.wheels:
+            if pin.filename == options.wheel.name:
+                return lock, pin
+    found = "; ".join(lock.describe() for lock in locks)
+    raise DistError(f"{options.wheel.name} is not a pinned wheel: the patches are for {found}.")
+
+
+def _upstream_wheel(options: argparse.Namespace) -> Wheel:
+    """Open the pinned wheel that the options choose, and set their ``upstream`` to its release."""
+    lock, pin = _pin(options)
+    options.upstream = lock.version
+    if options.wheel:
+        verify(options.wheel, pin)
+    return Wheel(options.wheel or fetch(lock, pin, options.cache, _say))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -225,13 +269,23 @@ def _parser() -> argparse.ArgumentParser:
         page.add_argument(
             "--wheel", type=Path, metavar="FILE", help="upstream's wheel, already here"
         )
-    for name in ("build", "check", "checkout", "pin"):
+    for name in ("build", "check", "checkout", "bump"):
         pages[name].add_argument(
             "--cache",
             type=Path,
-            default=Path("dist/upstream"),
+            default=default_cache(),
             metavar="DIR",
-            help="where downloaded wheels stay (default: dist/upstream)",
+            help="where downloaded wheels stay (default: .cache/upstream of the checkout)",
+        )
+    for name, what in (
+        ("build", "the newest"),
+        ("checkout", "the newest"),
+        ("apply", "what is there"),
+        ("lint", "all"),
+        ("check", "all"),
+    ):
+        pages[name].add_argument(
+            "--upstream", metavar="VERSION", help=f"upstream's release (default: {what})"
         )
     for name in ("build", "apply"):
         pages[name].add_argument(
@@ -257,8 +311,14 @@ def _parser() -> argparse.ArgumentParser:
     pages["doctor"].add_argument(
         "--wheel", type=Path, metavar="FILE", help="check this wheel, not what is installed"
     )
-    pages["checkout"].add_argument(
-        "--no-patches", action="store_true", help="only upstream's files, no commits on top"
+    page = pages["bump"]
+    page.add_argument("version", metavar="VERSION", help="upstream's release to carry to")
+    page.add_argument("--from", dest="old", metavar="VERSION", help="(default: the newest)")
+    page.add_argument("--dry-run", action="store_true", help="say what would come of it")
+    page.add_argument("--continue", dest="resume", action="store_true", help="after a conflict")
+    page.add_argument("--skip", metavar="REASON", help="why the release needs no such patch")
+    page.add_argument(
+        "--tree", type=Path, metavar="DIR", help="the work tree (default: .cache/bump-VERSION)"
     )
     for name in ("checkout", "export"):
         pages[name].add_argument("dir", type=Path, metavar="DIR", help="the git work tree")
@@ -270,5 +330,4 @@ def _parser() -> argparse.ArgumentParser:
         pages["loops"].add_argument(f"--{name}", type=int, metavar="N", help=meaning)
     pages["loops"].add_argument("--json", action="store_true", help="print JSON")
     pages["loops"].add_argument("files", nargs="+", metavar="FILE", help="- for standard input")
-    pages["pin"].add_argument("version", metavar="VERSION", help="upstream's release")
     return parser

@@ -114,7 +114,7 @@ def _version(seal: Seal, read: Read, metadata: bytes | None) -> str:
 
 def _patches(seal: Seal, read: Read) -> str:
     """Hold the carried patches against the seal's list and against the patched files."""
-    folder = f"sglang_lz/{PACKED_PATCHES}"
+    folder = f"sglang_lz/{PACKED_PATCHES}/{seal.upstream}"
     texts = {name: read(f"{folder}/{name}") for name in ("series", LOCK, *seal.patches)}
     if missing := [name for name, data in texts.items() if data is None]:
         raise DistError(f"{folder}/{missing[0]} is missing")

@@ -14,7 +14,7 @@ from .errors import DistError
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 
 PLATFORM = "manylinux_2_34"
-"""The platform tag, less the machine, of the wheels that `pin` looks for."""
+"""The platform tag, less the machine, of the wheels that `bump` looks for."""
 
 
 def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) -> Path:
@@ -28,11 +28,11 @@ def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) ->
         say(f"found {file}")
         verify(file, pin)
         return file
-    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=_made(cache)) as folder:
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
         say(f"fetching {pin.filename} with pip")
         got = download(lock.version, pin.python, pin.arch, Path(folder))
         if got.name != pin.filename:
-            raise DistError(f"pip got {got.name} where {pin.filename} is pinned; pin again.")
+            raise DistError(f"pip got {got.name} where {pin.filename} is pinned.")
         verify(got, pin)
         os.replace(got, file)
     return file
@@ -69,30 +69,29 @@ def download(version: str, python: str, arch: str, folder: Path) -> Path:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no reason given"]
         raise DistError(
             f"pip could not download {NAME} {version} for {python} on {arch} "
-            f"({lines[-1].removeprefix('ERROR: ').rstrip('.')}); check the network and pip's "
-            "index, or give the file with --wheel."
+            f"({lines[-1].removeprefix('ERROR: ').rstrip('.')}); check the network and pip's index."
         )
     return files[0]
 
 
-def pin_version(version: str, old: Lock | None, cache: Path, say: Callable[[str], None]) -> Lock:
+def pin_version(version: str, cache: Path, say: Callable[[str], None]) -> Lock:
     """Return the lock of an upstream release, downloading every platform wheel of it to ``cache``.
 
-    The revision starts again at 1 for another version than ``old``'s.
+    Our revision of it is the first.
     """
     wheels = []
     for python in PYTHONS:
         for arch in ARCHES:
-            with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=_made(cache)) as folder:
+            with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
                 say(f"fetching {NAME} {version} for {python} on {arch}")
                 got = download(version, python, arch, Path(folder))
                 wheels.append(WheelPin(python, arch, got.name, sha256(got)))
                 os.replace(got, cache / got.name)
-    same = old is not None and old.version == version
-    return Lock(version, old.revision if old and same else 1, tuple(wheels))
+    return Lock(version, 1, tuple(wheels))
 
 
-def _made(folder: Path) -> Path:
+def made(folder: Path) -> Path:
+    """Return a folder, made if it is not there; DistError if it cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

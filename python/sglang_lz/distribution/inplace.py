@@ -12,7 +12,7 @@ from .lock import NAME, Lock
 from .overlay import VERSION_FILE, make_overlay, stamp_version
 from .patchset import PatchSet
 from .seal import SEAL, Seal, reader
-from .sources import LOCK, PACKED_PATCHES, patches_dir
+from .sources import LOCK, PACKED_PATCHES, release_dir
 from .wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
 
 
@@ -44,6 +44,13 @@ def find_dist_info(root: Path) -> str | None:
     return names[0] if names else None
 
 
+def installed_release(target: Path | None) -> str | None:
+    """Return the version of the sglang in ``target``; None in a checkout, which has no metadata."""
+    root = find_root(target)
+    dist_info = find_dist_info(root)
+    return metadata_version(reader(root)(f"{dist_info}/METADATA") or b"") if dist_info else None
+
+
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
     """Patch the sglang in ``target`` and put sglang_lz beside it; return its root and seal.
 
@@ -62,7 +69,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
                 f"{root} has {NAME} {found}, but the patches are for {lock.version}, nothing was "
                 f"changed; install {NAME}=={lock.version} and run again."
             )
-    tree_state(PatchSet.load(patches_dir()).select(groups), read, lock.version)
+    tree_state(PatchSet.load(release_dir(lock.version)).select(groups), read, lock.version)
     # pip, or a server that outlived `revert`, leaves a folder of nothing but caches.
     if found_file := first_file(root / "sglang_lz"):
         undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found_file} away"
@@ -88,7 +95,7 @@ def revert(target: Path | None) -> tuple[Path, Seal]:
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
     seal = _seal(root, read)
-    ours = root / "sglang_lz" / PACKED_PATCHES
+    ours = root / "sglang_lz" / PACKED_PATCHES / seal.upstream
     lock = Lock.load(ours / LOCK)
     patches = PatchSet.load(ours).select(seal.groups)
     restored = transform(patches, read, seal.upstream, reverse=True)

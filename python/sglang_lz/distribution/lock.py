@@ -17,7 +17,7 @@ PYTHONS = ("cp311", "cp312", "cp313")
 ARCHES = ("x86_64", "aarch64")
 
 _HEADER = """\
-# The upstream release that the patches are for. Written by `sglang-lz pin VERSION`.
+# The upstream release that the patches are for. Written by `sglang-lz bump VERSION`.
 # Only `revision`, the N of our version {version}+lzN, is edited by hand: raise it for each release.
 """
 
@@ -80,15 +80,10 @@ class Lock:
             f"Python of {pythons} on {arches}, or name one with --python and --arch."
         )
 
-    def by_filename(self, filename: str) -> WheelPin:
-        """Return the pin of a wheel file; DistError if this file is not pinned."""
-        for wheel in self.wheels:
-            if wheel.filename == filename:
-                return wheel
-        raise DistError(
-            f"{filename} is not a pinned wheel: the patches are for {NAME} {self.version} "
-            f"({_words(w.python for w in self.wheels)}; {_words(w.arch for w in self.wheels)})."
-        )
+    def describe(self) -> str:
+        """Return the release and its platforms, for a message."""
+        pythons, arches = _words(w.python for w in self.wheels), _words(w.arch for w in self.wheels)
+        return f"{NAME} {self.version} ({pythons}; {arches})"
 
     def local_version(self, revision: int, flavour: str) -> str:
         """Return our version of upstream's, for example ``0.5.23+lz1`` or ``0.5.23+lz1.cpu``."""

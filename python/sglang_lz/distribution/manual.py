@@ -3,11 +3,12 @@
 MAIN = """\
 SGLang with the LZ penalty: build, install, check and maintain the patched distribution.
 
-Everything that is particular to a release lies in patches/: upstream.lock (upstream's version and
-the sha256 of its wheels), series (the order of the patches) and the patches, in groups:
+Everything that is particular to an upstream release lies in patches/VERSION/: upstream.lock (the
+sha256 of its wheels), series (the order of the patches) and the patches, in groups:
 
   sampling, requests, server   the LZ penalty
   guard                        the loop guard
+  proper                       proper tokens
   bench                        the LZ penalty in upstream's benchmark tools
   fixes                        repairs of upstream, for requests without a penalty too
   cpu                          lets the server start without a GPU
@@ -169,38 +170,51 @@ it is; a new commit needs one too:
 
   Patch: sampling/call-penalizer.patch
 
-Reads   patches/ and upstream's wheel, as `build` does. Writes DIR, which must be new or empty.
-
-To move to a new release: check the old one out, `sglang-lz pin NEW`, check that out with
---no-patches, and in there
-
-  git fetch OLD_DIR upstream:old patches:new
-  git cherry-pick old..new""",
+Reads   patches/ and upstream's wheel, as `build` does. Writes DIR, which must be new or empty.""",
         """\
   sglang-lz checkout /tmp/lz
-  sglang-lz checkout --no-patches /tmp/lz-new""",
+  sglang-lz checkout --upstream 0.5.22 /tmp/lz""",
     ),
     "export": (
         "write the commits back as patches",
         """\
-Write the commits after the tag `upstream` in DIR to patches/, and their order to patches/series.
+Write the commits after the tag `upstream` in DIR to patches/VERSION/, and their order to its
+series.
 The same commits give the same bytes, whoever made them and whenever. Patches without a commit are
 removed. Nothing is written if a commit has no `Patch:` line, if there are uncommitted changes, or
 if the result would not pass `lint`.
 
-Reads   DIR, made by `checkout`. Writes patches/.""",
+Reads   DIR, made by `checkout`. Writes patches/VERSION/, of the release that DIR is of.""",
         """\
   sglang-lz export /tmp/lz""",
     ),
-    "pin": (
-        "pin another upstream release",
+    "bump": (
+        "carry the patches to another upstream release",
         """\
-Download every platform wheel of an upstream release with pip and write their names and sha256 to
-patches/upstream.lock. Our revision starts again at 1 for another version. See `checkout` for how to
-bring the patches over.
+Carry the patches from one release to VERSION, newer or older: pin its wheels, pick the commits one
+by one, and hold the result against the release. Prints how each patch was carried:
 
-Reads   pip's index. Writes CACHE and patches/upstream.lock.""",
+  clean          git carried it
+  beside         upstream changed lines beside ours; both changes were put together. Look at each.
+  conflict       the lines themselves were changed, or the file is gone: stops here. Settle it and
+                 go on with --continue, or leave the patch out with --skip REASON.
+  there already  the release has what the patch does; it is left out
+
+Then: every changed file compiles and uses no name that is not defined; each selection of groups
+applies; a patch that changes other lines than in the release it comes from says why in `Differs:`;
+what our package and tests import, call and read of upstream is there; and each server argument and
+speculative algorithm was judged (patches/VERSION/judged).
+
+--dry-run prints all this for a work tree that it throws away.
+
+Reads   pip's index, patches/ and our own sources.
+Writes  DIR, a git work tree, and at the end patches/VERSION/ and patches/releases. --dry-run: only
+        the cache.""",
         """\
-  sglang-lz pin 0.5.23""",
+  sglang-lz bump 0.5.24 --dry-run
+  sglang-lz bump 0.5.24
+  sglang-lz bump 0.5.24 --continue
+  sglang-lz bump 0.5.24 --continue --skip 'upstream has this fix since 0.5.24'
+  sglang-lz bump 0.5.22 --from 0.5.23""",
     ),
 }

@@ -16,8 +16,12 @@ FIXES = "fixes"
 """The group that repairs upstream, for requests without a penalty too."""
 GROUPS = (*LZ_GROUPS, FIXES, "cpu")
 FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, FIXES), "cpu": GROUPS}
+SELECTIONS = (FLAVOUR_GROUPS["cuda"], GROUPS, LZ_GROUPS, (*LZ_GROUPS, "cpu"), ("cpu",))
+"""What ``--groups`` can choose; see `parse_groups`."""
 FIELDS = ("Why", "Upstream", "Remove-when")
 """What every patch header says below its subject."""
+DIFFERS = "Differs"
+"""What the header says too where the newest release's patch of that name changes other lines."""
 UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 
@@ -34,7 +38,8 @@ class FileChange:
     """What one patch does to one file.
 
     ``path`` is relative to the wheel's root (``sglang/...``); ``old_blob`` and ``new_blob`` are git
-    blob ids (40 hex digits); ``hunks`` holds the added lines of each hunk, without line ends.
+    blob ids (40 hex digits); ``hunks`` holds the changed lines of each hunk, without line ends but
+    with the ``+`` or ``-`` before them.
     """
 
     path: str
@@ -45,7 +50,7 @@ class FileChange:
     @property
     def added(self) -> int:
         """The number of added lines."""
-        return sum(len(lines) for lines in self.hunks)
+        return sum(line.startswith(b"+") for lines in self.hunks for line in lines)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,17 @@ class Patch:
         """The header fields (FIELDS); a line that begins with a space continues its field."""
         pairs = re.findall(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", self.body, re.M)
         return {key: " ".join(value.split()) for key, value in pairs}
+
+    @property
+    def same_everywhere(self) -> str:
+        """The message as every release has it: without the field that tells how one differs."""
+        message = f"{self.subject}\n{self.body}\n"
+        return re.sub(rf"^{DIFFERS}:.*\n([ \t].*\n)*", "", message, flags=re.M)
+
+    @property
+    def changed_lines(self) -> list[bytes]:
+        """All added and removed lines, in the patch's order, whatever files they are in."""
+        return [line for change in self.changes for lines in change.hunks for line in lines]
 
     @cached_property
     def changes(self) -> tuple[FileChange, ...]:
@@ -155,6 +171,15 @@ def read_series(root: Path) -> list[str]:
         raise DistError(f"{path} is missing; restore it with git.") from None
 
 
+def read_absent(root: Path) -> dict[str, str]:
+    """Return the patches that ``root``/series names as absent, with the reason for each.
+
+    A line of it is ``# absent group/name.patch: reason``.
+    """
+    text = (root / "series").read_text("utf-8")
+    return dict(re.findall(r"^# absent (\S+): (.*\S)", text, re.M))
+
+
 def parse_series(text: bytes, where: str) -> list[str]:
     """Return the patch names of a series, which may hold blank lines and # comments."""
     lines = (line.strip() for line in text.decode("utf-8", "replace").splitlines())
@@ -170,7 +195,8 @@ def parse_series(text: bytes, where: str) -> list[str]:
 def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
     """Return the groups of ``--groups`` text, by default the flavour's.
 
-    DistError for an unknown group and for a part of LZ_GROUPS: half a penalty has no version.
+    DistError for an unknown group, for a part of LZ_GROUPS (half a penalty has no version), and for
+    FIXES without them: both change the same files.
     """
     if text is None:
         return FLAVOUR_GROUPS[flavour]
@@ -183,6 +209,8 @@ def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
         raise DistError(
             f"--groups must name all of {', '.join(LZ_GROUPS)} or none; {missing[0]} is left out."
         )
+    if FIXES in groups and missing:
+        raise DistError(f"--groups with {FIXES} must name {', '.join(LZ_GROUPS)} too.")
     return tuple(group for group in GROUPS if group in groups)
 
 
@@ -222,16 +250,16 @@ def _changes(patch: Patch) -> Iterator[FileChange]:
 def _hunk(
     lines: list[bytes], old: int, new: int, expect: Callable[[object, str], None]
 ) -> tuple[bytes, ...]:
-    """Take a hunk of ``old`` and ``new`` lines off the reversed ``lines``; return what it adds."""
-    added = []
+    """Take a hunk of ``old`` and ``new`` lines off the reversed ``lines``; return its changes."""
+    changed = []
     while old > 0 or new > 0:
         kind, line = (lines[-1][:1], lines.pop()[1:]) if lines else (b"", b"")
         expect(kind in (b" ", b"-", b"+", b"\\") and kind, "a hunk is shorter than it claims")
         old -= kind in (b" ", b"-")
         new -= kind in (b" ", b"+")
-        if kind == b"+":
-            added.append(line)
+        if kind in (b"+", b"-"):
+            changed.append(kind + line)
     expect((old, new) == (0, 0), "a hunk is longer than it claims")
     if lines and lines[-1].startswith(b"\\"):
         lines.pop()
-    return tuple(added)
+    return tuple(changed)

@@ -1,7 +1,13 @@
-"""Where this copy of the package keeps its patches: a checkout's patches/, or inside itself."""
+"""Where this copy of the package keeps its patches: a checkout's patches/, or inside itself.
+
+Both hold `releases`, the supported upstream releases, and for each a folder of its own with
+`upstream.lock`, `series` and the patches. A built package holds the one that it was built from.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from .errors import DistError
@@ -10,11 +16,16 @@ PACKAGE = Path(__file__).resolve().parent.parent
 """The sglang_lz that runs."""
 PACKED_PATCHES = "_patches"
 """Where a built package carries what a checkout keeps in patches/."""
+RELEASES = "releases"
 LOCK = "upstream.lock"
+UPSTREAM = "SGLANG_LZ_UPSTREAM"
+"""Environment variable that chooses the release where --upstream does not."""
+
+_RELEASE = re.compile(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?")
 
 
 def patches_dir() -> Path:
-    """Return the folder of series, patches and lock."""
+    """Return the folder of `releases` and of each release's folder."""
     packed = PACKAGE / PACKED_PATCHES
     return packed if packed.is_dir() else PACKAGE.parent.parent / "patches"
 
@@ -28,3 +39,47 @@ def checkout_patches_dir() -> Path:
             "`PYTHONPATH=python python -m sglang_lz` in a checkout instead."
         )
     return folder
+
+
+def releases() -> tuple[str, ...]:
+    """Return the supported upstream releases, newest first; DistError if there is no list."""
+    path = patches_dir() / RELEASES
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except FileNotFoundError:
+        raise DistError(f"{path} is missing; restore it with git.") from None
+    found = tuple(line for line in lines if line and not line.startswith("#"))
+    if not found or not all(map(_RELEASE.fullmatch, found)) or len(set(found)) < len(found):
+        raise DistError(f"{path} is not a list of releases, one a line; restore it with git.")
+    return found
+
+
+def choose_release(upstream: str | None) -> str:
+    """Return the release of ``--upstream``, of the environment, or the newest.
+
+    DistError if it is not supported.
+    """
+    supported = releases()
+    name = "--upstream" if upstream else UPSTREAM
+    chosen = upstream or os.environ.get(UPSTREAM) or supported[0]
+    if chosen not in supported:
+        raise DistError(f"{name} is {chosen!r}; this sglang-lz has {', '.join(supported)}.")
+    return chosen
+
+
+def parse_release(text: str) -> str:
+    """Return ``text`` if it is the name of a release, which is a folder's too; else DistError."""
+    if not _RELEASE.fullmatch(text):
+        raise DistError(f"{text!r} is not a release of upstream, such as 0.5.23.")
+    return text
+
+
+def release_dir(version: str) -> Path:
+    """Return the folder of one release's lock, series and patches."""
+    return patches_dir() / version
+
+
+def default_cache() -> Path:
+    """Return where downloaded wheels stay: the one place of a checkout, or dist/upstream."""
+    packed = patches_dir().parent == PACKAGE
+    return Path("dist/upstream") if packed else PACKAGE.parent.parent / ".cache" / "upstream"

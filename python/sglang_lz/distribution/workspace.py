@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,10 +17,12 @@ from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet, read_serie
 
 BASE = "upstream"
 """The tag of the first commit: upstream's files without patches."""
+TITLE = "SGLang"
+"""The first word of that commit's message; the second is the release."""
 MARK = "Patch: "
 """The line of a commit message that names its patch file; it is not part of the patch."""
 
-_IDENTITY = {
+IDENTITY = {
     f"GIT_{who}_{key}": value
     for who in ("AUTHOR", "COMMITTER")
     for key, value in (
@@ -52,20 +57,43 @@ def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, 
     """
     if tree.exists() and any(tree.iterdir()):
         raise DistError(f"{tree} is not empty; name a new folder.")
-    tree.mkdir(parents=True, exist_ok=True)
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=".sglang-lz-", dir=tree.parent))
+    try:
+        _make(patches, files, read, version, new)
+        os.replace(new, tree)
+    except BaseException:
+        shutil.rmtree(new)
+        raise
+    tree.chmod(0o755)
+
+
+def _make(patches: PatchSet, files: Iterable[str], read: Read, version: str, tree: Path) -> None:
     for path in files:
         file = tree / UPSTREAM_PREFIX / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(read(path) or b"")
     _run(tree, "init", "--quiet", "--initial-branch=patches")
     _run(tree, "config", "core.autocrlf", "false")
+    for name in ("NAME", "EMAIL"):  # for commits by hand, where the user has set none
+        _run(tree, "config", f"user.{name.lower()}", IDENTITY[f"GIT_AUTHOR_{name}"])
     (tree / ".git/info").mkdir(exist_ok=True)
     (tree / ".git/info/exclude").write_text("__pycache__/\n", "utf-8")
-    _commit(tree, f"SGLang {version}\n")
+    _commit(tree, f"{TITLE} {version}\n")
     _run(tree, "tag", BASE)
     for patch in patches.patches:
         apply_one(patch.name, patch.data, tree)
         _commit(tree, f"{patch.subject}\n\n{patch.body}\n\n{MARK}{patch.name}\n")
+
+
+def release(tree: Path) -> str:
+    """Return the upstream release that ``tree`` is a work tree of; DistError if it is none."""
+    if (tree / ".git").exists():
+        title = git(["log", "-1", "--format=%s", BASE], tree)
+        name, _, version = title.stdout.decode("utf-8", "replace").strip().partition(" ")
+        if title.returncode == 0 and name == TITLE:
+            return version
+    raise DistError(f"{tree} is not a work tree made by `sglang-lz checkout`; make one first.")
 
 
 def export(tree: Path) -> PatchSet:
@@ -74,8 +102,7 @@ def export(tree: Path) -> PatchSet:
     Rewrites nothing in ``tree``. DistError if there are uncommitted changes, a merge, a commit
     without a name or two with the same.
     """
-    if not (tree / ".git").exists() or git(["rev-parse", f"{BASE}^0"], tree).returncode:
-        raise DistError(f"{tree} is not a work tree made by `sglang-lz checkout`; make one first.")
+    release(tree)
     if _run(tree, "status", "--porcelain"):
         raise DistError(f"{tree} has uncommitted changes; commit them (git commit) and run again.")
     parent = _run(tree, "rev-parse", f"{BASE}^0")
@@ -120,6 +147,8 @@ def write(patches: PatchSet, root: Path) -> list[str]:
     series = root / "series"
     if not series.exists() or read_series(root) != names:
         text = series.read_text("utf-8") if series.exists() else ""
+        for name in names:  # no longer absent
+            text = re.sub(rf"^# absent {re.escape(name)}:.*\n", "", text, flags=re.M)
         head = re.match(r"(?:#.*\n|\s*\n)*", text)
         changes["series"] = ((head[0] if head else "") + "".join(f"{n}\n" for n in names)).encode()
     replace_all(root, changes)
@@ -138,7 +167,7 @@ def _commit(tree: Path, message: str) -> None:
 
 def _run(tree: Path, *args: str, stdin: str = "") -> str:
     """Run git in ``tree`` under our identity; return its output; DistError if it fails."""
-    result = git(args, tree, stdin.encode(), _IDENTITY)
+    result = git(args, tree, stdin.encode(), IDENTITY)
     if result.returncode != 0:
         reason = result.stderr.decode("utf-8", "replace").strip().splitlines() or [
             "no reason given"

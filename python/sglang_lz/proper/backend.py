@@ -27,6 +27,7 @@ from sglang_lz.proper.prepared import Prepared, prepare
 from sglang_lz.proper.product import START, Product, State
 from sglang_lz.proper.rules import ANY_TEXT, rules_of
 from sglang_lz.proper.tokenizer import Unsupported
+from sglang_lz.upstream import applies_constraint, frames_answers
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> 
         return key
     req.grammar_wait_ct = -PATIENCE
     kind = kind.partition(":")[0]
-    if isinstance(backend, ReasonerGrammarBackend) and backend._is_framed(kind):
+    if isinstance(backend, ReasonerGrammarBackend) and frames_answers(backend, kind):
         return FRAMED, text
     return PREFIX + kind, text
 
@@ -241,5 +242,5 @@ def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> 
 def walk_of(grammar: Any) -> ProperGrammar | None:
     """The walk that constrains the next token of a request; None if there is none."""
     if isinstance(grammar, ReasonerGrammarObject):
-        grammar = grammar.grammar if grammar._grammar_active() else None
+        grammar = grammar.grammar if applies_constraint(grammar) else None
     return grammar if isinstance(grammar, ProperGrammar) else None

@@ -1,0 +1,287 @@
+"""`sglang-lz bump`: the patches of one upstream release, carried to another and held against it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import carry, workspace
+from .carry import Carried
+from .errors import DistError
+from .fetch import download, fetch, made, pin_version, sha256
+from .files import replace_all
+from .gitapply import transform
+from .lint import differences, lint_patches
+from .lock import NAME, Lock, WheelPin
+from .modes import JUDGED, judged, modes
+from .names import undefined
+from .patchset import SELECTIONS, PatchSet, read_absent
+from .sources import (
+    LOCK,
+    PACKAGE,
+    RELEASES,
+    checkout_patches_dir,
+    parse_release,
+    release_dir,
+    releases,
+)
+from .uses import Release, Uses, missing
+from .wheelfile import Wheel
+
+Say = Callable[[str], None]
+STATE, STATE_LOCK = ".git/sglang-lz-bump.json", ".git/sglang-lz-bump.lock"
+"""In the work tree: what `--continue` goes on from."""
+OURS = ("python/sglang_lz", "tests")
+"""Where our code is that uses upstream's."""
+
+
+@dataclass
+class State:
+    """How far the carrying is.
+
+    ``done`` maps the patches that are settled to how, ``absent`` those that the release does not
+    need to why, and ``stopped`` is the one that waits for a person.
+    """
+
+    old: str
+    done: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    stopped: str | None = None
+
+    def save(self, tree: Path) -> None:
+        """Write it into the work tree."""
+        (tree / STATE).write_text(json.dumps(dataclasses.asdict(self), indent=1), "utf-8")
+
+
+def dry_run(version: str, old: str, cache: Path, say: Say) -> int:
+    """Carry every patch that can be carried into a work tree that is then thrown away.
+
+    Prints a table and what else stands against the release; changes nothing.
+
+    Returns:
+        0 if nothing does, else 1.
+    """
+    lock = _lock_of_one(parse_release(version), cache, say)
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
+        tree = Path(folder) / "tree"
+        _make_tree(tree, lock, old, cache, say)
+        rows = []
+        for name, commit in carry.commits(tree):
+            rows.append(carry.carry(tree, name, commit))
+            if rows[-1].status == "conflict":
+                carry.give_up(tree)
+        print("\n".join(map(str, rows)))
+        absent = {row.name: "" for row in rows if row.status in ("conflict", "there already")}
+        notes = [*_wrong(tree, old, absent), *_to_do(lock, old, cache, say)]
+    counts = {row.status: sum(other.status == row.status for other in rows) for row in rows}
+    print(f"\n{old} to {version}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    for note in notes:
+        print(note)
+    return 1 if notes or "conflict" in counts else 0
+
+
+def begin(version: str, old: str, tree: Path, cache: Path, say: Say) -> int:
+    """Carry the patches of release ``old`` to ``version`` in the new folder ``tree``.
+
+    Returns:
+        0 when patches/``version`` is written, 1 where a person must go on.
+    """
+    root = checkout_patches_dir() / parse_release(version)
+    if root.exists():
+        raise DistError(f"{root} exists already; delete it, and its line in {RELEASES}, first.")
+    lock = pin_version(version, cache, say)
+    _make_tree(tree, lock, old, cache, say)
+    (tree / STATE_LOCK).write_text(lock.dump(), "utf-8")
+    state = State(old)
+    state.save(tree)
+    return _go_on(tree, state, cache, say)
+
+
+def resume(version: str, tree: Path, skip: str | None, cache: Path, say: Say) -> int:
+    """Go on after a person has settled a conflict; with ``skip``, without that patch.
+
+    Args:
+        version: the release, for which the tree must be.
+        tree: the folder in which `begin` stopped.
+        skip: why the release does not need the patch.
+        cache: where downloaded wheels stay.
+        say: takes a line on what is being done.
+    """
+    if not (tree / STATE).exists() or workspace.release(tree) != version:
+        raise DistError(f"{tree} is not where `sglang-lz bump {version}` stopped; name it: --tree.")
+    state = State(**json.loads((tree / STATE).read_text("utf-8")))
+    if state.stopped:
+        _settle(tree, state, state.stopped, skip)
+    elif skip:
+        raise DistError("No patch waits to be settled; leave --skip out.")
+    return _go_on(tree, state, cache, say)
+
+
+def _settle(tree: Path, state: State, name: str, skip: str | None) -> None:
+    if skip:
+        if carry.in_progress(tree):
+            carry.run(tree, "cherry-pick", "--skip")
+        state.absent[name] = " ".join(skip.split())
+    elif files := carry.unfinished(tree):
+        raise DistError(f"{files[0]} is not settled; edit it, and `git add` it in {tree}.")
+    elif carry.in_progress(tree):
+        carry.finish(tree)
+    if not skip and name not in carry.carried(tree):
+        raise DistError(f"{name} is in no commit of {tree}; say why with --skip REASON.")
+    state.done[name] = "absent" if skip else "by hand"
+    state.stopped = None
+    state.save(tree)
+
+
+def _go_on(tree: Path, state: State, cache: Path, say: Say) -> int:
+    lock = Lock.load(tree / STATE_LOCK)
+    for name, commit in carry.commits(tree):
+        if name in state.done:
+            continue
+        row = carry.carry(tree, name, commit)
+        print(row, flush=True)
+        if row.status == "conflict":
+            state.stopped = name
+            state.save(tree)
+            _tell_conflict(tree, row, lock.version)
+            return 1
+        if row.status == "there already":
+            state.absent[name] = f"{NAME} {lock.version} does it by itself"
+        state.done[name] = row.status
+        state.save(tree)
+    if wrong := list(_wrong(tree, state.old, state.absent)):
+        print("\n".join(wrong))
+        print(
+            f"Nothing was written. Mend the commits in {tree} (git commit --amend, git rebase -i "
+            f"{workspace.BASE}), then\n  sglang-lz bump {lock.version} --continue --tree {tree}"
+        )
+        return 1
+    _write(tree, lock, state, cache, say)
+    to_do = list(_to_do(lock, state.old, cache, say))
+    print("\n".join(to_do))
+    print(
+        f"patches/{lock.version} is written{': see to the lines above' if to_do else ''}. Next:\n"
+        f"  sglang-lz check\n  scripts/test --upstream {lock.version}"
+    )
+    return 0
+
+
+def _tell_conflict(tree: Path, row: Carried, version: str) -> None:
+    files = "".join(f"  {file}\n" for file in row.places)
+    print(
+        f"\n{row.name} conflicts in {tree}:\n{files}"
+        "Edit these files so that they hold the change that the patch makes, and nothing else. "
+        "Then\n"
+        f"  git -C {tree} add --all\n"
+        f"  sglang-lz bump {version} --continue --tree {tree}\n"
+        "or, where this release does not need the patch,\n"
+        f"  sglang-lz bump {version} --continue --tree {tree} --skip 'why it does not'"
+    )
+
+
+def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
+    """A lock of the one wheel that is looked at, of a release that may not be pinned yet."""
+    if (release_dir(version) / LOCK).exists():
+        return Lock.load(release_dir(version) / LOCK)
+    here = Lock.load(release_dir(releases()[0]) / LOCK).select()
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
+        say(f"fetching {NAME} {version}")
+        file = download(version, here.python, here.arch, Path(folder))
+        pin = WheelPin(here.python, here.arch, file.name, sha256(file))
+        os.replace(file, cache / file.name)
+    return Lock(version, 1, (pin,))
+
+
+def _make_tree(tree: Path, lock: Lock, old: str, cache: Path, say: Say) -> None:
+    """Make a work tree of the release, without patches, with the other's commits beside them."""
+    old_lock = Lock.load(release_dir(old) / LOCK)
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
+        other = Path(folder) / "old"
+        patches = PatchSet.load(release_dir(old))
+        for one, commits, place in ((old_lock, patches, other), (lock, PatchSet(()), tree)):
+            with Wheel(fetch(one, one.select(), cache, say)) as wheel:
+                say(f"unpacking {NAME} {one.version}")
+                files = [name for name in wheel.names if name.endswith(".py")]
+                workspace.checkout(commits, files, wheel.read, one.version, place)
+        names = [f"{workspace.BASE}:{carry.FROM_UPSTREAM}", f"patches:{carry.FROM}"]
+        carry.run(tree, "fetch", "--quiet", "--no-tags", str(other), *names)
+
+
+def _wrong(tree: Path, old: str, absent: dict[str, str]) -> Iterator[str]:
+    """Say what is wrong with the commits of a work tree, one line each."""
+    for file in carry.run(tree, "diff", "--name-only", workspace.BASE, "HEAD").splitlines():
+        before = carry.run(tree, "show", f"{workspace.BASE}:{file}")
+        try:
+            names = undefined((tree / file).read_text("utf-8")) - undefined(before)
+        except SyntaxError as error:
+            yield f"{file}: does not compile (line {error.lineno})"
+            continue
+        for name in sorted(names):
+            function, _, word = name.partition(": ")
+            yield f"{file}: {word} is not defined where {function} uses it"
+    patches = workspace.export(tree)
+    problems = lint_patches(patches)
+    yield from problems
+    for groups in () if problems else SELECTIONS:
+        selected = patches.select(groups)
+        transform(selected, _read_upstream(tree), workspace.release(tree))
+    mine = {patch.name: patch for patch in patches.patches}
+    theirs = {p.name: p for p in PatchSet.load(release_dir(old)).patches}
+    missed = {**absent, **read_absent(release_dir(old))}
+    yield from differences(mine, theirs, missed, old)
+
+
+def _read_upstream(tree: Path) -> Callable[[str], bytes | None]:
+    return lambda path: carry.show(tree, workspace.BASE, path)
+
+
+def _to_do(lock: Lock, old: str, cache: Path, say: Say) -> Iterator[str]:
+    """Say what in our code the release asks for, one line each."""
+    say("looking for what our code uses and the release has not")
+    uses = Uses()
+    root = PACKAGE.parent.parent
+    for folder in OURS:
+        for path in sorted((root / folder).rglob("*.py")):
+            uses.read(path.relative_to(root).as_posix(), path.read_text("utf-8"))
+    old_lock = Lock.load(release_dir(old) / LOCK)
+    with (
+        Wheel(fetch(lock, lock.select(), cache, say)) as wheel,
+        Wheel(fetch(old_lock, old_lock.select(), cache, say)) as old_wheel,
+    ):
+        here, there = Release(wheel.names, wheel.read), Release(old_wheel.names, old_wheel.read)
+        yield from (f"our code: {problem}" for problem in missing(uses, here, there))
+        known = set(judged(release_dir(old)))
+        for mode in modes(wheel.names, wheel.read):
+            if mode not in known:
+                yield f"{mode} is new: judge it, then add it to patches/{lock.version}/{JUDGED}"
+
+
+def _write(tree: Path, lock: Lock, state: State, cache: Path, say: Say) -> None:
+    """Write patches/VERSION and its line in patches/releases, all or nothing."""
+    root = checkout_patches_dir()
+    patches = workspace.export(tree)
+    with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
+        present = set(modes(wheel.names, wheel.read))
+    files: dict[str, bytes | None] = {patch.name: patch.data for patch in patches.patches}
+    absent = "".join(f"# absent {name}: {reason}\n" for name, reason in state.absent.items())
+    names = "".join(f"{patch.name}\n" for patch in patches.patches)
+    files["series"] = (absent + names).encode()
+    files[LOCK] = lock.dump().encode()
+    kept = [mode for mode in judged(release_dir(state.old)) if mode in present]
+    files[JUDGED] = "".join(f"{mode}\n" for mode in kept).encode()
+    head = re.match(r"(?:#.*\n)*", (root / RELEASES).read_text("utf-8"))
+    versions = sorted({*releases(), lock.version}, key=_order, reverse=True)
+    changes = {f"{lock.version}/{name}": data for name, data in files.items()}
+    listed = (head[0] if head else "") + "".join(f"{version}\n" for version in versions)
+    replace_all(root, {**changes, RELEASES: listed.encode()})
+
+
+def _order(version: str) -> list[int]:
+    """What releases are sorted by: their numbers."""
+    return [int(number) for number in re.findall(r"\d+", version)]

@@ -1,0 +1,68 @@
+"""The server arguments and speculative algorithms that a release has.
+
+`sglang_lz/support.py` says for each mode of the server whether the penalties are exact in it. What
+it was held against is listed in ``judged`` beside each release's patches. A mode that is not listed
+there was looked at by nobody: the tests of that release fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from .errors import DistError
+from .gitapply import Read
+
+JUDGED = "judged"
+ARGUMENTS = r"sglang/srt/(server_args|arg_groups/fields/\w+)\.py"
+ALGORITHMS = "sglang/srt/speculative/spec_info.py"
+
+
+def modes(names: Iterable[str], read: Read) -> list[str]:
+    """Return ``argument NAME`` and ``algorithm NAME`` of upstream's files, sorted.
+
+    DistError if they are not where we look for them.
+    """
+    found = set()
+    for name in names:
+        if re.fullmatch(ARGUMENTS, name):
+            for node in ast.walk(ast.parse(read(name) or b"")):
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    found.add(f"argument {node.target.id}")
+    for node in ast.walk(ast.parse(read(ALGORITHMS) or b"")):
+        if isinstance(node, ast.ClassDef) and node.name == "SpeculativeAlgorithm":
+            members = (line.targets[0] for line in node.body if isinstance(line, ast.Assign))
+            found |= {f"algorithm {m.id}" for m in members if isinstance(m, ast.Name)}
+    for kind in ("argument", "algorithm"):
+        if not any(mode.startswith(kind) for mode in found):
+            raise DistError(
+                f"no {kind}s of the server were found in this release; change modes.py."
+            )
+    return sorted(found)
+
+
+def judged(root: Path) -> list[str]:
+    """Return what ``root``/judged lists; DistError if it is missing."""
+    try:
+        lines = (root / JUDGED).read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        raise DistError(f"{root / JUDGED} is missing; restore it with git.") from None
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def unjudged(root: Path, present: list[str]) -> list[str]:
+    """Return the modes of a release that nobody judged, and those judged that it has not."""
+    known = set(judged(root))
+    return [
+        *(
+            f"{mode} is judged by nobody: see docs/PORTING.md"
+            for mode in present
+            if mode not in known
+        ),
+        *(
+            f"{mode} is not in this release: delete the line"
+            for mode in sorted(known - set(present))
+        ),
+    ]

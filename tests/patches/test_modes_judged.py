@@ -1,0 +1,32 @@
+"""No server argument and no speculative algorithm of upstream goes unlooked at."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from releases import PATCHES
+from sglang_lz.distribution.modes import judged, modes, unjudged
+
+
+def test_every_mode_of_the_release_was_judged() -> None:
+    """A new one: say in support.py whether the penalties are exact in it, then list it."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    names = [f"sglang/{file.relative_to(root).as_posix()}" for file in root.glob("srt/**/*.py")]
+    ours = {"argument lz_max_window_size", "argument lz_observe_loops"}
+    ours |= {"argument prepare_proper_tokens"}
+    found = modes(names, lambda name: (root.parent / name).read_bytes())
+    assert ours < set(found)
+    assert unjudged(PATCHES, [mode for mode in found if mode not in ours]) == []
+
+
+def test_a_mode_that_nobody_judged_is_found() -> None:
+    known = judged(PATCHES)
+    assert unjudged(PATCHES, known) == []
+    (problem,) = unjudged(PATCHES, [*known, "algorithm ORACLE"])
+    assert problem.startswith("algorithm ORACLE is judged by nobody")
+    (problem,) = unjudged(PATCHES, known[1:])
+    assert problem == f"{known[0]} is not in this release: delete the line"
