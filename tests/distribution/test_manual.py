@@ -47,6 +47,7 @@ def test_no_command(world: World) -> None:
 def test_standard_library_only(world: World) -> None:
     """It must run before anything is installed."""
     for file in (SOURCE / "distribution").glob("*.py"):
+        allowed = STDLIB | ({"minisign"} if file.name == "verify.py" else set())  # when called
         for node in ast.walk(ast.parse(file.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -54,7 +55,7 @@ def test_standard_library_only(world: World) -> None:
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
             for name in names:
-                assert name.split(".")[0] in STDLIB, f"{file.name} imports {name}"
+                assert name.split(".")[0] in allowed, f"{file.name} imports {name}"
     command = [sys.executable, "-S", "-m", "sglang_lz", "lint"]
     subprocess.run(
         command, cwd=world.package.parent, capture_output=True, check=True, env={"PATH": "/usr/bin"}

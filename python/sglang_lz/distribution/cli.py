@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from . import bump, doctor, inplace, workspace
@@ -27,6 +27,7 @@ from .sources import (
     release_dir,
     releases,
 )
+from .verify import examine_files
 from .wheelfile import Wheel
 
 
@@ -86,10 +87,13 @@ def _revert(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    checks = doctor.examine_wheel(options.wheel) if options.wheel else doctor.examine_installed()
-    for check in checks:
-        print(check)
-    return 0 if all(check.ok for check in checks) else 1
+    return _report(
+        doctor.examine_wheel(options.wheel) if options.wheel else doctor.examine_installed()
+    )
+
+
+def _verify(options: argparse.Namespace) -> int:
+    return _report(examine_files(options.files, options.public_key))
 
 
 def _lint(options: argparse.Namespace) -> int:
@@ -193,6 +197,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "apply": _apply,
     "revert": _revert,
     "doctor": _doctor,
+    "verify": _verify,
     "serve": _serve,
     "loops": _loops,
     "lint": _lint,
@@ -201,6 +206,15 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "export": _export,
     "bump": _bump,
 }
+
+
+def _report(checks: Iterable[doctor.Check]) -> int:
+    """Print each check as it is done; return the exit status."""
+    status = 0
+    for check in checks:
+        print(check, flush=True)
+        status |= not check.ok
+    return status
 
 
 def _say(text: str) -> None:
@@ -319,6 +333,10 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--skip", metavar="REASON", help="why the release needs no such patch")
     page.add_argument(
         "--tree", type=Path, metavar="DIR", help="the work tree (default: .cache/bump-VERSION)"
+    )
+    pages["verify"].add_argument("files", nargs="+", type=Path, metavar="FILE")
+    pages["verify"].add_argument(
+        "--public-key", required=True, metavar="KEY", help="minisign's: a file, or its base64 text"
     )
     for name in ("checkout", "export"):
         pages[name].add_argument("dir", type=Path, metavar="DIR", help="the git work tree")

@@ -32,6 +32,14 @@ class Check:
         return f"{'ok  ' if self.ok else 'FAIL'}  {self.name}: {self.found}"
 
 
+def checked(name: str, find: Callable[[], str]) -> Check:
+    """Run a check that returns what it found or raises DistError."""
+    try:
+        return Check(name, True, find())
+    except DistError as error:
+        return Check(name, False, str(error))
+
+
 def examine_installed(target: Path | None = None) -> list[Check]:
     """Check the sglang that this Python would import, or the one in ``target``."""
     try:
@@ -85,21 +93,13 @@ def _seal(checks: list[Check], read: Read) -> Seal | None:
 
 
 def _common(seal: Seal, read: Read, metadata: bytes | None) -> Iterator[Check]:
-    yield _check("version", lambda: _version(seal, read, metadata))
+    yield checked("version", lambda: _version(seal, read, metadata))
     problems = seal.problems(read)
     found = "; ".join(problems[:3]) or f"all {len(seal.files)} sealed files are as they were sealed"
     yield Check("files", not problems, found + (" …" if len(problems) > 3 else ""))
     version = package_version(read("sglang_lz/__init__.py"))
     yield Check("package", version == seal.package, f"sglang_lz {version}, sealed {seal.package}")
-    yield _check("patches", lambda: _patches(seal, read))
-
-
-def _check(name: str, find: Callable[[], str]) -> Check:
-    """Run a check that returns what it found or raises DistError."""
-    try:
-        return Check(name, True, find())
-    except DistError as error:
-        return Check(name, False, str(error))
+    yield checked("patches", lambda: _patches(seal, read))
 
 
 def _version(seal: Seal, read: Read, metadata: bytes | None) -> str:

@@ -18,7 +18,7 @@ The tool needs git, and pip for what it downloads. It never imports sglang or to
 STATUS = """\
 exit status:
   0  done, or all is well
-  1  a check found something (lint, check, doctor); each finding is a line of the output
+  1  a check found something (lint, check, doctor, verify); each finding is a line of the output
   2  it could not be done; one sentence on standard error says why and what to do next
   130, 143  interrupted or terminated; nothing was changed"""
 
@@ -91,6 +91,28 @@ and what was found. Nothing is imported, changed or downloaded.
         """\
   sglang-lz doctor
   sglang-lz doctor --wheel dist/sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl""",
+    ),
+    "verify": (
+        "check files of a release against its signature",
+        """\
+Check that each FILE is of a release that the holder of a key has signed. Needs no network, and the
+package py-minisign.
+
+Reads   FILE, and beside it what `scripts/release` makes: SHA256SUMS, SHA256SUMS.minisig and, for a
+        wheel, its SBOM (FILE.cdx.json) and provenance.json.
+Writes  nothing, except a line for each check that begins with ok or FAIL:
+
+  signature      of SHA256SUMS, by this key; if it fails, nothing else is checked
+  sha256         SHA256SUMS lists FILE with it; if it fails, nothing else of FILE is checked
+  SBOM           a wheel: it is of the release, and describes this file
+  provenance     a wheel: it is of the release, and names this file
+  wheel and on   a wheel: what `doctor --wheel` checks
+
+A file that the release should have beside FILE and has not is a FAIL, or exit status 2 where
+nothing can be checked without it.""",
+        """\
+  sglang-lz verify release/*.whl --public-key sglang-lz.pub
+  sglang-lz verify sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl --public-key RWQ...""",
     ),
     "serve": (
         "start the server of the installed sglang",
