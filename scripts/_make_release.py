@@ -1,0 +1,278 @@
+"""What scripts/release does, in the environment that _release.py made."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import minisign
+
+import _sbom
+from _environment import CACHE, FLAVOURS, ROOT, SetupError, main, say
+from _release import PASSWORD, parse
+from sglang_lz.distribution.doctor import examine_wheel
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
+from sglang_lz.distribution.sources import LOCK, patches_dir
+from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
+
+OPSLIMIT, MEMLIMIT = 33_554_432, 1_073_741_824
+"""What trying one password costs: the work and bytes of memory that `minisign -G` asks for."""
+PROJECT = "pkg:generic/sglang-lz"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A wheel to be made: for an upstream release, from one of its wheels, in a flavour."""
+
+    lock: Lock
+    pin: WheelPin
+    flavour: str
+
+    @property
+    def version(self) -> str:
+        """Our version of it."""
+        return self.lock.local_version(self.lock.revision, self.flavour)
+
+    @property
+    def filename(self) -> str:
+        """The name that `build` gives it."""
+        before, after = (f"{NAME}-{version}-" for version in (self.lock.version, self.version))
+        return self.pin.filename.replace(before, after, 1)
+
+
+def make_release(arguments: list[str]) -> int:
+    """Run the script; returns its exit status."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind: nothing is left behind
+    try:
+        if options.new_key:
+            _new_key(options.new_key)
+        else:
+            _make(options.out.absolute(), options.key, options.only, options.upstream)
+    except DistError as error:
+        raise SetupError(str(error)) from None
+    return 0
+
+
+def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -> None:
+    if out.exists() or out.is_symlink():
+        raise SetupError(f"{out} exists; a release is never overwritten: name another --out.")
+    commit, time = _commit()
+    todo = _targets(only, upstream)
+    secret = _secret_key(key) if key else None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sglang-lz-", dir=out.parent) as temporary:
+        # A clone has what the commit has; a checkout also has what git ignores.
+        source, files = Path(temporary, "source"), Path(temporary, "release")
+        _git("clone", "--quiet", "--shared", str(ROOT), str(source))
+        files.mkdir()
+        for number, target in enumerate(todo):
+            say(f"[{number + 1}/{len(todo)}] {target.filename}")
+            wheel = _build(target, source, files)
+            text = _sbom.of_wheel(wheel, target.lock, target.pin, time)
+            wheel.with_name(wheel.name + SBOM).write_text(text)
+        _image_sboms(todo, source, files, time)
+        command = [
+            *(["--only", only] if only else []),
+            *(["--upstream", upstream] if upstream else []),
+        ]
+        statement = _provenance(todo, source, files, commit, command)
+        (files / PROVENANCE).write_text(json.dumps(statement, indent=1) + "\n")
+        sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(files.iterdir()))
+        (files / SUMS).write_text(sums)
+        if secret:
+            versions = ", ".join(
+                dict.fromkeys(t.lock.local_version(t.lock.revision, "cuda") for t in todo)
+            )
+            signature = secret.sign(
+                sums.encode(), trusted_comment=f"sglang-lz {versions}, commit {commit}"
+            )
+            (files / SIGNATURE).write_bytes(bytes(signature) + b"\n")
+        _check(files, secret)
+        files.rename(out)
+    say(f"{len(todo)} wheels of commit {commit}, {'signed' if secret else 'not signed: no --key'}")
+    print(out)
+
+
+def _commit() -> tuple[str, datetime]:
+    """Return the commit that is checked out and its time; SetupError if anything differs."""
+    if changes := _git("status", "--porcelain").splitlines():
+        more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
+        raise SetupError(
+            f"{changes[0][3:]}{more} differs from the commit, and a release is made from a commit; "
+            "commit or remove it."
+        )
+    commit, seconds = _git("log", "-1", "--format=%H %ct").split()
+    return commit, datetime.fromtimestamp(int(seconds), UTC)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        reason = (done.stderr.splitlines() or ["no reason given"])[-1]
+        raise SetupError(f"`git {' '.join(arguments)}` failed in {ROOT}: {reason}")
+    return done.stdout
+
+
+def _targets(only: str | None, upstream: str | None) -> list[Target]:
+    """Return the wheels to make; SetupError if `only` has another word, or leaves none."""
+    kinds: tuple[tuple[str, ...], ...] = (PYTHONS, ARCHES, FLAVOURS)
+    words = set(only.split(",")) if only else set()
+    if unknown := words.difference(*kinds):
+        known = ", ".join(word for kind in kinds for word in kind)
+        raise SetupError(f"--only has {', '.join(sorted(unknown))}; it takes of {known}.")
+    pythons, arches, flavours = (set(kind) & words or set(kind) for kind in kinds)
+    found = [
+        Target(lock, pin, flavour)
+        for lock in _locks(upstream)
+        for pin in lock.wheels
+        for flavour in FLAVOURS
+        if pin.python in pythons and pin.arch in arches and flavour in flavours
+    ]
+    if not found:
+        raise SetupError(f"No wheel of upstream that is pinned is left by --only {only}.")
+    return found
+
+
+def _locks(upstream: str | None) -> list[Lock]:
+    """Return the upstream releases to make wheels for, newest first."""
+    lock = Lock.load(patches_dir() / LOCK)
+    if upstream not in (None, lock.version):
+        raise SetupError(f"--upstream is {upstream}; this checkout has {lock.version}.")
+    return [lock]
+
+
+def _build(target: Target, source: Path, files: Path) -> Path:
+    command = [sys.executable, "-B", "-m", "sglang_lz", "build", "--out", str(files)]
+    command += ["--python", target.pin.python, "--arch", target.pin.arch]
+    command += ["--flavour", target.flavour, "--cache", str(CACHE / "upstream")]
+    env = os.environ | {"PYTHONPATH": str(source / "python")}
+    # What it prints is not our output.
+    if subprocess.run(command, env=env, cwd=source, stdout=sys.stderr, check=False).returncode:
+        raise SetupError(f"{target.filename} could not be built, see the lines above.")
+    return files / target.filename
+
+
+def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) -> None:
+    """Write the images' SBOMs; they have the first release's wheel for CPython 3.11 on x86-64."""
+    lock = todo[0].lock
+    version = lock.local_version(lock.revision, "cuda")
+    wheels = [
+        files / target.filename
+        for target in todo
+        if (target.lock, target.pin.python, target.pin.arch, target.flavour)
+        == (lock, "cp311", "x86_64", "cpu")
+    ]
+    for which in _sbom.IMAGES:
+        wheel = next(iter(wheels), None) if which == "cpu" else None
+        text = _sbom.of_image(which, version, source, wheel, time)
+        (files / f"image-{which}{SBOM}").write_text(text)
+
+
+def _provenance(
+    todo: list[Target], source: Path, files: Path, commit: str, command: list[str]
+) -> dict[str, Any]:
+    """Return an in-toto statement with SLSA's provenance: which wheels were made, and from what."""
+    locks = [*sorted((source / "docker").glob("*.lock")), source / "scripts" / "release.lock"]
+    locks += [source / "patches" / LOCK for t in todo]
+    pins = {target.pin.filename: target.pin.sha256 for target in todo}
+    materials = [
+        {"name": "sglang-lz", "digest": {"gitCommit": commit}},
+        *({"name": name, "digest": {"sha256": digest}} for name, digest in pins.items()),
+        *(
+            {"name": lock.relative_to(source).as_posix(), "digest": {"sha256": _sha256(lock)}}
+            for lock in dict.fromkeys(locks)
+        ),
+    ]
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": target.filename, "digest": {"sha256": _sha256(files / target.filename)}}
+            for target in todo
+        ],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": f"{PROJECT}#docs/SECURITY.md",
+                "externalParameters": {"command": ["scripts/release", *command]},
+                "internalParameters": {"zlib": zlib.ZLIB_RUNTIME_VERSION},
+                "resolvedDependencies": materials,
+            },
+            "runDetails": {"builder": {"id": f"{PROJECT}#scripts/release"}},
+        },
+    }
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _check(files: Path, secret: minisign.SecretKey | None) -> None:
+    """Verify all as a user would; SetupError if something does not hold."""
+    made = sorted(files.iterdir())
+    if secret:
+        key = secret.get_public_key().to_base64().decode()
+        checks = list(examine_files(made, key))
+    else:
+        checks = [c for file in made if file.suffix == ".whl" for c in examine_wheel(file)]
+    for check in checks:
+        if not check.ok:
+            raise SetupError(f"what was made does not pass its checks: {check}.")
+
+
+def _secret_key(path: Path) -> minisign.SecretKey:
+    try:
+        key = minisign.SecretKey.from_file(path)
+        if key.is_encrypted():
+            key.decrypt(_password(lambda: getpass.getpass(f"Password of {path}: ")))
+    except ValueError as error:
+        raise SetupError(f"--key {path} cannot be used ({error}).") from None
+    return key
+
+
+def _new_key(path: Path) -> None:
+    public = path.with_name(f"{path.name}.pub")
+    if existing := next((file for file in (path, public) if file.exists()), None):
+        raise SetupError(f"{existing} exists; a key is never overwritten: name another file.")
+    password = _password(_ask_twice)
+    pair = minisign.KeyPair.generate()
+    if password:
+        pair.secret_key.encrypt(password, opslimit=OPSLIMIT, memlimit=MEMLIMIT)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(bytes(pair.secret_key) + b"\n")
+    public.write_bytes(bytes(pair.public_key) + b"\n")
+    guard = "" if password else ", without a password"
+    say(f"{path} is the secret key{guard}: nobody else may have it.")
+    say(f"{public} is the public key, for everyone:")
+    print(pair.public_key.to_base64().decode())
+
+
+def _password(ask: Callable[[], str]) -> str:
+    found = os.environ.get(PASSWORD)
+    return ask() if found is None else found
+
+
+def _ask_twice() -> str:
+    password = getpass.getpass("Password of the new key (empty for none): ")
+    if getpass.getpass("Once more: ") != password:
+        raise SetupError("the two passwords differ; nothing was made.")
+    return password
+
+
+if __name__ == "__main__":
+    main(make_release)

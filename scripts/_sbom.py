@@ -1,0 +1,171 @@
+"""The SBOMs of a release, in CycloneDX: what a wheel, or an image, is made of.
+
+Nothing in them depends on when or where they were made: the serial number is one of what they
+describe, the time is the commit's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterable
+from datetime import datetime
+from email import message_from_bytes
+from pathlib import Path
+
+from cyclonedx.model import HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import (
+    Component,
+    ComponentScope,
+    ComponentType,
+    Diff,
+    Patch,
+    PatchClassification,
+    Pedigree,
+)
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from _environment import SetupError
+from sglang_lz.distribution.lock import NAME, Lock, WheelPin
+from sglang_lz.distribution.seal import SEAL, Seal
+from sglang_lz.distribution.sources import PACKED_PATCHES
+from sglang_lz.distribution.wheelfile import Wheel
+
+IMAGES = {"cpu": ("torch.lock", "cpu.lock"), "router": ("router.lock",)}
+"""The images whose packages are all locked, and their lock files in docker/."""
+BASE = re.compile(r"^ARG BASE_IMAGE=(\S+)@sha256:([0-9a-f]{64})$", re.M)
+LOCKED = re.compile(r"([\w.-]+)==([\w.+!-]+)(?=[ \\]|$)")
+
+
+def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
+    """Return the SBOM of one of our wheels.
+
+    Args:
+        wheel: the file.
+        lock: the upstream release.
+        pin: upstream's wheel that it was built from.
+        time: of the commit.
+    """
+    with Wheel(wheel) as opened:
+        seal = Seal.parse(opened.read(SEAL) or b"")
+        metadata = opened.read(f"{opened.dist_info}/METADATA") or b""
+    upstream = _package(NAME, lock.version, pin.filename, pin.sha256)
+    component = _ours(wheel)
+    patches = [
+        path
+        for path in seal.files
+        if path.startswith(f"sglang_lz/{PACKED_PATCHES}/") and path.endswith(seal.patches)
+    ]
+    component.components = [_file(path, seal.files[path]) for path in patches]
+    component.pedigree = Pedigree(
+        ancestors=[upstream],
+        patches=[
+            Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(url=XsUri(path)))
+            for path in patches
+        ],
+    )
+    lines = message_from_bytes(metadata).get_all("Requires-Dist", [])
+    # Extras of upstream's require others of its own: that is this wheel again.
+    required = [part for line in dict.fromkeys(lines) if (part := _required(line)).name != NAME]
+    return _text(component, required, time)
+
+
+def of_image(which: str, version: str, source: Path, wheel: Path | None, time: datetime) -> str:
+    """Return the SBOM of an image: its base, what its lock files list, and our wheel.
+
+    Args:
+        which: one of `IMAGES`.
+        version: ours.
+        source: the checkout with docker/.
+        wheel: the one that the image has, if this release has it.
+        time: of the commit.
+    """
+    found = BASE.search((source / "docker" / f"{which}.Dockerfile").read_text())
+    if not found:
+        raise SetupError(f"docker/{which}.Dockerfile does not pin its BASE_IMAGE by sha256.")
+    base, digest = found.groups()
+    parts = [
+        Component(
+            type=ComponentType.CONTAINER,
+            name=base,
+            bom_ref=base,
+            hashes=[_sha256(digest)],
+        )
+    ]
+    for name in IMAGES[which]:
+        data = (source / "docker" / name).read_bytes()
+        parts += [_file(f"docker/{name}", hashlib.sha256(data).hexdigest())]
+        parts += _locked(f"docker/{name}", data.decode())
+    if wheel:
+        parts.append(_ours(wheel))
+    name = f"sglang-lz-{which}"
+    component = Component(
+        type=ComponentType.CONTAINER, name=name, version=version, bom_ref=f"{name} {version}"
+    )
+    return _text(component, parts, time)
+
+
+def _text(component: Component, parts: Iterable[Component], time: datetime) -> str:
+    bom = Bom(metadata=BomMetaData(component=component, timestamp=time), components=parts)
+    bom.register_dependency(component, bom.components)
+    # The library would draw one. Another content has another number, the same has the same.
+    bom.serial_number = uuid.UUID(int=0)
+    text = JsonV1Dot6(bom).output_as_string(indent=1)
+    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, hashlib.sha256(text.encode()).hexdigest())
+    return JsonV1Dot6(bom).output_as_string(indent=1) + "\n"
+
+
+def _ours(wheel: Path) -> Component:
+    version = wheel.name.split("-")[1]
+    return _package(NAME, version, wheel.name, hashlib.sha256(wheel.read_bytes()).hexdigest())
+
+
+def _package(name: str, version: str, file: str, sha256: str) -> Component:
+    return Component(
+        name=name,
+        version=version,
+        bom_ref=file,
+        purl=PackageURL("pypi", None, name, version, {"file_name": file}),
+        hashes=[_sha256(sha256)],
+    )
+
+
+def _file(path: str, sha256: str) -> Component:
+    return Component(type=ComponentType.FILE, name=path, bom_ref=path, hashes=[_sha256(sha256)])
+
+
+def _sha256(digest: str) -> HashType:
+    return HashType(alg=HashAlgorithm.SHA_256, content=digest)
+
+
+def _required(line: str) -> Component:
+    """Return a requirement as a component; it has a version only if just one will do."""
+    requirement = Requirement(line)
+    exact = re.fullmatch(r"==([^*,]+)", str(requirement.specifier))
+    name = canonicalize_name(requirement.name)
+    return Component(
+        name=name,
+        version=exact[1] if exact else None,
+        bom_ref=line,
+        purl=PackageURL("pypi", None, name, exact[1] if exact else None),
+        scope=ComponentScope.OPTIONAL if "extra" in str(requirement.marker) else None,
+        properties=[Property(name="Requires-Dist", value=line)],
+    )
+
+
+def _locked(path: str, text: str) -> list[Component]:
+    lines = [line for line in text.splitlines() if line and line[0] not in "# "]
+    components = []
+    for line in lines:
+        found = LOCKED.match(line)
+        if not found:
+            raise SetupError(f"{path}: {line!r} does not lock a package.")
+        name, version = found.groups()
+        purl = PackageURL("pypi", None, name, version)
+        components.append(Component(name=name, version=version, bom_ref=str(purl), purl=purl))
+    return components

@@ -1,0 +1,497 @@
+"""A release of the small world: its files, that they come out the same, and what `verify` says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import minisign
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from distribution.world import PYTHON, SOURCE, TAGS, World, git, snapshot
+
+ROOT = SOURCE.parents[1]
+CUDA = f"sglang-0.5.23+lz1-{TAGS}.whl"
+CPU = f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
+IMAGES = {"image-cpu.cdx.json", "image-router.cdx.json"}
+SIGNED = {"SHA256SUMS", "SHA256SUMS.minisig"}
+PASSWORD = "correct horse"
+
+
+@dataclass
+class Release:
+    """A world whose checkout is committed, with what was released from it and the keys."""
+
+    world: World
+    folder: Path
+    secret: Path
+    public: Path
+
+    def verify(self, *files: str, key: object = None) -> tuple[int, str]:
+        """Run `verify`; return its status and what it says."""
+        paths = [self.folder / name for name in files]
+        done = self.world.run("verify", *paths, "--public-key", key or self.public)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+
+def commit(world: World, when: int) -> Path:
+    """Make the world's checkout a repository with one commit, its files last changed at `when`."""
+    checkout = world.patches.parent
+    for folder in ("scripts", "docker"):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=skipped)
+    (checkout / ".gitignore").write_text("/.cache/\n__pycache__/\n*.secret\n")
+    for file in checkout.rglob("*"):
+        os.utime(file, (when, when))
+    git(checkout, "init", "-q")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-qm", "Release")
+    (checkout / ".cache" / "upstream").mkdir(parents=True)
+    shutil.copy(world.wheel, checkout / ".cache" / "upstream")
+    return checkout
+
+
+def run(world: World, *arguments: object, password: str = "") -> subprocess.CompletedProcess[str]:
+    """Run scripts/release of the world's checkout, in the environment of the tests."""
+    checkout = world.patches.parent
+    env = os.environ | {
+        "PYTHONPATH": str(checkout / "python"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SGLANG_LZ_KEY_PASSWORD": password,
+    }
+    command = [sys.executable, "-B", checkout / "scripts" / "_make_release.py", *arguments]
+    return subprocess.run(
+        [str(word) for word in command],
+        env=env,
+        cwd=world.root,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def refused(world: World, *arguments: object, password: str = "") -> str:
+    """Run what must fail and leave nothing behind; return the last sentence that it says."""
+    before = snapshot(world.root)
+    done = run(world, "--out", world.root / "out", *arguments, password=password)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert snapshot(world.root) == before
+    assert not list(world.root.rglob(".sglang-lz-*"))
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("sglang-lz: ")
+    return sentence
+
+
+@pytest.fixture(scope="module")
+def released(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """A signed release, to be read only. The key has a password."""
+    world = World(tmp_path_factory.mktemp("released") / "world")
+    shutil.copytree(template, world.root)
+    commit(world, 1_000_000_000)
+    pair = minisign.KeyPair.generate()
+    release = Release(world, *(world.root / name for name in ("release", "a.key", "a.key.pub")))
+    release.public.write_bytes(bytes(pair.public_key))
+    pair.secret_key.encrypt(PASSWORD)
+    release.secret.write_bytes(bytes(pair.secret_key))
+    done = run(world, "--out", release.folder, "--key", release.secret, password=PASSWORD)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{release.folder}\n"
+    return release
+
+
+@pytest.fixture
+def release(released: Release, tmp_path: Path) -> Release:
+    """A signed release of one test's own."""
+    shutil.copytree(released.folder, tmp_path / "release")
+    return Release(released.world, tmp_path / "release", released.secret, released.public)
+
+
+@pytest.fixture
+def committed(world: World) -> World:
+    """A world whose checkout is committed."""
+    commit(world, 1_200_000_000)
+    return world
+
+
+def sign(release: Release, before: str = "", after: str = "") -> None:
+    """Sign the folder as it is now with the right key: what only its holder can do.
+
+    In SHA256SUMS `after` stands for `before`.
+    """
+    files = [file for file in sorted(release.folder.iterdir()) if file.name not in SIGNED]
+    sums = "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files
+    ).replace(before or "\0", after)
+    (release.folder / "SHA256SUMS").write_text(sums)
+    key = minisign.SecretKey.from_file(release.secret)
+    key.decrypt(PASSWORD)
+    (release.folder / "SHA256SUMS.minisig").write_bytes(bytes(key.sign(sums.encode())))
+
+
+# What is in a release
+
+
+def test_files(released: Release) -> None:
+    found = {file.name for file in released.folder.iterdir()}
+    sboms = {f"{name}.cdx.json" for name in (CUDA, CPU)}
+    assert found == {CUDA, CPU, "provenance.json", *sboms, *IMAGES, *SIGNED}
+    lines = (released.folder / "SHA256SUMS").read_text().splitlines()
+    assert dict(line.split("  ")[::-1] for line in lines) == {
+        name: hashlib.sha256((released.folder / name).read_bytes()).hexdigest()
+        for name in found - SIGNED
+    }
+    assert not list(released.world.root.rglob(".sglang-lz-*"))
+
+
+def test_the_same_bytes_elsewhere_later_and_beside_ignored_files(
+    released: Release, world: World
+) -> None:
+    """The signature apart; this one has none, as that of someone without the key."""
+    checkout = commit(world, 1_700_000_000)
+    (world.package / "notes.secret").write_text("git ignores it, so git status does not name it\n")
+    while time.time() < (released.folder / "SHA256SUMS").stat().st_mtime + 2:  # a zip's resolution
+        time.sleep(0.1)
+    done = run(world, "--out", checkout / "dist" / "release")
+    assert done.returncode == 0, done.stderr
+    assert "not signed" in done.stderr
+    ours, theirs = snapshot(checkout / "dist" / "release"), snapshot(released.folder)
+    assert theirs.pop("SHA256SUMS.minisig")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def sbom(release: Release, name: str) -> dict[str, Any]:
+    """Read an SBOM; it must be valid CycloneDX."""
+    text = (release.folder / f"{name}.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    return dict(json.loads(text))
+
+
+def sha256(part: dict[str, Any]) -> str:
+    (found,) = part["hashes"]
+    assert found["alg"] == "SHA-256"
+    return str(found["content"])
+
+
+@pytest.mark.parametrize(("name", "stand_in"), [(CUDA, False), (CPU, True)])
+def test_sbom_of_a_wheel(released: Release, name: str, stand_in: bool) -> None:
+    found = sbom(released, name)
+    assert found["metadata"]["timestamp"].startswith("2025-11-20T00:00:00")  # of the commit
+    component = found["metadata"]["component"]
+    data = (released.folder / name).read_bytes()
+    assert sha256(component) == hashlib.sha256(data).hexdigest()
+    assert component["version"] == ("0.5.23+lz1.cpu" if stand_in else "0.5.23+lz1")
+    (upstream,) = component["pedigree"]["ancestors"]
+    wheel = released.world.wheel.read_bytes()
+    assert (upstream["version"], sha256(upstream)) == ("0.5.23", hashlib.sha256(wheel).hexdigest())
+    patches = {part["name"]: sha256(part) for part in component["components"]}
+    assert set(patches) == {patch["diff"]["url"] for patch in component["pedigree"]["patches"]}
+    names = {name.partition("_patches/")[2] for name in patches}
+    assert any(name.endswith("cpu/stand-in.patch") for name in names) == stand_in
+    assert {
+        hashlib.sha256((released.world.patches / name).read_bytes()).hexdigest() for name in names
+    } == set(patches.values())
+    parts = {part["bom-ref"]: part for part in found["components"]}
+    if stand_in:
+        assert parts.keys() == {"torch==2.13.0", "numpy"}
+        assert "version" not in parts["numpy"]
+    else:
+        assert parts.keys() == {
+            "torch==2.14.1",
+            "sglang-kernel==0.4.10",
+            'pytest; extra == "test"',
+        }
+        assert parts["torch==2.14.1"]["purl"] == "pkg:pypi/torch@2.14.1"
+        assert parts['pytest; extra == "test"']["scope"] == "optional"
+    (requires,) = (part for part in found["dependencies"] if "dependsOn" in part)
+    assert requires["ref"] == component["bom-ref"]
+    assert set(requires["dependsOn"]) == parts.keys()
+
+
+@pytest.mark.parametrize("which", ["cpu", "router"])
+def test_sbom_of_an_image(released: Release, which: str) -> None:
+    parts = {part["bom-ref"]: part for part in sbom(released, f"image-{which}")["components"]}
+    lock = (ROOT / "docker" / f"{which}.lock").read_bytes()
+    assert sha256(parts[f"docker/{which}.lock"]) == hashlib.sha256(lock).hexdigest()
+    for line in lock.decode().splitlines():
+        if "==" in line:
+            assert f"pkg:pypi/{line.split()[0].replace('==', '@')}" in parts
+    assert ("pkg:pypi/torch@2.13.0" in parts) == (which == "cpu")
+    assert (CPU in parts) == (which == "cpu" and TAGS.endswith("x86_64") and PYTHON == "cp311")
+    (base,) = (part for part in parts.values() if part["type"] == "container")
+    dockerfile = (ROOT / "docker" / f"{which}.Dockerfile").read_text()
+    assert f"BASE_IMAGE={base['name']}@sha256:{sha256(base)}\n" in dockerfile
+
+
+def test_provenance(released: Release) -> None:
+    statement = json.loads((released.folder / "provenance.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    assert {part["name"]: part["digest"]["sha256"] for part in statement["subject"]} == {
+        name: hashlib.sha256((released.folder / name).read_bytes()).hexdigest()
+        for name in (CUDA, CPU)
+    }
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["externalParameters"] == {"command": ["scripts/release"]}
+    inputs = {part["name"]: part["digest"] for part in definition["resolvedDependencies"]}
+    checkout = released.world.patches.parent
+    assert inputs.pop("sglang-lz") == {"gitCommit": git(checkout, "rev-parse", "HEAD").strip()}
+    upstream = inputs.pop(released.world.wheel.name)
+    assert upstream["sha256"] == hashlib.sha256(released.world.wheel.read_bytes()).hexdigest()
+    locks = {f"docker/{name}.lock" for name in ("cpu", "router", "torch")}
+    assert inputs.keys() > {*locks, "scripts/release.lock"}
+    for name, digest in inputs.items():
+        assert digest == {"sha256": hashlib.sha256((checkout / name).read_bytes()).hexdigest()}
+
+
+def test_only(committed: World) -> None:
+    out = committed.root / "out"
+    done = run(committed, "--only", f"cpu,{PYTHON}", "--upstream", "0.5.23", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert [file.name for file in out.glob("*.whl")] == [CPU]
+    statement = json.loads((out / "provenance.json").read_text())
+    assert statement["predicate"]["buildDefinition"]["externalParameters"]["command"] == [
+        "scripts/release",
+        "--only",
+        f"cpu,{PYTHON}",
+        "--upstream",
+        "0.5.23",
+    ]
+
+
+# What is refused
+
+
+def test_changed_checkout(committed: World) -> None:
+    checkout = committed.patches.parent
+    (committed.package / "new.py").write_text("")
+    assert "new.py differs from the commit" in refused(committed)
+    (checkout / ".gitignore").write_text("")
+    assert ".gitignore and " in refused(committed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "cpu,windows,m68k"], "--only has m68k, windows; it takes of cp311, cp312"),
+        (["--only", "aarch64" if TAGS.endswith("x86_64") else "x86_64"], "No wheel of upstream"),
+        (["--upstream", "0.1"], "0.1"),
+        (["--out", "wheels"], "wheels exists; a release is never overwritten"),
+        (["--key", "none.key"], "none.key: No such file"),
+        (["--key", "wheels/../checkout/.gitignore"], "cannot be used (invalid number of lines)"),
+    ],
+)
+def test_arguments(committed: World, arguments: list[str], words: str) -> None:
+    assert words in refused(committed, *arguments)
+
+
+def test_wrong_password(released: Release, committed: World) -> None:
+    said = refused(committed, "--key", released.secret, password="wrong")
+    assert f"--key {released.secret} cannot be used (wrong password for that key)" in said
+
+
+def test_failed_build_leaves_nothing(committed: World) -> None:
+    (file,) = (committed.patches.parent / ".cache" / "upstream").iterdir()
+    file.write_bytes(b"another wheel")
+    assert f"{CPU} could not be built" in refused(committed)
+
+
+def test_new_key_signs_and_is_not_overwritten(committed: World) -> None:
+    key = committed.root / "b.key"
+    done = run(committed, "--new-key", key)
+    assert done.returncode == 0, done.stderr
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert f"{key} exists; a key is never overwritten" in refused(committed, "--new-key", key)
+    key.rename(committed.root / "c.key")
+    assert f"{key}.pub exists" in refused(committed, "--new-key", key)
+    out = committed.root / "out"
+    assert run(committed, "--key", committed.root / "c.key", "--out", out).returncode == 0
+    command = ("verify", out / CPU, "--public-key")
+    assert "FAIL" not in committed.ok(*command, done.stdout.strip())
+    assert "FAIL" not in committed.ok(*command, f"{key}.pub")
+
+
+# verify
+
+
+def test_whole(released: Release) -> None:
+    status, said = released.verify(CPU, "provenance.json", CUDA, *SIGNED)
+    assert status == 0, said
+    names = [line[6:].split(":")[0] for line in said.splitlines()]
+    wheel = ["wheel", "seal", "RECORD", "version", "files", "package", "patches", "file name"]
+    file = ["sha256", "SBOM", "provenance", *wheel]
+    assert names == ["signature", *file, "sha256", *file]
+    head = git(released.world.patches.parent, "rev-parse", "HEAD").strip()
+    assert f"signed: sglang-lz 0.5.23+lz1, commit {head}" in said
+
+
+def append(name: str) -> Callable[[Release], None]:
+    def change(release: Release) -> None:
+        with (release.folder / name).open("ab") as file:
+            file.write(b"\n")
+
+    return change
+
+
+def remove(name: str) -> Callable[[Release], None]:
+    return lambda release: (release.folder / name).unlink()
+
+
+def edit(name: str, before: str, after: str) -> Callable[[Release], None]:
+    def change(release: Release) -> None:
+        text = (release.folder / name).read_text()
+        assert before in text
+        (release.folder / name).write_text(text.replace(before, after))
+
+    return change
+
+
+def other_wheel(release: Release) -> None:
+    shutil.copy(release.folder / CUDA, release.folder / CPU)
+
+
+def resigned(change: Callable[[Release], None]) -> Callable[[Release], None]:
+    """A change that the key's holder signed: what the signature does not tell."""
+
+    def both(release: Release) -> None:
+        change(release)
+        sign(release)
+
+    return both
+
+
+SBOM = f"{CPU}.cdx.json"
+TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
+    "wheel": (append(CPU), "sha256", f"{CPU} has the sha256 "),
+    "other wheel": (other_wheel, "sha256", f"{CPU} has the sha256 "),
+    "unlisted": (
+        lambda release: sign(release, CPU, "another.whl"),
+        "sha256",
+        f"{CPU} is not in SHA256SUMS",
+    ),
+    "SBOM": (append(SBOM), "SBOM", f"{SBOM} has the sha256 "),
+    "no SBOM": (remove(SBOM), "SBOM", f"{SBOM} cannot be read (No such file"),
+    "provenance": (append("provenance.json"), "provenance", "provenance.json has the sha256 "),
+    "no provenance": (remove("provenance.json"), "provenance", "provenance.json cannot be read"),
+    "sums": (append("SHA256SUMS"), "signature", "SHA256SUMS.minisig does not sign SHA256SUMS"),
+    "signature": (
+        edit("SHA256SUMS.minisig", "\nRU", "\nRV"),
+        "signature",
+        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (unsupported signature",
+    ),
+    "signed comment": (
+        edit("SHA256SUMS.minisig", "0.5.23+lz1", "0.5.24+lz1"),
+        "signature",
+        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (signature verification",
+    ),
+    "no signature in it": (
+        lambda release: (release.folder / "SHA256SUMS.minisig").write_text("") and None,
+        "signature",
+        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (invalid number",
+    ),
+    "signed SBOM of another": (
+        resigned(lambda r: shutil.copy(r.folder / f"{CUDA}.cdx.json", r.folder / SBOM) and None),
+        "SBOM",
+        f"{SBOM} describes another file than {CPU}",
+    ),
+    "signed SBOM of none": (
+        resigned(edit(SBOM, '"component"', '"thing"')),
+        "SBOM",
+        f"{SBOM} describes no file",
+    ),
+    "signed SBOM that is none": (
+        resigned(lambda r: (r.folder / SBOM).write_text("SBOM") and None),
+        "SBOM",
+        f"{SBOM} is not JSON",
+    ),
+    "signed provenance of another": (
+        resigned(edit("provenance.json", CPU, "another.whl")),
+        "provenance",
+        f"provenance.json does not name {CPU}",
+    ),
+    "signed provenance of none": (
+        resigned(edit("provenance.json", '"subject"', '"object"')),
+        "provenance",
+        "provenance.json does not say what was made",
+    ),
+    "signed wheel of another name": (
+        resigned(other_wheel),
+        "file name",
+        f"{CPU}, should be {CUDA}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_tampered(release: Release, name: str) -> None:
+    change, check, words = TAMPERED[name]
+    change(release)
+    status, said = release.verify(CPU)
+    assert status == 1, said
+    (line,) = (line for line in said.splitlines() if line.startswith(f"FAIL  {check}: "))
+    assert words in line
+    if check == "signature":
+        assert said == f"{line}\n"
+
+
+def test_everything_hashed_again(release: Release) -> None:
+    """All but the signature fits: whoever changed it has not the key."""
+    append(CPU)(release)
+    signature = (release.folder / "SHA256SUMS.minisig").read_bytes()
+    sign(release)
+    (release.folder / "SHA256SUMS.minisig").write_bytes(signature)
+    status, said = release.verify(CPU)
+    assert status == 1
+    assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key" in said
+
+
+def test_wrong_key(released: Release) -> None:
+    other = minisign.KeyPair.generate().public_key
+    status, said = released.verify(CPU, key=other.to_base64().decode())
+    assert status == 1
+    assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key (incompatible key" in said
+
+
+@pytest.mark.parametrize("name", sorted(SIGNED))
+def test_nothing_to_verify_with(release: Release, name: str) -> None:
+    remove(name)(release)
+    status, said = release.verify(CPU)
+    assert status == 2
+    assert f"{release.folder / name} cannot be read" in said
+
+
+def test_no_such_file_and_no_key(released: Release) -> None:
+    status, said = released.verify("none.whl")
+    assert status == 2
+    assert "none.whl is not a file; name files of a release" in said
+    status, said = released.verify(CPU, key=released.secret)
+    assert status == 2
+    assert f"--public-key {released.secret} is no file and no text of a minisign public key" in said
+
+
+@pytest.fixture
+def without_library(released: Release, tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "minisign.py").write_text("raise ImportError\n")
+    released.world.env["PYTHONPATH"] = f"{tmp_path}:{released.world.package.parent}"
+    yield
+    del released.world.env["PYTHONPATH"]
+
+
+@pytest.mark.usefixtures("without_library")
+def test_without_the_library(released: Release) -> None:
+    status, said = released.verify(CPU)
+    assert status == 2
+    assert "verify needs py-minisign: `pip install py-minisign`" in said
