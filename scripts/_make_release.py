@@ -25,7 +25,7 @@ from _release import PASSWORD, parse
 from sglang_lz.distribution.doctor import examine_wheel
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
-from sglang_lz.distribution.sources import LOCK, patches_dir
+from sglang_lz.distribution.sources import LOCK, choose_release, release_dir, releases
 from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
 OPSLIMIT, MEMLIMIT = 33_554_432, 1_073_741_824
@@ -151,16 +151,15 @@ def _targets(only: str | None, upstream: str | None) -> list[Target]:
 
 def _locks(upstream: str | None) -> list[Lock]:
     """Return the upstream releases to make wheels for, newest first."""
-    lock = Lock.load(patches_dir() / LOCK)
-    if upstream not in (None, lock.version):
-        raise SetupError(f"--upstream is {upstream}; this checkout has {lock.version}.")
-    return [lock]
+    versions = [choose_release(upstream)] if upstream else releases()
+    return [Lock.load(release_dir(version) / LOCK) for version in versions]
 
 
 def _build(target: Target, source: Path, files: Path) -> Path:
     command = [sys.executable, "-B", "-m", "sglang_lz", "build", "--out", str(files)]
     command += ["--python", target.pin.python, "--arch", target.pin.arch]
-    command += ["--flavour", target.flavour, "--cache", str(CACHE / "upstream")]
+    command += ["--flavour", target.flavour, "--upstream", target.lock.version]
+    command += ["--cache", str(CACHE / "upstream")]
     env = os.environ | {"PYTHONPATH": str(source / "python")}
     # What it prints is not our output.
     if subprocess.run(command, env=env, cwd=source, stdout=sys.stderr, check=False).returncode:
@@ -189,7 +188,7 @@ def _provenance(
 ) -> dict[str, Any]:
     """Return an in-toto statement with SLSA's provenance: which wheels were made, and from what."""
     locks = [*sorted((source / "docker").glob("*.lock")), source / "scripts" / "release.lock"]
-    locks += [source / "patches" / LOCK for t in todo]
+    locks += [source / "patches" / target.lock.version / LOCK for target in todo]
     pins = {target.pin.filename: target.pin.sha256 for target in todo}
     materials = [
         {"name": "sglang-lz", "digest": {"gitCommit": commit}},

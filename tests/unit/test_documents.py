@@ -32,7 +32,7 @@ GUARD = ROOT / "bench/results/guard"
 PACKAGE = ROOT / "python/sglang_lz"
 PATCHES = [ROOT / "patches" / release for release in releases()]
 PAGES = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
 )
 
@@ -67,7 +67,8 @@ def test_every_page_is_linked_from_another() -> None:
         for page in PAGES
         for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())
     }
-    assert set(PAGES) - linked <= {ROOT / "README.md"}
+    found_by_forges = {ROOT / "README.md", ROOT / "SECURITY.md"}
+    assert set(PAGES) - linked <= found_by_forges
 
 
 def test_readme_stays_short() -> None:
