@@ -1,16 +1,16 @@
-"""The upstream release that the tests run on: that of the SGLang which is installed."""
+"""The upstream releases of the checkout, and the one that the tests run on."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
 
+FOLDER = Path(__file__).resolve().parents[1] / "patches"
+RELEASES = [
+    line for line in (FOLDER / "releases").read_text().splitlines() if not line.startswith("#")
+]
+"""Newest first. An installed sglang_lz knows its own alone."""
 RELEASE = version("sglang").partition("+")[0]
-PATCHES = Path(__file__).resolve().parents[1] / "patches" / RELEASE
+"""That of the SGLang which is installed."""
+PATCHES = FOLDER / RELEASE
 """Its patches."""
-
-
-def newest() -> str:
-    """The newest release that the checkout patches."""
-    lines = (PATCHES.parent / "releases").read_text().splitlines()
-    return next(line for line in lines if not line.startswith("#"))

@@ -36,15 +36,15 @@ from deployment import (
     probe_paths,
     read_query,
 )
+from releases import FOLDER, RELEASES
 from sglang_lz.distribution.lock import Lock
-from sglang_lz.distribution.sources import releases
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.
 KUBERNETES = ("1.30", "1.37")
 UID = 10001
 PORT = 30000
 
-LOCK = Lock.load(ROOT / "patches" / releases()[0] / "upstream.lock")
+LOCK = Lock.load(FOLDER / RELEASES[0] / "upstream.lock")
 
 
 def image(flavour: str) -> str:

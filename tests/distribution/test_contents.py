@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from distribution.world import SOURCE, World
+from releases import FOLDER, RELEASES
 from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.distribution.sources import releases
 
-PATCHES = [SOURCE.parents[1] / "patches" / release for release in releases()]
+PATCHES = [FOLDER / release for release in RELEASES]
 
 
 def package_names(wheel: Path) -> set[str]:

@@ -48,7 +48,7 @@ class Release:
 
 def commit(world: World, when: int) -> Path:
     """Make the world's checkout a repository with one commit, its files last changed at `when`."""
-    checkout = world.patches.parent
+    checkout = world.releases.parents[1]
     for folder in ("scripts", "docker"):
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, checkout / folder, ignore=skipped)
@@ -65,7 +65,7 @@ def commit(world: World, when: int) -> Path:
 
 def run(world: World, *arguments: object, password: str = "") -> subprocess.CompletedProcess[str]:
     """Run scripts/release of the world's checkout, in the environment of the tests."""
-    checkout = world.patches.parent
+    checkout = world.releases.parents[1]
     env = os.environ | {
         "PYTHONPATH": str(checkout / "python"),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -199,7 +199,7 @@ def test_sbom_of_a_wheel(released: Release, name: str, stand_in: bool) -> None:
     assert (upstream["version"], sha256(upstream)) == ("0.5.23", hashlib.sha256(wheel).hexdigest())
     patches = {part["name"]: sha256(part) for part in component["components"]}
     assert set(patches) == {patch["diff"]["url"] for patch in component["pedigree"]["patches"]}
-    names = {name.partition("_patches/")[2] for name in patches}
+    names = {name.partition("_patches/0.5.23/")[2] for name in patches}
     assert any(name.endswith("cpu/stand-in.patch") for name in names) == stand_in
     assert {
         hashlib.sha256((released.world.patches / name).read_bytes()).hexdigest() for name in names
@@ -247,7 +247,7 @@ def test_provenance(released: Release) -> None:
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"] == {"command": ["scripts/release"]}
     inputs = {part["name"]: part["digest"] for part in definition["resolvedDependencies"]}
-    checkout = released.world.patches.parent
+    checkout = released.world.releases.parents[1]
     assert inputs.pop("sglang-lz") == {"gitCommit": git(checkout, "rev-parse", "HEAD").strip()}
     upstream = inputs.pop(released.world.wheel.name)
     assert upstream["sha256"] == hashlib.sha256(released.world.wheel.read_bytes()).hexdigest()
@@ -276,7 +276,7 @@ def test_only(committed: World) -> None:
 
 
 def test_changed_checkout(committed: World) -> None:
-    checkout = committed.patches.parent
+    checkout = committed.releases.parents[1]
     (committed.package / "new.py").write_text("")
     assert "new.py differs from the commit" in refused(committed)
     (checkout / ".gitignore").write_text("")
@@ -304,7 +304,7 @@ def test_wrong_password(released: Release, committed: World) -> None:
 
 
 def test_failed_build_leaves_nothing(committed: World) -> None:
-    (file,) = (committed.patches.parent / ".cache" / "upstream").iterdir()
+    (file,) = (committed.releases.parents[1] / ".cache" / "upstream").iterdir()
     file.write_bytes(b"another wheel")
     assert f"{CPU} could not be built" in refused(committed)
 
@@ -334,7 +334,7 @@ def test_whole(released: Release) -> None:
     wheel = ["wheel", "seal", "RECORD", "version", "files", "package", "patches", "file name"]
     file = ["sha256", "SBOM", "provenance", *wheel]
     assert names == ["signature", *file, "sha256", *file]
-    head = git(released.world.patches.parent, "rev-parse", "HEAD").strip()
+    head = git(released.world.releases.parents[1], "rev-parse", "HEAD").strip()
     assert f"signed: sglang-lz 0.5.23+lz1, commit {head}" in said
 
 

@@ -20,8 +20,8 @@ from bench.harm.result import markdown as harm_tables
 from bench.looping import tables
 from bench.overlap.__main__ import markdown
 from bench.penalties import tables as penalty_tables
+from releases import FOLDER, RELEASES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.distribution.sources import releases
 from sglang_lz.hooks import HOOKS
 from sglang_lz.params import LZParams, markdown_table
 from sglang_lz.proper import admission
@@ -30,7 +30,7 @@ from sglang_lz.repetition import RECOMMENDED
 ROOT = Path(__file__).parents[2]
 GUARD = ROOT / "bench/results/guard"
 PACKAGE = ROOT / "python/sglang_lz"
-PATCHES = [ROOT / "patches" / release for release in releases()]
+PATCHES = [FOLDER / release for release in RELEASES]
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
