@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from oracle import Logprobs
 from server.launch import model_path
 
 
@@ -32,8 +34,8 @@ def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(model_path())
 
 
-def normalisers(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
-    """The log of the sum of exp(logits) after the prompt and each number of outputs.
+def logits(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> Logprobs:
+    """The model's logits after the prompt and each number of outputs, float64 [len(outputs), V].
 
     Args:
         flags: those of the server whose model it is.
@@ -42,10 +44,18 @@ def normalisers(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[i
     """
     name = "--json-model-override-args"
     overrides = flags[flags.index(name) + 1] if name in flags else ""
+    tokens = torch.tensor([[*prompt, *outputs]])
     with torch.inference_mode():
-        logits = _model(overrides)(torch.tensor([[*prompt, *outputs]])).logits[0]
-    after = logits[len(prompt) - 1 : -1] if outputs else logits[:0]
-    return [float(value) for value in after.double().logsumexp(dim=-1)]
+        after = _model(overrides)(tokens, logits_to_keep=len(outputs) + 1).logits[0, :-1]
+    return after.double().numpy()
+
+
+def normalisers(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
+    """The log of the sum of exp(logits) after the prompt and each number of outputs.
+
+    Arguments are as in `logits`.
+    """
+    return [float(np.logaddexp.reduce(row)) for row in logits(flags, prompt, outputs)]
 
 
 def stop_ids() -> tuple[int, ...]:

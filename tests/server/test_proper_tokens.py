@@ -1,8 +1,4 @@
-"""`proper_tokens` on servers: what may come next is what the tokenizer itself would spell.
-
-The oracle has no automaton: it asks the tokenizer for the encodings of all texts of a finite
-language. What may follow some tokens is what follows them in an encoding.
-"""
+"""`proper_tokens` on servers: what may come next is what the tokenizer itself would spell."""
 
 from __future__ import annotations
 
@@ -12,40 +8,22 @@ import math
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
-from transformers import AutoTokenizer
 
-from server.client import OFF, Lz, Rows, generate, post, post_ok, request_body, to_sample
+from server.client import OFF, Lz, generate, post, post_ok, request_body, to_sample
 from server.configurations import THINKS, on
 from server.contract import check
+from server.encodings import FINITE, decode, encode, encodings, tokenizer
 from server.endpoints import Endpoint, every_endpoint
-from server.launch import Server, model_path
+from server.launch import Server
 from server.prompts import repetitive
 
 PROPER = {"proper_tokens": True}
 THINK_END = "</think>"
-NAMES = ["William McKinley", "William", "Theodore Roosevelt", "Theodore", "the  theatre", "tests"]
-FINITE = {
-    r"(19|20)[0-9]{2}-(0[1-9]|1[0-2])": [
-        f"{year}-{month:02}" for year in range(1900, 2100) for month in range(1, 13)
-    ],
-    r"[ \na]{1,5}": [
-        "".join(text) for size in range(1, 6) for text in itertools.product(" \na", repeat=size)
-    ],
-    "|".join(NAMES): NAMES,
-    "x\u00e9?[e\u0301]{0,3}": [  # not all are in NFC
-        f"x{first}{''.join(rest)}"
-        for first in ("", "\u00e9")
-        for size in range(4)
-        for rest in itertools.product("e\u0301", repeat=size)
-    ],
-}
 FIELDS = {
     "name": {"type": "string", "maxLength": 12},
     "age": {"type": "integer"},
@@ -78,44 +56,6 @@ TAG = {
         "end": "</f>",
     },
 }
-
-
-@cache
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(model_path())
-
-
-def encode(text: str) -> list[int]:
-    return tokenizer().encode(text, add_special_tokens=False)
-
-
-def decode(tokens: Sequence[int]) -> str:
-    return tokenizer().decode(tokens, clean_up_tokenization_spaces=False)
-
-
-class Encodings:
-    """What may follow some tokens, by the encodings of all texts of a language."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.after: dict[tuple[int, ...], set[int]] = {}
-        for text in texts:
-            tokens = encode(text)
-            if decode(tokens) != text:
-                continue  # the tokenizer changes it
-            for i, token in enumerate([*tokens, tokenizer().eos_token_id]):
-                self.after.setdefault(tuple(tokens[:i]), set()).add(token)
-
-    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
-        """The row with minus infinity for what may not follow."""
-        allowed = list(self.after[tuple(before)])
-        masked = logits * 0 - math.inf
-        masked[allowed] = logits[allowed]
-        return masked
-
-
-@cache
-def encodings(regex: str) -> Encodings:
-    return Encodings(FINITE[regex])
 
 
 def without_end(answer: dict[str, Any]) -> list[int]:

@@ -1,0 +1,347 @@
+"""Hold what a server answered to the contract (docs/SPEC.md section 7), position by position.
+
+The logits without a penalty are those of the model itself, run here; all else is the tests' oracle.
+The oracle is asked for each position once: whether an onset was reached is carried from a position
+to the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
+from queue import Empty
+from typing import Any
+
+import numpy as np
+
+from bench.soak.schedule import ANSWER, PROMPT, TOKENS, Request
+from oracle import copies, log_softmax, visible_history
+from server.client import OFF, Json, Lz, Rows, top_rows
+from server.contract import NO_PENALTIES, bits, row_deviation
+from server.launch import vocab_size
+from server.model import logits
+from server.summary import TOLERANCE
+
+IMPOSSIBLE = -80.0
+"""Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""
+AT_ONCE = 64
+"""Answers that wait to be checked; each may have some megabytes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for a request.
+
+    Attributes:
+        configuration: the server's name.
+        wave: name of the wave.
+        how: how the request was sent and ended.
+        request: what was asked.
+        body: what was sent.
+        content: an answer's JSON, or the events of a stream as far as they came.
+        deltas: whether each event of the stream has its new tokens alone.
+    """
+
+    configuration: str
+    wave: str
+    how: str
+    request: Request
+    body: Json
+    content: bytes
+    deltas: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What checking an answer found.
+
+    Attributes:
+        configuration: the server's name.
+        kinds: what the positions were, each a heading of the table.
+        positions: how many were checked; `tokens` of them without logprobs.
+        deviation: the largest of them, nats.
+        beyond: positions beyond the tolerance, or 1 if the answer itself was wrong.
+        failure: the request that reproduces it and what is wrong; None if nothing is.
+    """
+
+    configuration: str
+    kinds: tuple[str, ...]
+    positions: int
+    deviation: float
+    beyond: int = 0
+    failure: Json | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """The outputs of an answer: ids, logprobs if there are any, and what else was said."""
+
+    tokens: list[int]
+    rows: Rows | None
+    meta: Json
+    text: str
+
+
+def outputs_of(answer: Answer) -> list[Output]:
+    """Read what came back.
+
+    Raises:
+        ValueError: it cannot be read, or contradicts itself.
+    """
+    if answer.content.startswith((b"[", b"{")):
+        found = json.loads(answer.content)
+        return [_output(one) for one in (found if isinstance(found, list) else [found])]
+    events = [
+        json.loads(line[len(b"data: ") :])
+        # The last line may have been cut off.
+        for line in answer.content.split(b"\n\n")[:-1]
+        if line.startswith(b"data: ") and line != b"data: [DONE]"
+    ]
+    for event in events:
+        if "error" in event:
+            raise ValueError(f"an error: {event['error']}")
+    if not events:
+        return []
+    if answer.deltas:
+        return [_output(_joined(events))]
+    for earlier, later in itertools.pairwise(events):
+        count = len(earlier["output_ids"])
+        if later["output_ids"][:count] != earlier["output_ids"]:
+            raise ValueError("an event takes back tokens of an earlier one")
+    # An event of an abort has no logprobs of the tokens before it.
+    return [_output(max(events, key=lambda event: len(_logprobs(event))))]
+
+
+def _logprobs(event: Json) -> list[Any]:
+    return event["meta_info"].get("output_top_logprobs") or []
+
+
+def _joined(events: Sequence[Json]) -> Json:
+    tokens = [token for event in events for token in event["output_ids"]]
+    rows = [row for event in events for row in _logprobs(event)]
+    meta = events[-1]["meta_info"] | {"output_top_logprobs": rows}
+    return {"output_ids": tokens, "meta_info": meta, "text": ""}
+
+
+def _output(answer: Json) -> Output:
+    meta = answer["meta_info"]
+    tokens = list(answer["output_ids"])
+    rows = None
+    if meta.get("output_top_logprobs_shape", [0])[0] or meta.get("output_top_logprobs"):
+        rows = top_rows(meta, "output")
+        if len(rows) != len(tokens):
+            raise ValueError(f"{len(rows)} rows of logprobs of {len(tokens)} tokens")
+        said = [entry[0] for entry in meta["output_token_logprobs"]][: len(tokens)]
+        chosen = rows[np.arange(len(said)), tokens[: len(said)]]
+        if not np.allclose(said, chosen, rtol=0, atol=1e-6):
+            raise ValueError("a token's logprob is not that of its row")
+    return Output(tokens, rows, meta, answer.get("text", ""))
+
+
+def expected_rows(request: Request, tokens: Sequence[int], flags: Sequence[str] = ()) -> Rows:
+    """The logprobs that the contract asks for at every position, float64 [len(tokens), V]."""
+    base = logits(flags, request.prompt, tokens)
+    rows = np.empty_like(base)
+    lz, reached = request.lz, request.lz.onset == 0
+    for i, row in enumerate(base):
+        before = tokens[:i]
+        if lz.penalty:
+            history = visible_history(request.prompt, before, lz.include_prompt)
+            reached = reached or is_reached_by(history, lz)
+            if reached:
+                row = row + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))  # noqa: PLW2901
+        # The model's own logits need no constant to have the right signs.
+        changed = request.changed(row, before, 0.0, OFF)
+        rows[i] = log_softmax(changed / (request.temperature or 1.0))
+    return rows
+
+
+def is_reached_by(history: Sequence[int], lz: Lz) -> bool:
+    """Whether this position reaches the onset, none before having done so."""
+    # A run of 16 has a token that stands at its place a period before.
+    return max(copies(history, lz.window).values(), default=0) >= lz.onset
+
+
+def deviations(
+    request: Request, tokens: Sequence[int], rows: Rows | None, flags: Sequence[str] = ()
+) -> list[float]:
+    """The deviation at every position; without rows, how much less likely a greedy token is.
+
+    Raises:
+        KeyError: proper tokens, and something that no encoding goes on with.
+    """
+    expected = expected_rows(request, tokens, flags)
+    found = []
+    for i, token in enumerate(tokens):
+        off = 0.0 if rows is None else row_deviation(rows[i], expected[i])
+        if request.temperature == 0:
+            off = max(off, float(expected[i].max() - expected[i, token]))
+        elif expected[i, token] < IMPOSSIBLE:
+            off = math.inf
+        found.append(off)
+    return found
+
+
+def kinds_of(answer: Answer, output: Output) -> tuple[str, ...]:
+    """The headings under which an output's positions count."""
+    request = answer.request
+    finish = output.meta.get("finish_reason") or {}
+    aborted = finish.get("type") == "abort"
+    named = {
+        "lz": request.lz.penalty > 0,
+        "lz, onset": request.lz.penalty > 0 and request.lz.onset > 0,
+        "other penalties": request.penalties != NO_PENALTIES,
+        "logit_bias": bool(request.bias or request.favoured),
+        "proper tokens": request.regex is not None,
+        "stop strings": bool(request.stop),
+        "temperature": request.temperature > 0,
+        "n > 1": request.count > 1,
+        "retracted": output.meta.get("num_retractions", 0) > 0,
+        "aborted": aborted,
+        "cached prefix": output.meta.get("cached_tokens", 0) > 0,
+    }
+    own = () if answer.how == ANSWER else (answer.how,)
+    return (*own, *(name for name, holds in named.items() if holds)) or ("no penalty",)
+
+
+def check(answer: Answer, flags: Sequence[str] = ()) -> list[Verdict]:
+    """Check every output of an answer."""
+    try:
+        found = outputs_of(answer)
+    except (ValueError, KeyError, AssertionError) as error:
+        return [_failed(answer, f"cannot be read: {error!r}")]
+    verdicts = []
+    for output in found:
+        try:
+            verdicts += _check_output(answer, output, flags)
+        except Exception:
+            verdicts.append(_failed(answer, traceback.format_exc(limit=4), output.tokens))
+    return verdicts
+
+
+def _check_output(answer: Answer, output: Output, flags: Sequence[str]) -> list[Verdict]:
+    request, tokens = answer.request, output.tokens
+    kinds = kinds_of(answer, output)
+    finish = output.meta.get("finish_reason") or {}
+    if finish.get("type") == "length" and len(tokens) != request.new_tokens:
+        reason = f"{len(tokens)} of {request.new_tokens} tokens for reason `length`"
+        return [_failed(answer, reason, tokens)]
+    verdicts = []
+    if output.rows is not None or answer.how == TOKENS:
+        found = deviations(request, tokens, output.rows, flags)
+        verdicts.append(_verdict(answer, kinds, found, tokens))
+    if answer.how == PROMPT:
+        rows = top_rows(output.meta, "input")
+        # The first token of a prompt has no logprobs.
+        plain = replace(Request(request.prompt[:1], 0))
+        expected = expected_rows(plain, request.prompt[1:], flags)
+        if len(rows) != len(expected):
+            return [_failed(answer, f"{len(rows)} rows of logprobs of the prompt", tokens)]
+        found = [row_deviation(row, e) for row, e in zip(rows, expected, strict=True)]
+        verdicts.append(_verdict(answer, ("prompt tokens",), found, tokens))
+    return verdicts
+
+
+def _verdict(
+    answer: Answer, kinds: tuple[str, ...], found: Sequence[float], tokens: Sequence[int]
+) -> Verdict:
+    largest = max(found, default=0.0)
+    wrong = [i for i, off in enumerate(found) if not off <= TOLERANCE]
+    failure = None
+    if wrong:
+        reason = f"{len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]}"
+        failure = _record(answer, f"{reason} by {found[wrong[0]]:.3g} nats", tokens)
+    return Verdict(answer.configuration, kinds, len(found), largest, len(wrong), failure)
+
+
+def _failed(answer: Answer, reason: str, tokens: Sequence[int] = ()) -> Verdict:
+    failure = _record(answer, reason, tokens)
+    return Verdict(answer.configuration, (answer.how,), 0, math.inf, 1, failure)
+
+
+def _record(answer: Answer, reason: str, tokens: Sequence[int]) -> Json:
+    return {
+        "reason": reason,
+        "configuration": answer.configuration,
+        "wave": answer.wave,
+        "how": answer.how,
+        "request": answer.body,
+        "outputs": list(tokens),
+    }
+
+
+class Checker:
+    """Checks answers in processes of its own, so that the oracle has a core beside the server.
+
+    As a context manager it ends them when the block is left.
+    """
+
+    def __init__(self, flags: dict[str, tuple[str, ...]], processes: int = 1) -> None:
+        """Start them.
+
+        Args:
+            flags: each configuration's server arguments, by its name.
+            processes: how many.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._answers: Queue[Answer | None] = context.Queue(AT_ONCE)
+        self._verdicts: Queue[list[Verdict]] = context.Queue()
+        self._processes = [
+            context.Process(target=_work, args=(self._answers, self._verdicts, flags), daemon=True)
+            for _ in range(processes)
+        ]
+        self.waiting = 0
+        for process in self._processes:
+            process.start()
+
+    def __enter__(self) -> Checker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def put(self, answer: Answer) -> None:
+        """Have an answer checked; blocks while too many wait. One thread at a time may call it."""
+        self._answers.put(answer)
+        self.waiting += 1
+
+    def take(self, *, wait: bool) -> list[Verdict]:
+        """The verdicts that are there, or with `wait` all that are still to come.
+
+        Raises:
+            RuntimeError: a process that checks has died.
+        """
+        found: list[Verdict] = []
+        while self.waiting:
+            if not all(process.is_alive() for process in self._processes):
+                raise RuntimeError("a process that checks answers has died")
+            try:
+                found += self._verdicts.get(timeout=1.0 if wait else 0.0)
+            except Empty:
+                if not wait:
+                    break
+            else:
+                self.waiting -= 1
+        return found
+
+
+def _work(
+    answers: Queue[Answer | None],
+    verdicts: Queue[list[Verdict]],
+    flags: dict[str, tuple[str, ...]],
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    while (answer := answers.get()) is not None:
+        verdicts.put(check(answer, flags[answer.configuration]))

@@ -1,0 +1,332 @@
+"""Send the waves of a schedule to a server, and do to it what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from bench.processes import ProcessError
+from bench.soak.check import Answer
+from bench.soak.schedule import (
+    ABORT,
+    HANG_UP,
+    KILLED_CLIENT,
+    LEAVE,
+    PROMPT,
+    REFUSED,
+    STREAM,
+    TOKENS,
+    Action,
+    Wave,
+)
+from server.launch import Config, Server
+
+CLIENTS = 64
+PATIENCE_SECONDS = 240.0
+"""An answer that takes longer never comes."""
+LONGEST_SENTENCE = 600
+CLIENT = """\
+import json, sys, urllib.request
+url, body = json.load(sys.stdin)
+headers = {"Content-Type": "application/json"}
+message = urllib.request.Request(url, json.dumps(body).encode(), headers)
+with urllib.request.urlopen(message) as answer:
+    while part := answer.read1():
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+"""
+"""A process that hands on a stream, to be killed."""
+
+
+@dataclass
+class Log:
+    """What happened, by name, and what should not have."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, event: str) -> None:
+        """Count an event."""
+        with self._lock:
+            self.events[event] += 1
+
+    def error(self, reason: str, **facts: Any) -> None:
+        """Keep what should not have happened."""
+        with self._lock:
+            self.wrong.append({"reason": reason, **facts})
+
+
+class _Server(Server):
+    def _for_site(self) -> dict[str, str]:
+        return {}  # a digest of every step is for comparing ranks, and would cost a fifth
+
+
+class Served:
+    """A server that may be killed and started again.
+
+    As a context manager it is ended when the block is left.
+    """
+
+    def __init__(self, config: Config, folder: Path, log: Log) -> None:
+        self.config, self.folder, self.log = config, folder, log
+        self.starts = 0
+        self.killed = False
+        self.start()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.server.url
+
+    def start(self) -> None:
+        """Start it, with the caches that the one before it may have left half written."""
+        self.starts += 1
+        self.killed = False
+        path = self.folder / f"{self.config.name}-{self.starts}.log"
+        self.server = _Server(self.config, path)
+        try:
+            self.server.wait_until_ready()
+        except BaseException:
+            self.server.stop()
+            raise
+
+    def kill(self, *, whole: bool) -> None:
+        """SIGKILL it: all of its processes, or the first, which the others must then follow."""
+        self.killed = True
+        kill = os.killpg if whole else os.kill
+        kill(self.server.process.pid, signal.SIGKILL)
+        self.log.note("server killed" if whole else "server's first process killed")
+
+    def died(self) -> bool:
+        """Whether it ended by itself."""
+        return not self.killed and self.server.process.poll() is not None
+
+
+class Driver:
+    """Sends waves to a server."""
+
+    def __init__(self, served: Served, put: Callable[[Answer], None], log: Log) -> None:
+        """Keep what it needs.
+
+        Args:
+            served: the server.
+            put: takes an answer to be checked; called by one thread at a time.
+            log: of events and errors.
+        """
+        self.served, self.log = served, log
+        self._put, self._lock = put, threading.Lock()
+        self.deltas = "--incremental-streaming-output" in served.config.flags
+
+    def wave(self, wave: Wave) -> None:
+        """Send a wave, and start the server again if it was killed or died."""
+        began = time.monotonic()
+        over = threading.Event()
+        deeds: list[tuple[float, Callable[[], None]]] = [
+            (at, lambda mode=mode, long=long: self._pause(mode, long))
+            for at, mode, long in wave.pauses
+        ]
+        if wave.abort_all is not None:
+            deeds.append((wave.abort_all, self._abort_all))
+        if wave.kill is not None:
+            whole = len(wave.actions) % 2 == 0 or wave.kill > 2
+            deeds.append((wave.kill, lambda: self.served.kill(whole=whole)))
+        deeds.sort(key=lambda deed: deed[0])
+
+        def act() -> None:
+            for at, deed in deeds:
+                if over.wait(max(0.0, began + at - time.monotonic())):
+                    return
+                deed()
+
+        with ThreadPoolExecutor(CLIENTS + 1) as pool:
+            acting = pool.submit(act)
+            sent = [pool.submit(self._send, action, wave, began) for action in wave.actions]
+            for future in sent:
+                future.result()
+            over.set()
+            acting.result()
+        if self.served.died():
+            self.log.error("the server died", wave=wave.name, log=self.served.server.log_tail())
+        if self.served.killed or self.served.died():
+            self.served.server.stop()
+            self.served.start()
+            self.log.note("server started again")
+        elif wave.flush:
+            self._flush(wave)
+
+    def _send(self, action: Action, wave: Wave, began: float) -> None:
+        time.sleep(max(0.0, began + action.at - time.monotonic()))
+        if self.served.killed:
+            return
+        self.log.note(action.how)
+        body = body_of(action)
+        try:
+            content = self._answer(action, body, wave)
+        except (requests.RequestException, OSError) as error:
+            if not self.served.killed:
+                self.log.error(f"no answer: {error!r}", wave=wave.name, request=body)
+            else:
+                self.log.note("cut off by the server's end")
+            return
+        if content:
+            with self._lock:
+                self._put(
+                    Answer(
+                        *(self.served.config.name, wave.name, action.how, action.request),
+                        *(body, content, self.deltas),
+                    )
+                )
+
+    def _answer(self, action: Action, body: dict[str, Any], wave: Wave) -> bytes:
+        """What is to be checked of the answer; empty for nothing."""
+        url = f"{self.served.url}/generate"
+        if action.how == KILLED_CLIENT:
+            return self._killed_client(url, body, action.after)
+        if action.how in (STREAM, HANG_UP):
+            return self._stream(url, body, action, wave)
+        timer = None
+        patience = PATIENCE_SECONDS
+        if action.how == LEAVE:
+            patience = max(action.after, 0.01)
+        elif action.how == ABORT:
+            timer = threading.Timer(action.after, self._abort, [body["rid"]])
+            timer.start()
+        try:
+            answer = requests.post(url, json=body, timeout=(PATIENCE_SECONDS, patience))
+        except requests.ReadTimeout:
+            if action.how != LEAVE:
+                raise
+            return b""
+        finally:
+            if timer is not None:
+                timer.join()
+        if action.how == REFUSED:
+            self._refused(answer, action, body, wave)
+            return b""
+        if answer.status_code != 200:
+            self._unexpected(answer, body, wave)
+            return b""
+        return answer.content
+
+    def _stream(self, url: str, body: dict[str, Any], action: Action, wave: Wave) -> bytes:
+        content = b""
+        with requests.post(url, json=body, stream=True, timeout=PATIENCE_SECONDS) as answer:
+            if answer.status_code != 200:
+                self._unexpected(answer, body, wave)
+                return b""
+            with (
+                contextlib.suppress(requests.RequestException)
+                if self.served.killed
+                else (contextlib.nullcontext())
+            ):
+                for part in answer.iter_content(None):
+                    content += part
+                    if action.how == HANG_UP and content.count(b"\n\n") >= action.after:
+                        break
+        return content
+
+    def _killed_client(self, url: str, body: dict[str, Any], seconds: float) -> bytes:
+        with subprocess.Popen(
+            [sys.executable, "-c", CLIENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as client:
+            assert client.stdin is not None
+            client.stdin.write(json.dumps([url, body]).encode())
+            client.stdin.close()
+            client.stdin = None
+            killer = threading.Timer(seconds + 0.2, client.kill)
+            killer.start()
+            assert client.stdout is not None
+            content = client.stdout.read()
+            killer.cancel()
+        return content
+
+    def _refused(
+        self, answer: requests.Response, action: Action, body: dict[str, Any], wave: Wave
+    ) -> None:
+        try:
+            error = answer.json()["error"]
+            sentence = str(error["message"] if isinstance(error, dict) else error)
+        except (ValueError, KeyError, TypeError):
+            sentence = ""
+        is_clear = action.reason in sentence and len(sentence) <= LONGEST_SENTENCE
+        if answer.status_code != 400 or not is_clear:
+            reason = f"not refused with {action.reason!r}: {answer.status_code}"
+            self.log.error(f"{reason} {answer.text[:500]}", wave=wave.name, request=body)
+
+    def _unexpected(self, answer: requests.Response, body: dict[str, Any], wave: Wave) -> None:
+        if self.served.killed:
+            self.log.note("cut off by the server's end")
+            return
+        reason = f"status {answer.status_code}: {answer.text[:500]}"
+        self.log.error(reason, wave=wave.name, request=body)
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        with contextlib.suppress(requests.RequestException):
+            requests.post(f"{self.served.url}{path}", json=body, timeout=PATIENCE_SECONDS)
+
+    def _abort(self, rid: str) -> None:
+        self._post("/abort_request", {"rid": rid})
+
+    def _abort_all(self) -> None:
+        self.log.note("all aborted")
+        self._post("/abort_request", {"abort_all": True})
+
+    def _pause(self, mode: str, seconds: float) -> None:
+        self.log.note(f"pause, {mode}")
+        self._post("/pause_generation", {"mode": mode})
+        time.sleep(seconds)
+        self._post("/continue_generation", {})
+
+    def _flush(self, wave: Wave) -> None:
+        self.log.note("cache flushed")
+        url = f"{self.served.url}/flush_cache?timeout={PATIENCE_SECONDS:g}"
+        try:
+            answer = requests.post(url, timeout=PATIENCE_SECONDS + 10)
+        except requests.RequestException as error:
+            self.log.error(f"the cache was not flushed: {error!r}", wave=wave.name)
+            return
+        if answer.status_code != 200:
+            self.log.error(f"the cache was not flushed: {answer.text[:500]}", wave=wave.name)
+
+
+def body_of(action: Action) -> dict[str, Any]:
+    """What is sent for an action, to /generate."""
+    body = action.request.body()
+    if action.how in (STREAM, HANG_UP, KILLED_CLIENT):
+        # The server refuses to stream the flat form.
+        body = {name: value for name, value in body.items() if "flat" not in name}
+        body["stream"] = True
+    elif action.how == TOKENS:
+        body = {name: body[name] for name in ("input_ids", "sampling_params")}
+    elif action.how == PROMPT:
+        body |= {"logprob_start_len": 0, "return_flat_raw_top_logprobs": True}
+    elif action.how == ABORT:
+        body["rid"] = os.urandom(8).hex()
+    return body
+
+
+__all__ = ["Driver", "Log", "ProcessError", "Served", "body_of"]
