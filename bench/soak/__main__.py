@@ -135,7 +135,7 @@ def main() -> int:
         "kinds": {name: vars(row) for name, row in sorted(tally.kinds.items())},
         "events": dict(sorted(log.events.items())),
         "deviations": len(tally.failures),
-        "first_deviation": tally.failures[0] if tally.failures else None,
+        "first_deviations": tally.failures[:50],
         "errors": len(log.wrong),
         "first_errors": log.wrong[:5],
     }

@@ -125,9 +125,10 @@ def _logprobs(event: Json) -> list[Any]:
 
 def _joined(events: Sequence[Json]) -> Json:
     tokens = [token for event in events for token in event["output_ids"]]
-    rows = [row for event in events for row in _logprobs(event)]
-    meta = events[-1]["meta_info"] | {"output_top_logprobs": rows}
-    return {"output_ids": tokens, "meta_info": meta, "text": ""}
+    meta = dict(events[-1]["meta_info"])
+    for name in ("output_top_logprobs", "output_token_logprobs"):
+        meta[name] = [entry for event in events for entry in event["meta_info"].get(name) or []]
+    return {"output_ids": tokens, "meta_info": meta}
 
 
 def _output(answer: Json) -> Output:

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import requests
 
-from bench.processes import ProcessError
 from bench.soak.check import Answer
 from bench.soak.schedule import (
     ABORT,
@@ -33,12 +33,13 @@ from bench.soak.schedule import (
     Action,
     Wave,
 )
-from server.launch import Config, Server
+from server.launch import PORT_TAKEN, STARTS, Config, Server
 
 CLIENTS = 64
 PATIENCE_SECONDS = 240.0
 """An answer that takes longer never comes."""
 LONGEST_SENTENCE = 600
+ABORTED = "Aborted by AbortReq"
 CLIENT = """\
 import json, sys, urllib.request
 url, body = json.load(sys.stdin)
@@ -100,16 +101,25 @@ class Served:
         return self.server.url
 
     def start(self) -> None:
-        """Start it, with the caches that the one before it may have left half written."""
-        self.starts += 1
+        """Start it, with the caches that the one before it may have left half written.
+
+        Raises:
+            ProcessError: it ended, or was not ready in time.
+        """
         self.killed = False
-        path = self.folder / f"{self.config.name}-{self.starts}.log"
-        self.server = _Server(self.config, path)
-        try:
-            self.server.wait_until_ready()
-        except BaseException:
-            self.server.stop()
-            raise
+        for i in range(STARTS):
+            self.starts += 1
+            path = self.folder / f"{self.config.name}-{self.starts}.log"
+            self.server = _Server(self.config, path)
+            try:
+                self.server.wait_until_ready()
+            except BaseException:
+                self.server.stop()
+                # A connection of another process may have been given the port meanwhile.
+                if i == STARTS - 1 or PORT_TAKEN not in self.server.log():
+                    raise
+            else:
+                return
 
     def kill(self, *, whole: bool) -> None:
         """SIGKILL it: all of its processes, or the first, which the others must then follow."""
@@ -143,14 +153,13 @@ class Driver:
         began = time.monotonic()
         over = threading.Event()
         deeds: list[tuple[float, Callable[[], None]]] = [
-            (at, lambda mode=mode, long=long: self._pause(mode, long))
-            for at, mode, long in wave.pauses
+            (at, partial(self._pause, mode, seconds)) for at, mode, seconds in wave.pauses
         ]
         if wave.abort_all is not None:
             deeds.append((wave.abort_all, self._abort_all))
         if wave.kill is not None:
             whole = len(wave.actions) % 2 == 0 or wave.kill > 2
-            deeds.append((wave.kill, lambda: self.served.kill(whole=whole)))
+            deeds.append((wave.kill, partial(self.served.kill, whole=whole)))
         deeds.sort(key=lambda deed: deed[0])
 
         def act() -> None:
@@ -225,7 +234,10 @@ class Driver:
             self._refused(answer, action, body, wave)
             return b""
         if answer.status_code != 200:
-            self._unexpected(answer, body, wave)
+            if ABORTED in answer.text and (action.how == ABORT or wave.abort_all is not None):
+                self.log.note("aborted before it began")
+            else:
+                self._unexpected(answer, body, wave)
             return b""
         return answer.content
 
@@ -327,6 +339,3 @@ def body_of(action: Action) -> dict[str, Any]:
     elif action.how == ABORT:
         body["rid"] = os.urandom(8).hex()
     return body
-
-
-__all__ = ["Driver", "Log", "ProcessError", "Served", "body_of"]
