@@ -28,7 +28,7 @@ from server.configurations import CONFIGURATIONS
 from server.launch import Config
 from server.summary import TOLERANCE
 
-NAMES = ("overlap", "no-overlap", "tiny-pool-mixed", "ngram", "eagle-tree")
+NAMES = ("overlap", "no-overlap", "tiny-pool", "ngram", "eagle-tree")
 INCREMENTAL = ("no-overlap", "ngram")
 """Whose streams send each token once; the others' events repeat all before."""
 KILL_EVERY = 8
