@@ -205,12 +205,18 @@ def files_below(*folders: Path) -> list[Path]:
 
 
 class Environment:
-    """The environment of one flavour and release: how to set it up and to run something in it."""
+    """The environment of one flavour and release: how to set it up and to run something in it.
+
+    The CPU flavour has the same requirements for every release (python/sglang_lz/cpu), so all but
+    the newest borrow the packages of the newest one's environment. Upstream's own differ.
+    """
 
     def __init__(self, flavour: Flavour, release: str | None = None) -> None:
         self.flavour = flavour
         self.release = release or releases()[0]
-        self._suffix = "" if self.release == releases()[0] else f"-{self.release}"
+        is_newest = self.release == releases()[0]
+        self._suffix = "" if is_newest else f"-{self.release}"
+        self._lender = Environment("cpu") if flavour == "cpu" and not is_newest else None
         self.folder = ROOT / ".venv" / f"{flavour}{self._suffix}"
         self.stock = CACHE / f"stock{self._suffix}"
         self._patches = PATCHES / self.release
@@ -232,17 +238,27 @@ class Environment:
         Raises:
             SetupError: something could not be done; what was done so far is kept for next time.
         """
-        if not self.python.exists():  # never made, or the Python it was made with is gone
-            shutil.rmtree(self._stamps, ignore_errors=True)
+        for one in filter(None, (self._lender, self)):
+            if not one.python.exists():  # never made, or the Python it was made with is gone
+                shutil.rmtree(one._stamps, ignore_errors=True)
         with self.temporary_folder():
             steps = self._steps(package_of_checkout=package_of_checkout)
-            do_steps(steps + (self._test_steps() if tests else []), CACHE / "setup.lock")
+            steps += self._test_steps() if tests else []
+            if self._lender:
+                steps = self._lender._lent_steps(tests=tests) + steps
+            do_steps(steps, CACHE / "setup.lock")
 
     def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
         # What lies outside of our package in site-packages: the patched SGLang and `sgl_kernel`.
         patched = self._digest(files_below(self._patches, CPU))
         package = self._digest(files_below(ROOT / "python"))
         own = [CPU / "requirements.txt"] if self.flavour == "cpu" else []
+        dependencies = Step(
+            "installing what SGLang needs (the longest step: gigabytes)",
+            self._stamps / "dependencies",
+            self._digest([self._lock, *own]),
+            self._install_dependencies,
+        )
         return [
             Step(
                 f"making {self.folder.relative_to(ROOT)} with Python {self._version}",
@@ -257,13 +273,12 @@ class Environment:
                 self._install_package,
                 suffices=patched if package_of_checkout else "",
             ),
-            Step(
-                "installing what SGLang needs (the longest step: gigabytes)",
-                self._stamps / "dependencies",
-                self._digest([self._lock, *own]),
-                self._install_dependencies,
-            ),
+            *([] if self._lender else [dependencies]),
         ]
+
+    def _lent_steps(self, *, tests: bool) -> list[Step]:
+        """What another release's environment needs of this one: all but the tests' stock SGLang."""
+        return [*self._steps(), *(self._test_steps()[:-1] if tests else [])]
 
     def _test_steps(self) -> list[Step]:
         compiler = Step(
@@ -272,14 +287,15 @@ class Environment:
             self._digest([COMPILER]),
             self._install_compiler,
         )
+        tools = Step(
+            "installing the tools of the tests",
+            self._stamps / "test-tools",
+            self._digest([TEST_REQUIREMENTS]),
+            lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
+        )
+        borrowed = [tools, *([] if has_compiler(os.environ) else [compiler])]
         return [
-            Step(
-                "installing the tools of the tests",
-                self._stamps / "test-tools",
-                self._digest([TEST_REQUIREMENTS]),
-                lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
-            ),
-            *([] if has_compiler(os.environ) else [compiler]),
+            *([] if self._lender else borrowed),
             Step(
                 "building SGLang without the LZ patches, to compare with",
                 self._stamps / "stock",
@@ -298,6 +314,8 @@ class Environment:
             [sys.executable, "-m", "venv", str(self.folder)],
             f"Python's venv module could not make {self.folder}",
         )
+        if self._lender:
+            (self.packages / "borrowed.pth").write_text(f"{self._lender.packages}\n")
 
     def _install_package(self) -> None:
         wheel = self._build("dist")
@@ -403,7 +421,8 @@ class Environment:
         """
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
         env = {name: value for name, value in os.environ.items() if name not in unwanted}
-        env["PATH"] = f"{self.python.parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+        folders = [self.python.parent, *([self._lender.python.parent] if self._lender else [])]
+        env["PATH"] = os.pathsep.join([*map(str, folders), env.get("PATH", os.defpath)])
         env["PYTHONUNBUFFERED"] = "1"
         env[UPSTREAM] = self.release
         env["TMPDIR"] = str(_temporary_folder())

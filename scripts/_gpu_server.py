@@ -372,7 +372,7 @@ def memory(rehearse: bool) -> dict[str, Any]:
                 time.sleep(0.2)
         finally:
             server.stop()
-        return judge_exhaustion(server.process.poll(), server.log())
+        return judge_exhaustion(server.process.wait(), server.log())
 
 
 def judge_exhaustion(status: int, log: str) -> dict[str, Any]:
