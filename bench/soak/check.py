@@ -127,7 +127,11 @@ def _joined(events: Sequence[Json]) -> Json:
     tokens = [token for event in events for token in event["output_ids"]]
     meta = dict(events[-1]["meta_info"])
     for name in ("output_top_logprobs", "output_token_logprobs"):
-        meta[name] = [entry for event in events for entry in event["meta_info"].get(name) or []]
+        meta[name] = []
+        for event in events:
+            entries = event["meta_info"].get(name) or []
+            # The event of an abort has no new token, and the logprobs of the event before it.
+            meta[name] += entries[max(len(entries) - len(event["output_ids"]), 0) :]
     return {"output_ids": tokens, "meta_info": meta}
 
 
@@ -238,7 +242,7 @@ def _check_output(answer: Answer, output: Output, flags: Sequence[str]) -> list[
     if output.rows is not None or answer.how == TOKENS:
         found = deviations(request, tokens, output.rows, flags)
         verdicts.append(_verdict(answer, kinds, found, tokens))
-    if answer.how == PROMPT:
+    if answer.how == PROMPT and finish.get("type") != "abort":
         rows = top_rows(output.meta, "input")
         # The first token of a prompt has no logprobs.
         plain = replace(Request(request.prompt[:1], 0))
