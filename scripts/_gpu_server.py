@@ -372,7 +372,9 @@ def memory(rehearse: bool) -> dict[str, Any]:
                 time.sleep(0.2)
         finally:
             server.stop()
-        return judge_exhaustion(server.process.wait(), server.log())
+        status = server.process.poll()
+        assert status is not None  # `stop` has waited for it
+        return judge_exhaustion(status, server.log())
 
 
 def judge_exhaustion(status: int, log: str) -> dict[str, Any]:
