@@ -146,11 +146,11 @@ class Background:
     def _await_end(self, seconds: float) -> bool:
         """Wait until nothing of the group runs; return whether that is so in time."""
         deadline = time.monotonic() + seconds
-        while is_alive := _is_alive(self.pid):
+        while runs := is_alive(self.pid):
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.05)
-        return not is_alive
+        return not runs
 
 
 def tail_of(log: Path) -> str:
@@ -180,7 +180,7 @@ def answers(url: str, seconds: float = 10.0) -> bool:
     return False
 
 
-def _is_alive(group: int) -> bool:
+def is_alive(group: int) -> bool:
     """Whether a process of the group runs; a zombie that nobody has reaped does not."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

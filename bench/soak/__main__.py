@@ -21,16 +21,33 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import command, commit, date, machine, versions, write_result
+from bench.processes import ProcessError
 from bench.soak.check import Checker, Verdict
 from bench.soak.drive import Driver, Log, Served
+from bench.soak.faults import CACHES
 from bench.soak.schedule import Schedule
 from server.configurations import CONFIGURATIONS
 from server.launch import Config
 from server.summary import TOLERANCE
 
-NAMES = ("overlap", "no-overlap", "tiny-pool", "ngram", "eagle-tree")
-INCREMENTAL = ("no-overlap", "ngram")
-"""Whose streams send each token once; the others' events repeat all before."""
+SHARES = {
+    "overlap": 0.25,
+    "no-overlap": 0.2,
+    "mixed-chunk": 0.1,
+    "tiny-pool": 0.2,
+    "ngram": 0.15,
+    "eagle-tree": 0.1,
+}
+"""Of the positions by configuration; speculation takes the server two to three times as long."""
+MORE_FLAGS = {
+    "no-overlap": ("--incremental-streaming-output",),
+    "ngram": ("--incremental-streaming-output",),
+    # Upstream ends a server that mixes chunks when its cache is nearly full.
+    "mixed-chunk": ("--max-total-tokens", "16384"),
+}
+DELTAS = "--incremental-streaming-output"
+KEPT = 5
+"""Deviations and errors that a result file has in full."""
 KILL_EVERY = 8
 """Waves; the server is killed in one of so many."""
 
@@ -40,12 +57,14 @@ class Row:
     """What was checked of a configuration, or of a kind of positions."""
 
     positions: int = 0
+    tokens: int = 0
     largest: float = 0.0
     beyond: int = 0
 
     def add(self, verdict: Verdict) -> None:
         """Count a verdict."""
         self.positions += verdict.positions
+        self.tokens += verdict.tokens
         self.largest = max(self.largest, verdict.deviation)
         self.beyond += verdict.beyond
 
@@ -75,15 +94,108 @@ class Tally:
         return sum(row.positions for row in self.configurations.values())
 
 
-def configuration(name: str) -> Config:
-    """A configuration of the tests', as the soak serves it."""
+def configuration(name: str, caches: Path) -> Config:
+    """A configuration of the tests', as the soak serves it.
+
+    Args:
+        name: of `SHARES`.
+        caches: where the server keeps what it compiles, empty at first, so that kills meet it.
+    """
     config = CONFIGURATIONS[name]
-    more: tuple[str, ...] = ()
-    if name in INCREMENTAL:
-        more += ("--incremental-streaming-output",)
-    if "--max-running-requests" not in config.flags:
-        more += ("--max-running-requests", "32")
-    return replace(config, flags=(*config.flags, *more))
+    flags = (*config.flags, *MORE_FLAGS.get(name, ()), "--max-running-requests", "32")
+    return replace(config, flags=flags, env=(*config.env, *((n, str(caches)) for n in CACHES)))
+
+
+@dataclass
+class Run:
+    """A run under way: what it was asked for, who checks, and what was found."""
+
+    arguments: argparse.Namespace
+    folder: Path
+    checker: Checker
+    tally: Tally = field(default_factory=Tally)
+    log: Log = field(default_factory=Log)
+    rates: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything deviates or should not have happened."""
+        return bool(self.tally.failures or self.log.wrong)
+
+    def result(self) -> dict[str, Any]:
+        """What is found so far, as a result file has it."""
+        tally, log = self.tally, self.log
+        return {
+            "measures": "sampled positions held to the contract, and the largest deviation in nats",
+            "command": command("soak"),
+            "date": date(),
+            "commit": commit(),
+            **machine(),
+            **versions("sglang", "torch"),
+            "seed": self.arguments.seed,
+            "tolerance": TOLERANCE,
+            "positions": tally.positions,
+            "tokens": sum(row.tokens for row in tally.configurations.values()),
+            "largest": max((row.largest for row in tally.configurations.values()), default=0.0),
+            "seconds": sum(rate["seconds"] for rate in self.rates.values()),
+            "configurations": {
+                name: vars(row) | self.rates.get(name, {})
+                for name, row in tally.configurations.items()
+            },
+            "kinds": {name: vars(row) for name, row in sorted(tally.kinds.items())},
+            "events": dict(sorted(log.events.items())),
+            "deviations": len(tally.failures),
+            "first_deviations": tally.failures[:KEPT],
+            "errors": len(log.wrong),
+            "first_errors": log.wrong[:KEPT],
+        }
+
+    def write(self) -> None:
+        """Write the result file, if one is asked for."""
+        if self.arguments.out:
+            write_result(self.arguments.out, self.result())
+
+    def soak(self, config: Config, share: float) -> None:
+        """Serve a configuration and send it waves until its share of the whole is done."""
+        schedule = Schedule(
+            config.name,
+            self.arguments.seed,
+            stream_tokens=40 if DELTAS in config.flags else 10,
+            mixes="--enable-mixed-chunk" in config.flags,
+        )
+        began = time.monotonic()
+        before = self.tally.positions
+        try:
+            with Served(config, self.folder, self.log) as served:
+                driver = Driver(served, self.checker.put, self.log)
+                number = 0
+                while not self._is_done(share, before, began):
+                    kill = number % self.arguments.kill_every == self.arguments.kill_every - 1
+                    driver.wave(schedule.wave(number, kill=kill))
+                    number += 1
+                    self._note(config.name, number, began, served.starts)
+        except ProcessError as error:
+            self.log.error(f"{config.name}: the server does not start", log=str(error)[-4000:])
+        self.tally.add(self.checker.take(wait=True))
+
+    def _note(self, name: str, waves: int, began: float, starts: int) -> None:
+        self.tally.add(self.checker.take(wait=False))
+        seconds = round(time.monotonic() - began)
+        self.rates[name] = {"waves": waves, "seconds": seconds, "starts": starts}
+        self.write()
+        row = self.tally.configurations.get(name, Row())
+        print(
+            f"{name}: wave {waves}, {row.positions} positions, {seconds} s, "
+            f"largest {row.largest:.1e}, {len(self.tally.failures)} deviations, "
+            f"{len(self.log.wrong)} errors",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _is_done(self, share: float, before: int, began: float) -> bool:
+        if self.arguments.minutes is not None:
+            return time.monotonic() - began > 60 * self.arguments.minutes * share
+        return self.tally.positions - before >= self.arguments.positions * share
 
 
 def main() -> int:
@@ -98,95 +210,25 @@ def main() -> int:
     amount.add_argument("--positions", type=int, default=100_000, help="stop after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--configuration", action="append", choices=NAMES, help="default: each in turn"
+        "--configuration", action="append", choices=SHARES, help="default: each in turn"
     )
     parser.add_argument("--kill-every", type=int, default=KILL_EVERY, metavar="WAVES")
-    parser.add_argument("--logs", type=Path, help="folder for the servers' logs")
+    parser.add_argument("--logs", type=Path, help="new folder for the servers' logs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    names = arguments.configuration or list(NAMES)
-    configs = {name: configuration(name) for name in names}
-    rates = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="soak-") as own,
-        Checker({name: config.flags for name, config in configs.items()}) as checker,
-    ):
-        checks = Checks(checker, Tally(), Log())
-        tally, log = checks.tally, checks.log
-        folder = arguments.logs or Path(own)
-        folder.mkdir(parents=True, exist_ok=True)
-        for i, (name, config) in enumerate(configs.items()):
-            share = (i + 1) / len(configs)
-            rates[name] = soak(config, arguments, share, folder=folder, checks=checks)
-        tally.add(checker.take(wait=True))
-    result = {
-        "measures": "sampled positions held to the contract, and the largest deviation in nats",
-        "command": command("soak"),
-        "date": date(),
-        "commit": commit(),
-        **machine(),
-        **versions("sglang", "torch"),
-        "seed": arguments.seed,
-        "tolerance": TOLERANCE,
-        "positions": tally.positions,
-        "configurations": {
-            name: vars(row) | rates[name] for name, row in tally.configurations.items()
-        },
-        "kinds": {name: vars(row) for name, row in sorted(tally.kinds.items())},
-        "events": dict(sorted(log.events.items())),
-        "deviations": len(tally.failures),
-        "first_deviations": tally.failures[:50],
-        "errors": len(log.wrong),
-        "first_errors": log.wrong[:5],
-    }
-    print(json.dumps(result, indent=1))
-    if arguments.out:
-        write_result(arguments.out, result)
-    return int(bool(tally.failures or log.wrong))
-
-
-@dataclass
-class Checks:
-    """Who checks, and what was found."""
-
-    checker: Checker
-    tally: Tally
-    log: Log
-
-
-def soak(
-    config: Config, arguments: argparse.Namespace, share: float, *, folder: Path, checks: Checks
-) -> dict[str, Any]:
-    """Serve a configuration and send it waves until its share of the whole is done."""
-    checker, tally, log = checks.checker, checks.tally, checks.log
-    deltas = "--incremental-streaming-output" in config.flags
-    schedule = Schedule(config.name, arguments.seed, stream_tokens=40 if deltas else 10)
-    with Served(config, folder, log) as served:
-        driver = Driver(served, checker.put, log)
-        began = time.monotonic()
-        number = 0
-        while not _is_done(arguments, share, tally, began):
-            kill = number % arguments.kill_every == arguments.kill_every - 1
-            driver.wave(schedule.wave(number, kill=kill))
-            tally.add(checker.take(wait=False))
-            number += 1
-            seconds = time.monotonic() - began
-            row = tally.configurations.get(config.name, Row())
-            print(
-                f"{config.name}: wave {number}, {row.positions} positions, {seconds:.0f} s, "
-                f"largest {row.largest:.1e}, {len(tally.failures)} deviations, "
-                f"{len(log.wrong)} errors",
-                file=sys.stderr,
-                flush=True,
-            )
-        return {"waves": number, "seconds": round(seconds), "starts": served.starts}
-
-
-def _is_done(arguments: argparse.Namespace, share: float, tally: Tally, began: float) -> bool:
-    if arguments.minutes is not None:
-        count = len(arguments.configuration or NAMES)
-        return time.monotonic() - began > 60 * arguments.minutes / count
-    return tally.positions >= arguments.positions * share
+    names = arguments.configuration or list(SHARES)
+    whole = sum(SHARES[name] for name in names)
+    with tempfile.TemporaryDirectory(prefix="soak-") as own:
+        configs = {name: configuration(name, Path(own, "caches")) for name in names}
+        folder = arguments.logs or Path(own, "logs")
+        folder.mkdir(parents=True)
+        with Checker({name: config.flags for name, config in configs.items()}) as checker:
+            run = Run(arguments, folder, checker)
+            for name, config in configs.items():
+                run.soak(config, SHARES[name] / whole)
+    print(json.dumps(run.result(), indent=1))
+    run.write()
+    return int(run.failed)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ to the next.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import multiprocessing
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from queue import Empty
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from server.summary import TOLERANCE
 
 IMPOSSIBLE = -80.0
 """Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""
+TOKENS_SENT = re.compile(rb'"output_ids":(\[[0-9,]*\])')
 AT_ONCE = 64
 """Answers that wait to be checked; each may have some megabytes."""
 
@@ -65,8 +65,9 @@ class Verdict:
     Attributes:
         configuration: the server's name.
         kinds: what the positions were, each a heading of the table.
-        positions: how many were checked; `tokens` of them without logprobs.
-        deviation: the largest of them, nats.
+        positions: how many were checked by all logprobs of the vocabulary.
+        tokens: how many greedy tokens were checked without them.
+        deviation: the largest of all, nats.
         beyond: positions beyond the tolerance, or 1 if the answer itself was wrong.
         failure: the request that reproduces it and what is wrong; None if nothing is.
     """
@@ -75,6 +76,7 @@ class Verdict:
     kinds: tuple[str, ...]
     positions: int
     deviation: float
+    tokens: int = 0
     beyond: int = 0
     failure: Json | None = None
 
@@ -98,29 +100,30 @@ def outputs_of(answer: Answer) -> list[Output]:
     if answer.content.startswith((b"[", b"{")):
         found = json.loads(answer.content)
         return [_output(one) for one in (found if isinstance(found, list) else [found])]
-    events = [
-        json.loads(line[len(b"data: ") :])
+    lines = [
+        line[len(b"data: ") :]
         # The last line may have been cut off.
         for line in answer.content.split(b"\n\n")[:-1]
         if line.startswith(b"data: ") and line != b"data: [DONE]"
     ]
-    for event in events:
-        if "error" in event:
-            raise ValueError(f"an error: {event['error']}")
-    if not events:
+    if not lines:
         return []
     if answer.deltas:
-        return [_output(_joined(events))]
-    for earlier, later in itertools.pairwise(events):
-        count = len(earlier["output_ids"])
-        if later["output_ids"][:count] != earlier["output_ids"]:
-            raise ValueError("an event takes back tokens of an earlier one")
-    # An event of an abort has no logprobs of the tokens before it.
-    return [_output(max(events, key=lambda event: len(_logprobs(event))))]
+        return [_output(_joined([_event(line) for line in lines]))]
+    last = _event(lines[-1])
+    for line in lines:  # which repeat megabytes of logprobs of which the last has all
+        found = TOKENS_SENT.search(line)
+        tokens = json.loads(found[1]) if found else []
+        if last["output_ids"][: len(tokens)] != tokens:
+            raise ValueError("an event has other tokens than a later one")
+    return [_output(last)]
 
 
-def _logprobs(event: Json) -> list[Any]:
-    return event["meta_info"].get("output_top_logprobs") or []
+def _event(line: bytes) -> Json:
+    event = json.loads(line)
+    if "error" in event:
+        raise ValueError(f"an error: {event['error']}")
+    return event
 
 
 def _joined(events: Sequence[Json]) -> Json:
@@ -263,12 +266,21 @@ def _verdict(
     if wrong:
         reason = f"{len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]}"
         failure = _record(answer, f"{reason} by {found[wrong[0]]:.3g} nats", tokens)
-    return Verdict(answer.configuration, kinds, len(found), largest, len(wrong), failure)
+    tokens_only = answer.how == TOKENS
+    return Verdict(
+        answer.configuration,
+        kinds,
+        0 if tokens_only else len(found),
+        largest,
+        len(found) if tokens_only else 0,
+        len(wrong),
+        failure,
+    )
 
 
 def _failed(answer: Answer, reason: str, tokens: Sequence[int] = ()) -> Verdict:
     failure = _record(answer, reason, tokens)
-    return Verdict(answer.configuration, (answer.how,), 0, math.inf, 1, failure)
+    return Verdict(answer.configuration, (answer.how,), 0, math.inf, 0, 1, failure)
 
 
 def _record(answer: Answer, reason: str, tokens: Sequence[int]) -> Json:

@@ -20,6 +20,7 @@ from typing import Any
 
 import requests
 
+from bench.processes import is_alive
 from bench.soak.check import Answer
 from bench.soak.schedule import (
     ABORT,
@@ -31,6 +32,7 @@ from bench.soak.schedule import (
     STREAM,
     TOKENS,
     Action,
+    Kill,
     Wave,
 )
 from server.launch import PORT_TAKEN, STARTS, Config, Server
@@ -38,6 +40,9 @@ from server.launch import PORT_TAKEN, STARTS, Config, Server
 CLIENTS = 64
 PATIENCE_SECONDS = 240.0
 """An answer that takes longer never comes."""
+END_SECONDS = 10.0
+"""A server that no longer answers ends within it, if it ends."""
+ORPHAN_SECONDS = 20.0
 LONGEST_SENTENCE = 600
 ABORTED = "Aborted by AbortReq"
 CLIENT = """\
@@ -87,6 +92,7 @@ class Served:
         self.config, self.folder, self.log = config, folder, log
         self.starts = 0
         self.killed = False
+        self.server: Server
         self.start()
 
     def __enter__(self) -> Served:
@@ -121,16 +127,36 @@ class Served:
             else:
                 return
 
-    def kill(self, *, whole: bool) -> None:
+    def start_again(self, kill_after: float | None) -> None:
+        """End what is left of it and start it, killed once while it starts if there are seconds."""
+        self.server.stop()
+        if kill_after is not None:
+            self.starts += 1
+            path = self.folder / f"{self.config.name}-{self.starts}.log"
+            self.server = _Server(self.config, path)
+            time.sleep(kill_after)
+            self.server.process.stop(grace=0)
+            self.log.note("server killed while it started")
+        self.start()
+        self.log.note("server started again")
+
+    def kill(self, kill: Kill) -> None:
         """SIGKILL it: all of its processes, or the first, which the others must then follow."""
         self.killed = True
-        kill = os.killpg if whole else os.kill
-        kill(self.server.process.pid, signal.SIGKILL)
-        self.log.note("server killed" if whole else "server's first process killed")
-
-    def died(self) -> bool:
-        """Whether it ended by itself."""
-        return not self.killed and self.server.process.poll() is not None
+        process = self.server.process
+        if kill.whole:
+            self.log.note("server killed")
+            process.stop(grace=0)
+            return
+        self.log.note("server's first process killed")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(ORPHAN_SECONDS)
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while is_alive(process.pid):
+            if time.monotonic() > deadline:
+                self.log.error("processes go on without the one that started them")
+                break
+            time.sleep(0.2)
 
 
 class Driver:
@@ -146,10 +172,12 @@ class Driver:
         """
         self.served, self.log = served, log
         self._put, self._lock = put, threading.Lock()
+        self.broken = False
         self.deltas = "--incremental-streaming-output" in served.config.flags
 
     def wave(self, wave: Wave) -> None:
-        """Send a wave, and start the server again if it was killed or died."""
+        """Send a wave, and start the server again if it was killed or ended by itself."""
+        self.broken = False
         began = time.monotonic()
         over = threading.Event()
         deeds: list[tuple[float, Callable[[], None]]] = [
@@ -158,8 +186,7 @@ class Driver:
         if wave.abort_all is not None:
             deeds.append((wave.abort_all, self._abort_all))
         if wave.kill is not None:
-            whole = len(wave.actions) % 2 == 0 or wave.kill > 2
-            deeds.append((wave.kill, partial(self.served.kill, whole=whole)))
+            deeds.append((wave.kill.at, partial(self.served.kill, wave.kill)))
         deeds.sort(key=lambda deed: deed[0])
 
         def act() -> None:
@@ -175,12 +202,12 @@ class Driver:
                 future.result()
             over.set()
             acting.result()
-        if self.served.died():
-            self.log.error("the server died", wave=wave.name, log=self.served.server.log_tail())
-        if self.served.killed or self.served.died():
-            self.served.server.stop()
-            self.served.start()
-            self.log.note("server started again")
+        if self.served.killed:
+            self.served.start_again(wave.kill.again if wave.kill else None)
+        elif self.broken and (status := self.served.server.process.wait(END_SECONDS)) is not None:
+            tail = self.served.server.log_tail()
+            self.log.error(f"the server ended with status {status}", wave=wave.name, log=tail)
+            self.served.start_again(None)
         elif wave.flush:
             self._flush(wave)
 
@@ -193,10 +220,7 @@ class Driver:
         try:
             content = self._answer(action, body, wave)
         except (requests.RequestException, OSError) as error:
-            if not self.served.killed:
-                self.log.error(f"no answer: {error!r}", wave=wave.name, request=body)
-            else:
-                self.log.note("cut off by the server's end")
+            self._cut_off(f"no answer: {error!r}", body, wave)
             return
         if content:
             with self._lock:
@@ -290,10 +314,13 @@ class Driver:
             self.log.error(f"{reason} {answer.text[:500]}", wave=wave.name, request=body)
 
     def _unexpected(self, answer: requests.Response, body: dict[str, Any], wave: Wave) -> None:
+        self._cut_off(f"status {answer.status_code}: {answer.text[:500]}", body, wave)
+
+    def _cut_off(self, reason: str, body: dict[str, Any], wave: Wave) -> None:
         if self.served.killed:
             self.log.note("cut off by the server's end")
             return
-        reason = f"status {answer.status_code}: {answer.text[:500]}"
+        self.broken = True
         self.log.error(reason, wave=wave.name, request=body)
 
     def _post(self, path: str, body: dict[str, Any]) -> None:

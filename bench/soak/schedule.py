@@ -37,6 +37,8 @@ SHARES: Mapping[str, float] = {
     REFUSED: 0.045,
 }
 
+TOKENS_ONLY: Mapping[str, float] = {TOKENS: 0.95, REFUSED: 0.05}
+
 STOPS = ("e", "the", "\n", ". ", "0", "zz")
 WRONG: tuple[tuple[Json, str], ...] = (
     ({"lz_penalty": -0.1}, "lz_penalty must be a finite number in [0, 10]"),
@@ -132,6 +134,21 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Kill:
+    """How a server is killed.
+
+    Attributes:
+        at: seconds after the wave began.
+        whole: all of its processes, or only the first, which the others must follow.
+        again: seconds after which it is killed while it starts again, or None.
+    """
+
+    at: float
+    whole: bool
+    again: float | None
+
+
+@dataclass(frozen=True)
 class Wave:
     """Requests and what befalls the server meanwhile.
 
@@ -140,7 +157,7 @@ class Wave:
         actions: in the order of their times.
         pauses: seconds after the begin, mode, and how long.
         abort_all: seconds after the begin at which all requests are aborted, or None.
-        kill: seconds after the begin at which the server is killed, or None.
+        kill: how the server is killed, or None.
         flush: whether the prefix cache is flushed when all is answered.
     """
 
@@ -148,7 +165,7 @@ class Wave:
     actions: tuple[Action, ...]
     pauses: tuple[tuple[float, str, float], ...] = ()
     abort_all: float | None = None
-    kill: float | None = None
+    kill: Kill | None = None
     flush: bool = False
 
 
@@ -162,6 +179,7 @@ class Schedule:
         longest: the most tokens of a prompt and its outputs.
         stream_tokens: the most outputs of a stream.
         size: requests in a wave.
+        mixes: whether every other wave asks for tokens only, so that chunks are mixed with decodes.
     """
 
     name: str
@@ -169,6 +187,7 @@ class Schedule:
     longest: int = 400
     stream_tokens: int = 10
     size: int = 240
+    mixes: bool = False
     _prompts: list[list[int]] = field(default_factory=list)
 
     def wave(self, number: int, *, kill: bool = False) -> Wave:
@@ -179,9 +198,15 @@ class Schedule:
         self._prompts = [repetitive(rng, rng.choice((20, 60))) for _ in range(4)]
         gap = rng.choice((0.0, 0.005, 0.02, 0.04))
         at, actions = 0.0, []
+        shares = TOKENS_ONLY if self.mixes and number % 2 else SHARES
         for _ in range(self.size):
             at += rng.expovariate(1 / gap) if gap else 0.0
-            actions.append(self._action(rng, at))
+            actions.append(self._action(rng, at, shares))
+        killed = Kill(
+            rng.uniform(0.5, 6.0),
+            rng.random() < 0.5,
+            rng.uniform(2.0, 20.0) if rng.random() < 0.3 else None,
+        )
         pauses = tuple(
             (rng.uniform(0.2, 6.0), rng.choice(("in_place", "retract")), rng.uniform(0.02, 0.3))
             for _ in range(rng.choice((0, 0, 1, 3)))
@@ -191,12 +216,12 @@ class Schedule:
             tuple(actions),
             tuple(sorted(pauses)),
             rng.uniform(0.5, 5.0) if rng.random() < 0.1 else None,
-            rng.uniform(0.5, 5.0) if kill else None,
+            killed if kill else None,
             rng.random() < 0.4,
         )
 
-    def _action(self, rng: random.Random, at: float) -> Action:
-        (how,) = rng.choices(list(SHARES), list(SHARES.values()))
+    def _action(self, rng: random.Random, at: float, shares: Mapping[str, float]) -> Action:
+        (how,) = rng.choices(list(shares), list(shares.values()))
         request = self._request(rng)
         if how == REFUSED:
             wrong, reason = rng.choice(WRONG)
@@ -223,6 +248,8 @@ class Schedule:
         breakers: tuple[str, ...] = ()
         if rng.random() < 0.4:
             drawn, breakers = penalties(rng, new_tokens)
+            if rng.random() < 0.6:  # hundreds of tokens hold an e: the oracle takes its time
+                breakers = rng.choice(((), ("\n", ":")))
         if regex is not None:  # which would leave no token that may come
             drawn = replace(drawn, no_repeat_ngram_size=0, min_new_tokens=0, stops=())
         lz = parameters(rng)
