@@ -30,7 +30,7 @@ from server.summary import TOLERANCE
 
 IMPOSSIBLE = -80.0
 """Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""
-TOKENS_SENT = re.compile(rb'"output_ids":(\[[0-9,]*\])')
+TOKENS_SENT = re.compile(rb'"output_ids": ?(\[[0-9, ]*\])')
 AT_ONCE = 64
 """Answers that wait to be checked; each may have some megabytes."""
 

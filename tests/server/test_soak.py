@@ -81,7 +81,7 @@ def test_what_is_told_wrongly_is_a_failure() -> None:
     assert "1 of 6 positions deviate, the first at 5" in failure(TOKENS, answer)
     short = json.dumps({"output_ids": tokens[:4], "meta_info": meta})
     assert "4 of 6 tokens for reason `length`" in failure(ANSWER, short)
-    events = [{"output_ids": [1, 2], "meta_info": {}}, {"output_ids": [1, 3], "meta_info": {}}]
+    events = [{"output_ids": [1, 2], "meta_info": {}}, {"output_ids": [1, 3, 4], "meta_info": {}}]
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    assert "takes back tokens" in failure(STREAM, stream)
+    assert "an event has other tokens" in failure(STREAM, stream)
     assert "an error" in failure(STREAM, 'data: {"error": {"message": "no"}}\n\n')
