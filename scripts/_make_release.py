@@ -168,19 +168,19 @@ def _build(target: Target, source: Path, files: Path) -> Path:
 
 
 def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) -> None:
-    """Write the images' SBOMs; they have the first release's wheel for CPython 3.11 on x86-64."""
-    lock = todo[0].lock
-    version = lock.local_version(lock.revision, "cuda")
-    wheels = [
-        files / target.filename
-        for target in todo
-        if (target.lock, target.pin.python, target.pin.arch, target.flavour)
-        == (lock, "cp311", "x86_64", "cpu")
-    ]
-    for which in _sbom.IMAGES:
-        wheel = next(iter(wheels), None) if which == "cpu" else None
-        text = _sbom.of_image(which, version, source, wheel, time)
-        (files / f"image-{which}{SBOM}").write_text(text)
+    """Write the SBOMs of each release's images; the CPU one has the wheel of its base's Python."""
+    for lock in dict.fromkeys(target.lock for target in todo):
+        version = lock.local_version(lock.revision, "cuda")
+        wheels = [
+            files / target.filename
+            for target in todo
+            if (target.lock, target.pin.python, target.pin.arch, target.flavour)
+            == (lock, "cp311", "x86_64", "cpu")
+        ]
+        for which in _sbom.IMAGES:
+            wheel = wheels[0] if which == "cpu" and wheels else None
+            text = _sbom.of_image(which, version, source, wheel, time)
+            (files / f"image-{which}-{version}{SBOM}").write_text(text)
 
 
 def _provenance(

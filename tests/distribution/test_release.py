@@ -19,12 +19,22 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from distribution.world import PYTHON, SOURCE, TAGS, World, git, snapshot
+from distribution.world import (
+    PYTHON,
+    SOURCE,
+    TAGS,
+    UPSTREAM,
+    World,
+    git,
+    snapshot,
+    write_lock,
+    write_upstream_wheel,
+)
 
 ROOT = SOURCE.parents[1]
 CUDA = f"sglang-0.5.23+lz1-{TAGS}.whl"
 CPU = f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
-IMAGES = {"image-cpu.cdx.json", "image-router.cdx.json"}
+IMAGES = {f"image-{which}-0.5.23+lz1.cdx.json" for which in ("cpu", "router")}
 SIGNED = {"SHA256SUMS", "SHA256SUMS.minisig"}
 PASSWORD = "correct horse"
 
@@ -223,7 +233,9 @@ def test_sbom_of_a_wheel(released: Release, name: str, stand_in: bool) -> None:
 
 @pytest.mark.parametrize("which", ["cpu", "router"])
 def test_sbom_of_an_image(released: Release, which: str) -> None:
-    parts = {part["bom-ref"]: part for part in sbom(released, f"image-{which}")["components"]}
+    parts = {
+        part["bom-ref"]: part for part in sbom(released, f"image-{which}-0.5.23+lz1")["components"]
+    }
     lock = (ROOT / "docker" / f"{which}.lock").read_bytes()
     assert sha256(parts[f"docker/{which}.lock"]) == hashlib.sha256(lock).hexdigest()
     for line in lock.decode().splitlines():
@@ -270,6 +282,38 @@ def test_only(committed: World) -> None:
         "--upstream",
         "0.5.23",
     ]
+
+
+def test_two_upstream_releases(world: World) -> None:
+    older = world.wheel.with_name(world.wheel.name.replace("0.5.23", "0.5.22"))
+    files = {
+        path.replace("0.5.23", "0.5.22"): text.replace("0.5.23", "0.5.22").replace("23)", "22)")
+        for path, text in UPSTREAM.items()
+    }
+    write_upstream_wheel(older, files)
+    patches = shutil.copytree(world.patches, world.patches.with_name("0.5.22"))
+    write_lock(patches / "upstream.lock", older, version="0.5.22")
+    world.releases.write_text("0.5.23\n0.5.22\n")
+    commit(world, 1_200_000_000)
+    shutil.copy(older, world.cache)
+    out = world.root / "out"
+    done = run(world, "--only", "cpu", "--out", out)
+    assert done.returncode == 0, done.stderr
+    old = CPU.replace("0.5.23", "0.5.22")
+    assert {file.name for file in out.iterdir() if file.name not in SIGNED} == {
+        "provenance.json",
+        *(f"{name}{end}" for name in (CPU, old) for end in ("", ".cdx.json")),
+        *(name.replace("0.5.23", version) for name in IMAGES for version in ("0.5.23", "0.5.22")),
+    }
+    (ancestor,) = json.loads((out / f"{old}.cdx.json").read_text())["metadata"]["component"][
+        "pedigree"
+    ]["ancestors"]
+    assert sha256(ancestor) == hashlib.sha256(older.read_bytes()).hexdigest()
+    statement = json.loads((out / "provenance.json").read_text())
+    assert [part["name"] for part in statement["subject"]] == [CPU, old]
+    out = world.root / "newest"
+    assert run(world, "--upstream", "0.5.23", "--only", "cpu", "--out", out).returncode == 0
+    assert [file.name for file in out.glob("*.whl")] == [CPU]
 
 
 # What is refused
