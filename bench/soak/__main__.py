@@ -16,7 +16,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from bench.common import command, commit, date, machine, versions, write_result
 from bench.processes import ProcessError
 from bench.soak.check import Checker, Verdict
 from bench.soak.drive import Driver, Log, Served
-from bench.soak.faults import CACHES
+from bench.soak.faults import CACHES, FAULTS, folder_with, limit
 from bench.soak.schedule import Schedule
 from server.configurations import CONFIGURATIONS
 from server.launch import Config
@@ -46,9 +48,11 @@ MORE_FLAGS = {
     "mixed-chunk": ("--max-total-tokens", "16384"),
 }
 DELTAS = "--incremental-streaming-output"
+FAULTY = "no-overlap"
+"""What is served with each fault; it prepares for proper tokens at its start."""
 KEPT = 5
 """Deviations and errors that a result file has in full."""
-KILL_EVERY = 8
+KILL_EVERY = 10
 """Waves; the server is killed in one of so many."""
 
 
@@ -94,16 +98,16 @@ class Tally:
         return sum(row.positions for row in self.configurations.values())
 
 
-def configuration(name: str, caches: Path) -> Config:
+def configuration(name: str, env: Mapping[str, str]) -> Config:
     """A configuration of the tests', as the soak serves it.
 
     Args:
         name: of `SHARES`.
-        caches: where the server keeps what it compiles, empty at first, so that kills meet it.
+        env: further environment variables.
     """
     config = CONFIGURATIONS[name]
     flags = (*config.flags, *MORE_FLAGS.get(name, ()), "--max-running-requests", "32")
-    return replace(config, flags=flags, env=(*config.env, *((n, str(caches)) for n in CACHES)))
+    return replace(config, flags=flags, env=(*config.env, *env.items()))
 
 
 @dataclass
@@ -116,6 +120,7 @@ class Run:
     tally: Tally = field(default_factory=Tally)
     log: Log = field(default_factory=Log)
     rates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:
@@ -143,6 +148,7 @@ class Run:
                 for name, row in tally.configurations.items()
             },
             "kinds": {name: vars(row) for name, row in sorted(tally.kinds.items())},
+            "faults": self.faults,
             "events": dict(sorted(log.events.items())),
             "deviations": len(tally.failures),
             "first_deviations": tally.failures[:KEPT],
@@ -178,6 +184,26 @@ class Run:
             self.log.error(f"{config.name}: the server does not start", log=str(error)[-4000:])
         self.tally.add(self.checker.take(wait=True))
 
+    def fault(self, fault: str) -> None:
+        """Serve with a fault of `bench.soak.faults`: rightly, or not at all and say why."""
+        folder = self.folder / fault.replace(" ", "-")
+        with folder_with(fault, folder) as env:
+            config = replace(configuration(FAULTY, env), name=fault)
+            begun = partial(limit, fault, folder)
+            try:
+                with Served(config, self.folder, self.log, begun) as served:
+                    schedule = Schedule(fault, self.arguments.seed, stream_tokens=40)
+                    Driver(served, self.checker.put, self.log).wave(schedule.wave(0))
+                self.faults[fault] = "served"
+            except ProcessError as error:
+                said = str(error)
+                self.faults[fault] = f"did not start: {said.splitlines()[-1]}"
+                if "Traceback" in said:
+                    self.log.error(f"{fault}: the server does not say why", log=said[-4000:])
+        self.tally.add(self.checker.take(wait=True))
+        self.write()
+        print(f"{fault}: {self.faults[fault]}", file=sys.stderr, flush=True)
+
     def _note(self, name: str, waves: int, began: float, starts: int) -> None:
         self.tally.add(self.checker.take(wait=False))
         seconds = round(time.monotonic() - began)
@@ -212,20 +238,28 @@ def main() -> int:
     parser.add_argument(
         "--configuration", action="append", choices=SHARES, help="default: each in turn"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=FAULTS,
+        help="default: all, if no configuration is named",
+    )
     parser.add_argument("--kill-every", type=int, default=KILL_EVERY, metavar="WAVES")
     parser.add_argument("--logs", type=Path, help="new folder for the servers' logs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     names = arguments.configuration or list(SHARES)
+    faults = arguments.fault or (() if arguments.configuration else FAULTS)
     whole = sum(SHARES[name] for name in names)
-    with tempfile.TemporaryDirectory(prefix="soak-") as own:
-        configs = {name: configuration(name, Path(own, "caches")) for name in names}
-        folder = arguments.logs or Path(own, "logs")
-        folder.mkdir(parents=True)
-        with Checker({name: config.flags for name, config in configs.items()}) as checker:
-            run = Run(arguments, folder, checker)
-            for name, config in configs.items():
-                run.soak(config, SHARES[name] / whole)
+    with tempfile.TemporaryDirectory(prefix="soak-") as own, Checker() as checker:
+        run = Run(arguments, arguments.logs or Path(own, "logs"), checker)
+        run.folder.mkdir(parents=True)
+        for fault in faults:
+            run.fault(fault)
+        # New at the begin, so that kills meet what is half written.
+        caches = dict.fromkeys(CACHES, str(Path(own, "caches")))
+        for name in names:
+            run.soak(configuration(name, caches), SHARES[name] / whole)
     print(json.dumps(run.result(), indent=1))
     run.write()
     return int(run.failed)

@@ -153,9 +153,9 @@ def _output(answer: Json) -> Output:
     return Output(tokens, rows, meta, answer.get("text", ""))
 
 
-def expected_rows(request: Request, tokens: Sequence[int], flags: Sequence[str] = ()) -> Rows:
+def expected_rows(request: Request, tokens: Sequence[int]) -> Rows:
     """The logprobs that the contract asks for at every position, float64 [len(tokens), V]."""
-    base = logits(flags, request.prompt, tokens)
+    base = logits((), request.prompt, tokens)
     rows = np.empty_like(base)
     lz, reached = request.lz, request.lz.onset == 0
     for i, row in enumerate(base):
@@ -177,15 +177,13 @@ def is_reached_by(history: Sequence[int], lz: Lz) -> bool:
     return max(copies(history, lz.window).values(), default=0) >= lz.onset
 
 
-def deviations(
-    request: Request, tokens: Sequence[int], rows: Rows | None, flags: Sequence[str] = ()
-) -> list[float]:
+def deviations(request: Request, tokens: Sequence[int], rows: Rows | None) -> list[float]:
     """The deviation at every position; without rows, how much less likely a greedy token is.
 
     Raises:
         KeyError: proper tokens, and something that no encoding goes on with.
     """
-    expected = expected_rows(request, tokens, flags)
+    expected = expected_rows(request, tokens)
     found = []
     for i, token in enumerate(tokens):
         off = 0.0 if rows is None else row_deviation(rows[i], expected[i])
@@ -219,7 +217,7 @@ def kinds_of(answer: Answer, output: Output) -> tuple[str, ...]:
     return (*own, *(name for name, holds in named.items() if holds)) or ("no penalty",)
 
 
-def check(answer: Answer, flags: Sequence[str] = ()) -> list[Verdict]:
+def check(answer: Answer) -> list[Verdict]:
     """Check every output of an answer."""
     try:
         found = outputs_of(answer)
@@ -228,13 +226,13 @@ def check(answer: Answer, flags: Sequence[str] = ()) -> list[Verdict]:
     verdicts = []
     for output in found:
         try:
-            verdicts += _check_output(answer, output, flags)
+            verdicts += _check_output(answer, output)
         except Exception:
             verdicts.append(_failed(answer, traceback.format_exc(limit=4), output.tokens))
     return verdicts
 
 
-def _check_output(answer: Answer, output: Output, flags: Sequence[str]) -> list[Verdict]:
+def _check_output(answer: Answer, output: Output) -> list[Verdict]:
     request, tokens = answer.request, output.tokens
     kinds = kinds_of(answer, output)
     finish = output.meta.get("finish_reason") or {}
@@ -243,13 +241,13 @@ def _check_output(answer: Answer, output: Output, flags: Sequence[str]) -> list[
         return [_failed(answer, reason, tokens)]
     verdicts = []
     if output.rows is not None or answer.how == TOKENS:
-        found = deviations(request, tokens, output.rows, flags)
+        found = deviations(request, tokens, output.rows)
         verdicts.append(_verdict(answer, kinds, found, tokens))
     if answer.how == PROMPT and finish.get("type") != "abort":
         rows = top_rows(output.meta, "input")
         # The first token of a prompt has no logprobs.
         plain = replace(Request(request.prompt[:1], 0))
-        expected = expected_rows(plain, request.prompt[1:], flags)
+        expected = expected_rows(plain, request.prompt[1:])
         if len(rows) != len(expected):
             return [_failed(answer, f"{len(rows)} rows of logprobs of the prompt", tokens)]
         found = [row_deviation(row, e) for row, e in zip(rows, expected, strict=True)]
@@ -300,18 +298,13 @@ class Checker:
     As a context manager it ends them when the block is left.
     """
 
-    def __init__(self, flags: dict[str, tuple[str, ...]], processes: int = 1) -> None:
-        """Start them.
-
-        Args:
-            flags: each configuration's server arguments, by its name.
-            processes: how many.
-        """
+    def __init__(self, processes: int = 1) -> None:
+        """Start so many processes."""
         context = multiprocessing.get_context("spawn")
-        self._answers: Queue[Answer | None] = context.Queue(AT_ONCE)
+        self._answers: Queue[Answer] = context.Queue(AT_ONCE)
         self._verdicts: Queue[list[Verdict]] = context.Queue()
         self._processes = [
-            context.Process(target=_work, args=(self._answers, self._verdicts, flags), daemon=True)
+            context.Process(target=_work, args=(self._answers, self._verdicts), daemon=True)
             for _ in range(processes)
         ]
         self.waiting = 0
@@ -351,14 +344,10 @@ class Checker:
         return found
 
 
-def _work(
-    answers: Queue[Answer | None],
-    verdicts: Queue[list[Verdict]],
-    flags: dict[str, tuple[str, ...]],
-) -> None:
+def _work(answers: Queue[Answer], verdicts: Queue[list[Verdict]]) -> None:
     import torch
 
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    while (answer := answers.get()) is not None:
-        verdicts.put(check(answer, flags[answer.configuration]))
+    while True:
+        verdicts.put(check(answers.get()))

@@ -88,8 +88,22 @@ class Served:
     As a context manager it is ended when the block is left.
     """
 
-    def __init__(self, config: Config, folder: Path, log: Log) -> None:
-        self.config, self.folder, self.log = config, folder, log
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        log: Log,
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            config: its configuration.
+            folder: where its logs go.
+            log: of events and errors.
+            begun: called with the process id as soon as there is one.
+        """
+        self.config, self.folder, self.log, self._begun = config, folder, log, begun
         self.starts = 0
         self.killed = False
         self.server: Server
@@ -114,9 +128,7 @@ class Served:
         """
         self.killed = False
         for i in range(STARTS):
-            self.starts += 1
-            path = self.folder / f"{self.config.name}-{self.starts}.log"
-            self.server = _Server(self.config, path)
+            self._begin()
             try:
                 self.server.wait_until_ready()
             except BaseException:
@@ -127,13 +139,17 @@ class Served:
             else:
                 return
 
+    def _begin(self) -> None:
+        self.starts += 1
+        name = f"{self.config.name}-{self.starts}.log".replace(" ", "-")
+        self.server = _Server(self.config, self.folder / name)
+        self._begun(self.server.process.pid)
+
     def start_again(self, kill_after: float | None) -> None:
         """End what is left of it and start it, killed once while it starts if there are seconds."""
         self.server.stop()
         if kill_after is not None:
-            self.starts += 1
-            path = self.folder / f"{self.config.name}-{self.starts}.log"
-            self.server = _Server(self.config, path)
+            self._begin()
             time.sleep(kill_after)
             self.server.process.stop(grace=0)
             self.log.note("server killed while it started")

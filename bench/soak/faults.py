@@ -29,7 +29,8 @@ def folder_with(fault: str, folder: Path) -> Iterator[dict[str, str]]:
         folder: made here; a file system of its own, if we may mount one.
 
     Yields:
-        The environment of a server whose caches are there.
+        The environment of a server whose caches are there. Its other temporary files are not: with
+        metrics, prometheus_client maps such files, and a full disk then ends upstream's server.
     """
     folder.mkdir(parents=True)
     is_mounted = _mount(folder, "-o", "size=64k")
@@ -39,8 +40,7 @@ def folder_with(fault: str, folder: Path) -> Iterator[dict[str, str]]:
                 _fill(folder / "filled")
         elif not (is_mounted and _mount(folder, "-o", "remount,ro")):
             folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-        env = dict.fromkeys(CACHES, str(folder))
-        yield env | {"TMPDIR": str(folder)} if fault == FULL and is_mounted else env
+        yield dict.fromkeys(CACHES, str(folder))
     finally:
         if is_mounted:
             subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -48,14 +48,10 @@ def folder_with(fault: str, folder: Path) -> Iterator[dict[str, str]]:
             folder.chmod(stat.S_IRWXU)
 
 
-def needs_limit(fault: str, folder: Path) -> bool:
-    """Whether the fault is made by `limit` for want of a file system of its own."""
-    return fault == FULL and not os.path.ismount(folder)
-
-
-def limit(pid: int) -> None:
-    """Let no process that this one starts write a file beyond FULL_BYTES."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
+def limit(fault: str, folder: Path, pid: int) -> None:
+    """Where no file system could be mounted for a full disk: let a server write no large file."""
+    if fault == FULL and not os.path.ismount(folder):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
 
 
 def _mount(folder: Path, *options: str) -> bool:

@@ -186,7 +186,7 @@ class Schedule:
     seed: int
     longest: int = 400
     stream_tokens: int = 10
-    size: int = 240
+    size: int = 360
     mixes: bool = False
     _prompts: list[list[int]] = field(default_factory=list)
 
