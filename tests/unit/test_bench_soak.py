@@ -1,0 +1,194 @@
+"""The soak's schedules and its judgement: what it must see, and what it must not take for wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import bench.soak  # noqa: F401
+from bench.soak.check import Answer, check, is_reached_by, outputs_of
+from bench.soak.drive import Driver, Log, body_of
+from bench.soak.schedule import (
+    ANSWER,
+    LEAVE,
+    REFUSED,
+    SHARES,
+    STREAM,
+    TOKENS,
+    Action,
+    Request,
+    Schedule,
+    Wave,
+)
+from oracle import is_reached, visible_history
+from server.client import Lz
+
+REQUEST = Request(prompt=[300, 301], new_tokens=2)
+
+
+def test_a_seed_gives_the_same_waves_again() -> None:
+    waves = [Schedule("overlap", 3).wave(number, kill=True) for number in (0, 1, 1)]
+    assert waves[1] == waves[2]
+    assert waves[0].actions != waves[1].actions
+    assert waves[0].actions != Schedule("overlap", 4).wave(0).actions
+    assert waves[0].kill
+
+
+def test_schedules_ask_for_everything_and_for_nothing_that_is_wrong() -> None:
+    schedule = Schedule("overlap", 0)
+    actions = [action for number in range(8) for action in schedule.wave(number).actions]
+    assert {action.how for action in actions} == set(SHARES)
+    for action in actions:
+        request, sampling = action.request, body_of(action)["sampling_params"]
+        assert bool(request.wrong) == (action.how == REFUSED) == bool(action.reason)
+        assert len(request.prompt) + request.new_tokens <= 640
+        assert sampling.get("min_new_tokens", 0) <= request.new_tokens
+        if request.regex is not None:
+            assert not {"min_new_tokens", "no_repeat_ngram_size"} & set(sampling)
+    requests = [action.request for action in actions]
+    for is_drawn in (
+        lambda r: r.regex,
+        lambda r: r.stop,
+        lambda r: r.bias,
+        lambda r: r.count > 1,
+        lambda r: r.lz.onset and r.lz.penalty,
+        lambda r: r.penalties.dry_multiplier,
+        lambda r: r.penalties.no_repeat_ngram_size,
+        lambda r: r.penalties.repetition_penalty != 1,
+        lambda r: r.penalties.frequency_penalty,
+        lambda r: r.penalties.min_new_tokens and r.penalties.stops,
+    ):
+        assert sum(bool(is_drawn(request)) for request in requests) > 10
+
+
+def test_every_other_wave_of_a_server_that_mixes_chunks_has_tokens_only() -> None:
+    schedule = Schedule("mixed-chunk", 0, mixes=True)
+    assert {action.how for action in schedule.wave(1).actions} == {TOKENS, REFUSED}
+    assert ANSWER in {action.how for action in schedule.wave(2).actions}
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_an_onset_carried_on_is_the_oracle_s(include_prompt: bool) -> None:
+    prompt = [5, 6] * 9
+    outputs = [7, *[8, 9, 8] * 8, 4, 4, 4]
+    for onset in (1, 2, 3):
+        lz = Lz(0.5, 24, 8, include_prompt, onset=onset)
+        reached = False
+        for i in range(len(outputs) + 1):
+            history = visible_history(prompt, outputs[:i], include_prompt)
+            reached = reached or is_reached_by(history, lz)
+            assert reached == is_reached(prompt, outputs[:i], include_prompt, 24, onset)
+
+
+def row(token: int, logprob: float) -> Any:
+    """A full vocabulary's logprobs, as a stream has them."""
+    return [[logprob if i == token else -9.0, i, None] for i in range(2048)]
+
+
+def stream(*outputs: list[int], deltas: bool) -> Answer:
+    events = []
+    for i, tokens in enumerate(outputs):
+        shown = tokens if deltas else [token for earlier in outputs[: i + 1] for token in earlier]
+        meta = {
+            "output_token_logprobs": [[-1.0, token, None] for token in shown],
+            "output_top_logprobs": [row(token, -1.0) for token in shown],
+            "finish_reason": None,
+        }
+        events.append(f"data: {json.dumps({'output_ids': shown, 'meta_info': meta})}\n\n")
+    content = "".join(events).encode()
+    return Answer("c", "w", STREAM, REQUEST, {}, content, deltas)
+
+
+@pytest.mark.parametrize("deltas", [True, False])
+def test_a_stream_that_breaks_off_is_read_as_far_as_it_came(deltas: bool) -> None:
+    whole = stream([7], [8, 9], [3], deltas=deltas)
+    (output,) = outputs_of(whole)
+    assert output.tokens == [7, 8, 9, 3]
+    assert output.rows is not None
+    assert output.rows.shape == (4, 2048)
+    cut = Answer(*("c", "w", STREAM, REQUEST, {}), whole.content[:-9], deltas)
+    (output,) = outputs_of(cut)
+    assert output.tokens == [7, 8, 9]
+    assert outputs_of(Answer(*("c", "w", STREAM, REQUEST, {}), b"data: {", deltas)) == []
+
+
+def test_a_logprob_that_is_not_its_row_s_is_a_failure() -> None:
+    answer = stream([7], [8], deltas=True)
+    changed = answer.content.replace(b"[-1.0, 8, null]]", b"[-1.5, 8, null]]", 1)
+    (verdict,) = check(Answer(*("c", "w", STREAM, REQUEST, {}), changed, True))
+    assert verdict.failure is not None
+    assert "not that of its row" in verdict.failure["reason"]
+
+
+def test_an_improper_token_is_a_failure() -> None:
+    request = Request([300], 2, temperature=1.0, regex=r"[ \na]{1,5}")
+    answer = {"output_ids": [1000, 1000], "meta_info": {"finish_reason": {"type": "length"}}}
+    found = Answer("c", "w", TOKENS, request, {}, json.dumps(answer).encode())
+    (verdict,) = check(found)
+    assert verdict.failure is not None
+    assert verdict.beyond
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with what the prompt's first token says."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status = body["input_ids"][0]
+        if status == 0:
+            self.connection.close()
+            return
+        error = {"error": {"message": "lz_penalty must be less"}}
+        content = json.dumps(error if status >= 400 else {"all": "well"}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def driven() -> Iterator[tuple[Driver, list[Answer]]]:
+    """A driver of a server that does as it is told, and what the driver handed on."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        process = SimpleNamespace(wait=lambda seconds: None)
+        server: Any = SimpleNamespace(process=process)
+        config = SimpleNamespace(name="c", flags=())
+        url = f"http://127.0.0.1:{http.server_port}"
+        served: Any = SimpleNamespace(url=url, config=config, killed=False, server=server)
+        answers: list[Answer] = []
+        yield Driver(served, answers.append, Log()), answers
+        http.shutdown()
+        thread.join()
+
+
+def send(driver: Driver, how: str, status: int, reason: str = "") -> list[str]:
+    """What the driver calls wrong when a request gets such an answer."""
+    wave = Wave("w", (Action(0.0, how, Request([status], 1), 0.5, reason),))
+    driver.log.wrong.clear()
+    driver.wave(wave)
+    return [error["reason"] for error in driver.log.wrong]
+
+
+def test_what_should_not_happen_is_an_error(driven: tuple[Driver, list[Answer]]) -> None:
+    driver, answers = driven
+    assert send(driver, ANSWER, 200) == []
+    assert [answer.content for answer in answers] == [b'{"all": "well"}']
+    assert "status 500" in send(driver, ANSWER, 500)[0]
+    assert "no answer" in send(driver, ANSWER, 0)[0]
+    assert send(driver, REFUSED, 400, "must be less") == []
+    assert "not refused" in send(driver, REFUSED, 400, "must be more")[0]
+    assert "not refused" in send(driver, REFUSED, 200, "must be less")[0]
+    assert "not refused" in send(driver, REFUSED, 500, "must be less")[0]
+    assert send(driver, LEAVE, 200) == []
+    assert len(answers) == 2, "what is refused or left is not checked"
