@@ -7,6 +7,7 @@ to the next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -31,6 +32,7 @@ from server.summary import TOLERANCE
 IMPOSSIBLE = -80.0
 """Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""
 TOKENS_SENT = re.compile(rb'"output_ids": ?(\[[0-9, ]*\])')
+ORPHAN_SECONDS = 10.0
 AT_ONCE = 64
 """Answers that wait to be checked; each may have some megabytes."""
 
@@ -349,5 +351,7 @@ def _work(answers: Queue[Answer], verdicts: Queue[list[Verdict]]) -> None:
 
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    while True:
-        verdicts.put(check(answers.get()))
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():  # it may be killed
+        with contextlib.suppress(Empty):
+            verdicts.put(check(answers.get(timeout=ORPHAN_SECONDS)))
