@@ -38,7 +38,7 @@ from bench.soak.schedule import (
 from server.launch import PORT_TAKEN, STARTS, Config, Server
 
 CLIENTS = 64
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
 """An answer that takes longer never comes."""
 END_SECONDS = 10.0
 """A server that no longer answers ends within it, if it ends."""
