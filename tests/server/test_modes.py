@@ -220,8 +220,24 @@ def test_mixed_chunks(server: Server) -> None:
     within the tolerance, the most likely one of the row that the contract asks for.
     """
     rng = random.Random(f"mixed chunks {server.config.name}")
+    check_greedy(server, [replace(c, temperature=0.0, favoured=()) for c in mixed(rng, 12, 60, 60)])
+
+
+@on("tiny-pool-mixed")
+def test_mixed_chunks_keep_their_room(server: Server) -> None:
+    """Decodes beside a long prompt's chunks would take the slots that it was admitted for."""
+    rng = random.Random("mixed chunks keep their room")
+    # Those that ignore the end of sequence are admitted by their exact need.
+    decodes = [
+        replace(case(rng, 10, 100), temperature=0.0, ignore_eos=False, favoured=(token,))
+        for token in token_ids(rng, 5)
+    ]
+    check_greedy(server, [*decodes, replace(case(rng, 480, 8), temperature=0.0)])
+
+
+def check_greedy(server: Server, cases: list[Case]) -> None:
+    """Send requests at once, without logprobs, and hold their tokens to the contract."""
     seen = len(server.log())
-    cases = [replace(c, temperature=0.0, favoured=()) for c in mixed(rng, 12, 60, 60)]
     bodies = [request_body(c.prompt, c.new_tokens, c.lz, **c.sampling) for c in cases]
     # In one request, so that they are all there and the later ones' chunks meet decodes.
     body = {name: [body[name] for body in bodies] for name in ("input_ids", "sampling_params")}
