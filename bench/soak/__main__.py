@@ -44,8 +44,6 @@ SHARES = {
 MORE_FLAGS = {
     "no-overlap": ("--incremental-streaming-output",),
     "ngram": ("--incremental-streaming-output",),
-    # Upstream ends a server that mixes chunks when its cache is nearly full.
-    "mixed-chunk": ("--max-total-tokens", "16384"),
 }
 DELTAS = "--incremental-streaming-output"
 FAULTY = "no-overlap"
@@ -53,7 +51,9 @@ FAULTY = "no-overlap"
 KEPT = 5
 """Deviations and errors that a result file has in full."""
 KILL_EVERY = 10
-"""Waves; the server is killed in one of so many."""
+"""Waves; the server is killed in the second of so many."""
+FEWEST = 2
+"""Waves of a configuration, however few positions it is asked for: one is killed, one is not."""
 
 
 @dataclass
@@ -175,8 +175,9 @@ class Run:
             with Served(config, self.folder, self.log) as served:
                 driver = Driver(served, self.checker.put, self.log)
                 number = 0
-                while not self._is_done(share, before, began):
-                    kill = number % self.arguments.kill_every == self.arguments.kill_every - 1
+                while number < FEWEST or not self._is_done(share, before, began):
+                    every = self.arguments.kill_every
+                    kill = number % every == 1 % every
                     driver.wave(schedule.wave(number, kill=kill))
                     number += 1
                     self._note(config.name, number, began, served.starts)
