@@ -178,6 +178,19 @@ def test_outputs_are_the_tokenizers_own(server: Server) -> None:
 
 
 @on("overlap")
+def test_a_string_of_bounded_length_is_json(server: Server) -> None:
+    """XGrammar lets control characters into it."""
+    fields = {
+        "json_schema": json.dumps({"type": "string", "minLength": 2, "maxLength": 4}),
+        "logit_bias": {str(encode("\x1f")[0]): 100.0},
+        "max_new_tokens": 20,
+        **PROPER,
+    }
+    answer = post_ok(server, "/generate", {"text": "Say", "sampling_params": fields})
+    assert 2 <= len(json.loads(assert_proper(answer))) <= 4
+
+
+@on("overlap")
 def test_several_outputs_of_one_request(server: Server) -> None:
     fields = {"n": 4, "temperature": 1.5, "max_new_tokens": 60, "regex": "[a-z ]{5,30}", **PROPER}
     body = {"text": "A date: ", "sampling_params": fields}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,9 @@ KINDS = {"json_schema": "json", "regex": "regex", "structural_tag": "structural_
 ANY_TEXT = r"[\s\S]*"
 """The regex of a request that has no constraint."""
 _EBNF = ("ebnf", "full_assistant_ebnf")
+# XGrammar's rule for the characters of a string that has a minimal or maximal length. It lets
+# control characters through, which JSON does not; its rule for other strings does not.
+_LOOSE = re.compile(r'^(\w*characters ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
 
 
 class _NotCompiled:
@@ -75,4 +79,6 @@ def rules_of(kind: str, text: str) -> Rules:
         raise Unsupported(f"it cannot be read: {error}") from error
     if isinstance(rules, InvalidGrammarObject):
         raise Unsupported(f"it cannot be read: {rules.error_message}")
-    return Rules(str(rules))
+    if kind == "regex":
+        return Rules(str(rules))
+    return Rules(_LOOSE.sub(r"\1\\0-\\x1f\2", str(rules)))
