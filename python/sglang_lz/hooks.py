@@ -41,6 +41,7 @@ HOOKS = MappingProxyType(
             "sglang.srt.speculative.ngram_worker",
             "NGRAMWorker._prepare_for_speculative_decoding",
         ): ("offer_forced_tokens",),
+        ("sglang.srt.speculative.eagle_worker_common", "run_eagle_verify"): ("force_drafts",),
         (
             "sglang.srt.managers.tokenizer_manager",
             "TokenizerManager._create_tokenized_object",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,3 +34,70 @@ def offer_forced_tokens(
         seen[:, 0] = 1
         chain = len(run) + 1
         seen[:chain, :chain] = np.tri(chain)
+
+
+def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) -> None:
+    """Let the tokens that a constraint forces take the place of a model's drafts (upstream's hook).
+
+    The tree keeps its shape: they go down its longest path. A forced token is the only one that the
+    target model may sample, so it is always accepted, whatever its draft's probability; what the
+    target model samples does not depend on what was drafted.
+
+    Args:
+        batch: upstream's ScheduleBatch.
+        verify: its EagleVerifyInput; `draft_token`, [requests * nodes], is changed in place.
+        barrier: lets the grammars see the tokens of the step before; None if they have.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    # With pipeline parallelism earlier stages have run on the drafts already.
+    if (
+        not any(req.sampling_params.proper_tokens for req in batch.reqs)
+        or get_parallel().pp_size > 1
+    ):
+        return
+    if barrier is not None:
+        barrier()
+    walks = [walk_of(req.grammar) for req in batch.reqs]
+    runs = [[] if walk is None else walk.forced_run(verify.spec_steps) for walk in walks]
+    if not any(runs):
+        return
+    child = verify.retrieve_next_token.tolist()
+    sibling = verify.retrieve_next_sibling.tolist()
+    drafts = verify.draft_token.view(len(child), -1).tolist()
+    for row, run in enumerate(runs):
+        _put_on_path(drafts[row], child[row], sibling[row], run)
+    verify.draft_token.copy_(verify.draft_token.new_tensor(drafts).view_as(verify.draft_token))
+
+
+def _put_on_path(
+    tokens: list[int], child: Sequence[int], sibling: Sequence[int], run: Sequence[int]
+) -> None:
+    """Write a run of tokens down the longest path of a tree.
+
+    Args:
+        tokens: of each node, changed in place.
+        child, sibling: of each node its first child and its next sibling, -1 for none.
+        run: what comes behind the root.
+    """
+    height = [1] * len(tokens)
+    for node in range(len(tokens) - 1, -1, -1):  # children come behind their parents
+        height[node] += max((height[k] for k in _children(child, sibling, node)), default=0)
+    node = 0
+    for token in run:
+        children = list(_children(child, sibling, node))
+        if not children:
+            return
+        node = max(children, key=lambda k: height[k])
+        # Siblings differ: one that has the token gets the one that it takes the place of.
+        for other in children:
+            if tokens[other] == token:
+                tokens[other] = tokens[node]
+        tokens[node] = token
+
+
+def _children(child: Sequence[int], sibling: Sequence[int], node: int) -> Iterator[int]:
+    k = child[node]
+    while k >= 0:
+        yield k
+        k = sibling[k]

@@ -1,0 +1,78 @@
+"""Forced tokens down a draft tree: where they lie, and what stays of the tree."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sglang_lz.proper.drafts import _children, _put_on_path
+
+
+def linked(parents: list[int]) -> tuple[list[int], list[int]]:
+    """Each node's first child and next sibling, as upstream links them, from each node's parent."""
+    child, sibling = [-1] * len(parents), [-1] * len(parents)
+    last: dict[int, int] = {}
+    for node, parent in enumerate(parents[1:], 1):
+        if parent in last:
+            sibling[last[parent]] = node
+        else:
+            child[parent] = node
+        last[parent] = node
+    return child, sibling
+
+
+def tokens_below(parents: list[int], tokens: list[int], node: int) -> list[int]:
+    return [tokens[k] for k in range(1, len(parents)) if parents[k] == node]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_run_lies_on_a_longest_path(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes = rng.randrange(2, 12)
+    parents = [-1] + [rng.randrange(k) for k in range(1, nodes)]
+    tokens = [0] * nodes
+    for node in range(nodes):
+        below = [k for k in range(1, nodes) if parents[k] == node]
+        for k, token in zip(below, rng.sample(range(20), len(below)), strict=True):
+            tokens[k] = token
+    depth = [0] * nodes
+    for k in range(1, nodes):
+        depth[k] = depth[parents[k]] + 1
+    run = [rng.randrange(20) for _ in range(rng.randrange(nodes + 2))]
+    child, sibling = linked(parents)
+    _put_on_path(tokens, child, sibling, run)
+    paths = [[0]]
+    for token in run[: max(depth)]:
+        paths = [
+            [*path, k]
+            for path in paths
+            for k in _children(child, sibling, path[-1])
+            if tokens[k] == token
+        ]
+    assert any(max(depth[k] for k in ends(parents, path[-1])) == max(depth) for path in paths)
+    for node in range(nodes):
+        below = tokens_below(parents, tokens, node)
+        assert len(set(below)) == len(below), "siblings differ"
+
+
+def ends(parents: list[int], node: int) -> list[int]:
+    """A node and all below it."""
+    found = [node]
+    for k in range(node + 1, len(parents)):
+        if parents[k] in found:
+            found.append(k)
+    return found
+
+
+def test_no_run_leaves_the_tree() -> None:
+    tokens = [1, 2, 3, 4]
+    _put_on_path(tokens, *linked([-1, 0, 0, 1]), [])
+    assert tokens == [1, 2, 3, 4]
+
+
+def test_a_sibling_gives_its_token_up() -> None:
+    """The drafter proposed the forced token beside the path: both stay, the other way round."""
+    tokens = [1, 2, 3, 4]
+    _put_on_path(tokens, *linked([-1, 0, 0, 1]), [3, 9])
+    assert tokens == [1, 3, 2, 9]
