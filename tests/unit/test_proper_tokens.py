@@ -10,7 +10,10 @@ import itertools
 import json
 import random
 import re
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -21,9 +24,10 @@ from tokenizers import Tokenizer, normalizers
 from bench.constraints.vocabularies import PATTERNS, SPECIAL, train
 from sglang_lz.demo import MODEL_PATH
 from sglang_lz.proper import merges, nfc, prepared
+from sglang_lz.proper.backend import ProperGrammar
 from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
-from sglang_lz.proper.product import START, Product
+from sglang_lz.proper.product import START, Product, State
 from sglang_lz.proper.tokenizer import Unsupported, read
 
 ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"
@@ -471,3 +475,44 @@ def test_prewarming_leaves_nothing_to_compute() -> None:
     filled = product.filled
     assert len(set(sequences(product))) > 100
     assert product.filled == filled
+
+
+def test_a_walk_computes_nothing_itself() -> None:
+    """Rows are computed in other threads, from the token on that leads to them."""
+    product = product_of("llama3", "root ::= (([a-z ]{0, 300}))")
+    fill, threads = product._fill, []
+
+    def filled(text: int) -> Any:
+        threads.append(threading.current_thread())
+        return fill(text)
+
+    product._fill = filled  # type: ignore[method-assign]
+    walk = ProperGrammar(product, [0])
+    mask = walk.allocate_vocab_mask(32 * product.words, 1, "cpu")
+    for token in Tokenizer.from_str(tokenizer_json("llama3")).encode("so it is and so it was").ids:
+        walk.fill_vocab_mask(mask, 0)
+        computed = len(threads)
+        walk.accept_token(token)
+        while not product.is_warm(walk._states[-1]):
+            time.sleep(0.001)
+        assert len(threads) == computed + 1
+    assert threading.current_thread() not in threads
+
+
+def test_threads_that_ask_at_once_get_the_same() -> None:
+    product = product_of("qwen2", "root ::= (([a-z ]{0, 300}))")
+    ids = Tokenizer.from_str(tokenizer_json("qwen2")).encode("so it is and so it was").ids
+
+    def walk(_: int) -> list[bytes]:
+        state: State | None = START
+        masks = []
+        for token in ids:
+            assert state is not None
+            masks.append(product.mask(state).tobytes())
+            state = product.next(state, token)
+        return masks
+
+    with ThreadPoolExecutor(8) as pool:
+        walks = list(pool.map(walk, range(8)))
+    assert all(masks == walks[0] for masks in walks)
+    assert product.filled <= len(ids)

@@ -76,6 +76,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
             if after is None:
                 raise ValueError(f"Token not accepted by proper tokens: {token}")
             self._states.append(after)
+            self._product.expect(after)
         self.current_token = token
 
     def rollback(self, k: int) -> None:

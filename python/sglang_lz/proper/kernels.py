@@ -19,8 +19,9 @@ from sglang_lz.proper.merges import MergeRelation, stay_apart
 from sglang_lz.proper.nfc import STARTS
 from sglang_lz.proper.pretokenizer import APART, BROKEN, WITHIN
 
-DEAD, ALIVE, OPEN, FULL = 0, 1, 2, -9
-"""What a search finds; `OPEN` is under way, and `FULL` asks for a larger memo."""
+DEAD, ALIVE, OPEN, ALWAYS, FULL = 0, 1, 2, 3, -9
+"""What a search finds; `OPEN` is under way, `ALWAYS` is alive whatever the last token is, and
+`FULL` asks for a larger memo."""
 UNKNOWN, NONE = -2, -1
 NEAREST = 12
 """How many tokens that lead nearest to an accepting state a search tries first."""
@@ -40,9 +41,11 @@ class Tables(NamedTuple):
 
     Attributes:
         content: bytes of all tokens in a row; `begin`: [V + 1] int64, where each begins.
-        plain: tokens that begin with a whole character that NFC never changes, as a trie in
-            depth-first order: [nodes, 4] int32: the byte that leads to a node, its depth from 1 on,
-            the next node that is not below it, and the token that ends there, or -1.
+        plain: tokens that begin with a whole character that NFC never changes, and in which no text
+            of an added token can begin, as a trie in depth-first order: [nodes, 4] int32: the byte
+            that leads to a node, its depth from 1 on, the next node that is not below it, and the
+            token that ends there, or -1.
+        marked: the others that begin with such a character, likewise.
         odd: all other tokens, likewise.
         byte_ids: [256] int64: the token of each byte.
         added: [] int64: the added tokens that are text.
@@ -54,6 +57,7 @@ class Tables(NamedTuple):
         relation: the merge relation.
         decoder: [nodes, 256] int32: UTF-8 into classes of characters.
         reach, can: the classes that a character under way may have, and that the language takes.
+        takes: [states, flags, words] uint64: those that the pre-tokenizer takes.
         language, accepts, distance: the language's automaton.
         characters: [classes, 5] int32: the class in the language and in the pre-tokenizer, and what
             `nfc.Normalization` has of each.
@@ -63,6 +67,7 @@ class Tables(NamedTuple):
     content: npt.NDArray[np.uint8]
     begin: npt.NDArray[np.int64]
     plain: npt.NDArray[np.int32]
+    marked: npt.NDArray[np.int32]
     odd: npt.NDArray[np.int32]
     byte_ids: npt.NDArray[np.int64]
     added: npt.NDArray[np.int64]
@@ -75,6 +80,7 @@ class Tables(NamedTuple):
     decoder: npt.NDArray[np.int32]
     reach: npt.NDArray[np.uint64]
     can: npt.NDArray[np.uint64]
+    takes: npt.NDArray[np.uint64]
     language: npt.NDArray[np.int32]
     accepts: npt.NDArray[np.bool_]
     distance: npt.NDArray[np.int32]
@@ -253,11 +259,11 @@ def _compose(characters, changes, nfc, c):
 
 
 @compiled
-def _split(pretokens, characters, pretoken, node, flag, cut, c):
-    """State of the pre-tokenizer and flag after a byte.
+def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c):
+    """State of the pre-tokenizer and flag after a byte; a negative state is none.
 
     Args:
-        node: the character under way before the byte.
+        node, after: the character under way before and after the byte.
         cut: the flag of the cut before the byte.
         c: the class of the character that the byte ends, or -1.
     """
@@ -266,9 +272,12 @@ def _split(pretokens, characters, pretoken, node, flag, cut, c):
             return -1, 0
     else:
         flag = cut
-    if c < 0:
-        return pretoken, flag
-    return pretokens[pretoken, characters[c, IN_PRETOKENIZER], flag], 0
+    if c >= 0:
+        return pretokens[pretoken, characters[c, IN_PRETOKENIZER], flag], 0
+    for w in range(takes.shape[2]):
+        if takes[pretoken, flag, w] & reach[after, w]:
+            return pretoken, flag
+    return -1, 0
 
 
 @compiled
@@ -276,7 +285,7 @@ def _run(tables, text, nfc, token, cut):
     """The text and the state of NFC behind a token after a cut; a negative text is none."""
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
-    pretokens, content = tables.pretokens, tables.content
+    pretokens, takes, content = tables.pretokens, tables.takes, tables.content
     language, pretoken, node, flag, added = unpacked(text)
     for i in range(tables.begin[token], tables.begin[token + 1]):
         language, after, added, nfc, c = _read(
@@ -285,7 +294,9 @@ def _run(tables, text, nfc, token, cut):
         )  # fmt: skip
         if language < 0:
             return np.int64(-1), np.int64(0)
-        pretoken, flag = _split(pretokens, characters, pretoken, node, flag, cut, c)
+        pretoken, flag = _split(
+            pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c
+        )
         if pretoken < 0:
             return np.int64(-1), np.int64(0)
         node, cut = after, WITHIN
@@ -347,7 +358,7 @@ def walk(tables, trie, text, nfc):
     """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
-    pretokens = tables.pretokens
+    pretokens, takes = tables.pretokens, tables.takes
     found = np.empty((256, 4), np.int64)
     n = 0
     # By depth: language, node, added token, NFC; pre-tokenizer and flag after each kind of cut.
@@ -370,7 +381,9 @@ def walk(tables, trie, text, nfc):
             pretoken, flag = path[d - 1, 4 + 2 * kind], path[d - 1, 5 + 2 * kind]
             if pretoken >= 0:
                 cut = WITHIN if d > 1 else APART + kind
-                pretoken, flag = _split(pretokens, characters, pretoken, node, flag, cut, c)
+                pretoken, flag = _split(
+                    pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c
+                )
             path[d, 4 + 2 * kind], path[d, 5 + 2 * kind] = pretoken, flag
         if path[d, 4] < 0 and path[d, 6] < 0:
             i = trie[i, SKIP]
@@ -392,28 +405,173 @@ def walk(tables, trie, text, nfc):
 
 
 @compiled
-def _find_nearest(tables, language):
-    """The tokens that lead from a state of the language nearest to an accepting one."""
-    trie, nearest, distance = tables.plain, tables.nearest[language], tables.distance
-    decoder, states, characters = tables.decoder, tables.language, tables.characters
+def nfc_behind(tables):
+    """The state of NFC behind each plain token: [V] int32, -1 where NFC would change the token.
+
+    Such a token begins with a character that NFC never changes, so what stands before is all one.
+    """
+    trie, decoder = tables.plain, tables.decoder
+    characters, changes = tables.characters, tables.changes
+    behind = np.full(len(tables.begin) - 1, -1, np.int32)
     path = np.empty((LONGEST + 1, 2), np.int64)
-    ends = np.empty(NEAREST, np.int64)
-    path[0, 0], path[0, 1] = language, 0
-    n = 0
+    path[0, 0], path[0, 1] = 0, 0
     i = 0
     while i < len(trie):
         d = trie[i, DEPTH]
-        entry = decoder[path[d - 1, 1], trie[i, BYTE]]
-        after = path[d - 1, 0]
+        entry = decoder[path[d - 1, 0], trie[i, BYTE]]
+        nfc = path[d - 1, 1]
         if entry < -1:
-            after = states[after, characters[-2 - entry, IN_LANGUAGE]]
-        if entry == -1 or after < 0:
+            nfc = _compose(characters, changes, nfc, -2 - entry)
+        if entry == -1 or nfc < 0:
             i = trie[i, SKIP]
             continue
-        path[d, 0], path[d, 1] = after, max(entry, 0)
+        path[d, 0], path[d, 1] = max(entry, 0), nfc
+        if trie[i, TOKEN] >= 0:
+            behind[trie[i, TOKEN]] = nfc
+        i += 1
+    return behind
+
+
+@compiled
+def cuts_behind(tables, nfc, pretoken):
+    """Where the pre-tokenizer stands behind each plain token.
+
+    Args:
+        nfc: what `nfc_behind` returns.
+        pretoken: its state before the token, between two characters.
+
+    Returns:
+        [V] int32: the number of each token's kind; and [kinds, 2] int16: its state and the flag of
+        the character under way, packed, after a cut that the merges make and after one that they do
+        not, -1 where a token of the kind may not come.
+    """
+    trie, decoder, reach = tables.plain, tables.decoder, tables.reach
+    pretokens, takes, characters = tables.pretokens, tables.takes, tables.characters
+    kinds = np.zeros(len(nfc), np.int32)
+    behind = np.full((len(nfc) + 2, 2), -1, np.int16)  # the first kind may not come at all
+    n = 1
+    # By depth: the character under way; state and flag after each kind of cut.
+    path = np.empty((LONGEST + 1, 5), np.int64)
+    path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = 0, pretoken, 0, pretoken, 0
+    i = 0
+    while i < len(trie):
+        d = trie[i, DEPTH]
+        token = trie[i, TOKEN]
+        node = path[d - 1, 0]
+        entry = decoder[node, trie[i, BYTE]]
+        if entry == -1:
+            i = trie[i, SKIP]
+            continue
+        path[d, 0] = max(entry, 0)
+        for kind in range(2):
+            before, flag = path[d - 1, 1 + 2 * kind], path[d - 1, 2 + 2 * kind]
+            if before >= 0:
+                cut = WITHIN if d > 1 else APART + kind
+                c = -2 - entry if entry < -1 else -1
+                before, flag = _split(
+                    pretokens, takes, reach, characters, before, node, flag, cut, path[d, 0], c
+                )
+            path[d, 1 + 2 * kind], path[d, 2 + 2 * kind] = before, flag
+        if token >= 0 and nfc[token] >= 0:
+            for kind in range(2):
+                before, flag = path[d, 1 + 2 * kind], path[d, 2 + 2 * kind]
+                behind[n, kind] = (before << FLAG_BITS) | flag if before >= 0 else -1
+            k = 0
+            while behind[k, 0] != behind[n, 0] or behind[k, 1] != behind[n, 1]:
+                k += 1
+            kinds[token] = k
+            n += k == n
+        i += 1
+    return kinds, behind[:n].copy()
+
+
+@compiled
+def _walk_language(tables, language):
+    """The plain tokens that the language takes in one of its states.
+
+    Returns:
+        [found, 3] int32: token, state of the language behind it, and the character under way.
+    """
+    trie, decoder, states = tables.plain, tables.decoder, tables.language
+    can, reach = tables.can, tables.reach
+    classes = tables.characters[:, IN_LANGUAGE].copy()
+    ascii = np.empty(128, np.int32)
+    for byte in range(128):
+        ascii[byte] = classes[-2 - decoder[0, byte]]
+    found = np.empty((len(trie), 3), np.int32)
+    n = 0
+    path = np.empty((LONGEST + 1, 2), np.int32)
+    path[0, 0], path[0, 1] = language, 0
+    i = 0
+    while i < len(trie):
+        d = trie[i, DEPTH]
+        after = path[d - 1, 0]
+        node = np.int32(0)
+        if trie[i, BYTE] < 128:  # most are, and it need not wait for the byte before
+            after = states[after, ascii[trie[i, BYTE]]]
+        else:
+            entry = decoder[path[d - 1, 1], trie[i, BYTE]]
+            if entry < -1:
+                after = states[after, classes[-2 - entry]]
+            else:
+                node = entry
+                may = False
+                if entry >= 0:
+                    for w in range(can.shape[1]):
+                        may |= can[after, w] & reach[entry, w] != 0
+                if not may:
+                    after = np.int32(-1)
+        if after < 0:
+            i = trie[i, SKIP]
+            continue
+        path[d, 0], path[d, 1] = after, node
+        found[n, 0], found[n, 1], found[n, 2] = trie[i, TOKEN], after, node
+        n += trie[i, TOKEN] >= 0  # no branch: half of the nodes end a token, none knows which
+        i += 1
+    return found[:n]
+
+
+@compiled
+def _walk_plain(tables, cuts, nfc, text):
+    """What `walk` returns of the plain tokens, sooner.
+
+    Args:
+        cuts: what `cuts_behind` returns for the text's state of the pre-tokenizer.
+        nfc: what `nfc_behind` returns.
+        text: neither a character nor an added token is under way.
+    """
+    taken = _walk_language(tables, unpacked(text)[0])
+    kinds, behind = cuts
+    found = np.empty((len(taken), 4), np.int64)
+    n = 0
+    for i in range(len(taken)):
+        token = taken[i, 0]
+        found[n, 0], found[n, 3] = token, nfc[token]
+        for kind in range(2):
+            found[n, 1 + kind] = _placed(taken[i, 1], behind[kinds[token], kind], taken[i, 2])
+        n += found[n, 1] >= 0 or found[n, 2] >= 0
+    return found[:n]
+
+
+@compiled
+def _placed(language, cut, node):
+    """A text of what `_walk_language` and `cuts_behind` return; a negative text is none."""
+    if cut < 0:
+        return np.int64(-1)
+    return packed(language, cut >> FLAG_BITS, node, cut & ((1 << FLAG_BITS) - 1), 0)
+
+
+@compiled
+def _find_nearest(tables, language):
+    """The tokens that lead from a state of the language nearest to an accepting one."""
+    nearest, distance = tables.nearest[language], tables.distance
+    ends = np.empty(NEAREST, np.int64)
+    n = 0
+    taken = _walk_language(tables, language)
+    for i in range(len(taken)):
+        after = taken[i, 1]
         if (
-            trie[i, TOKEN] >= 0
-            and entry < 0
+            taken[i, 2] == 0
             and distance[after] < distance[language]
             and (n < NEAREST or distance[after] < ends[n - 1])
         ):
@@ -421,9 +579,8 @@ def _find_nearest(tables, language):
             while j > 0 and ends[j - 1] > distance[after]:
                 nearest[j], ends[j] = nearest[j - 1], ends[j - 1]
                 j -= 1
-            nearest[j], ends[j] = trie[i, TOKEN], distance[after]
+            nearest[j], ends[j] = taken[i, 0], distance[after]
             n = min(n + 1, NEAREST)
-        i += 1
     nearest[n:] = NONE
 
 
@@ -442,24 +599,31 @@ def _known(accepts, ends, texts, rests, found, text, rest):
 
 
 @compiled
-def _next_child(decoder, can, reach, states, characters, n_added, text, i):
+def _next_child(decoder, can, takes, reach, n_added, text, i):
     """The next child that `_child` may find, from the i-th on."""
-    language, _, node, _, _ = unpacked(text)
+    language, pretoken, node, flag, _ = unpacked(text)
     first = NEAREST + 256 + n_added
+    if node:  # only bytes go on with a character, and none of them counts for all
+        i = max(i, first + NEAREST + 128)
     while i < 2 * first:
-        j = i % first
-        if j < NEAREST or j >= NEAREST + 256:
+        byte = i % first - NEAREST
+        if not 0 <= byte < 256:
             if not node:
                 return i
-        elif i >= first or (not node and j - NEAREST < 128):
-            entry = decoder[node, j - NEAREST]
-            if entry < -1:
-                if states[language, characters[-2 - entry, IN_LANGUAGE]] >= 0:
+        elif i >= first or byte < 128:
+            entry = decoder[node, byte]
+            for w in range(can.shape[1]):
+                may = can[language, w]
+                if node:
+                    may &= takes[pretoken, flag, w]
+                if entry >= 0:
+                    may &= reach[entry, w]
+                elif entry == -1 or (-2 - entry) >> 6 != w:
+                    continue
+                else:
+                    may &= np.uint64(1) << np.uint64((-2 - entry) & 63)
+                if may:
                     return i
-            elif entry >= 0:
-                for w in range(can.shape[1]):
-                    if can[language, w] & reach[entry, w]:
-                        return i
         i += 1
     return i
 
@@ -511,8 +675,8 @@ def search(tables, memo, text, nfc, last):
         return np.int64(known)
     if 4 * (memo.used[0] + 2) > len(texts):
         return np.int64(FULL)
-    decoder, can, reach = tables.decoder, tables.can, tables.reach
-    states, characters, n_added = tables.language, tables.characters, len(tables.added)
+    decoder, can, takes, reach = tables.decoder, tables.can, tables.takes, tables.reach
+    n_added = len(tables.added)
     first = 2 * (NEAREST + 256 + n_added)
     # The path: text, state of NFC, last token, next child, and where its own tokens begin and end.
     path = np.empty((64, 7), np.int64)
@@ -528,13 +692,14 @@ def search(tables, memo, text, nfc, last):
     is_full = False
     while n and not is_alive:
         top = path[n - 1]
-        i = _next_child(decoder, can, reach, states, characters, n_added, top[0], top[3])
+        i = _next_child(decoder, can, takes, reach, n_added, top[0], top[3])
         if i >= first:
             if top[4] < 0:
                 behind = walk(tables, tables.plain, top[0], top[1])
-                others = walk(tables, tables.odd, top[0], top[1])
+                marked = walk(tables, tables.marked, top[0], top[1])
+                odd = walk(tables, tables.odd, top[0], top[1])
                 top[4] = len(found)
-                found = np.concatenate((found, behind, others))
+                found = np.concatenate((found, behind, marked, odd))
                 top[5] = len(found)
             if i - first >= top[5] - top[4]:
                 found = found[: top[4]]
@@ -588,36 +753,44 @@ def search(tables, memo, text, nfc, last):
 
 
 @compiled
-def _settle(accepts, ends, texts, rests, findings, n_tokens, found, live, begin):
-    """Enter in `live` what the memo knows of tokens, up to the first of which it does not know.
+def _finishes(tables, memo, text, nfc, last):
+    """Whether the first bytes that go on with the character under way lead to a text that lives.
 
-    Args:
-        found: what `walk` returns.
-        live: [found] int64: as `live_tokens` returns it, for each token.
-        begin: twice the token to begin with, plus 1 for its second kind of cut.
-
-    Returns:
-        The same of that first token; twice the number of tokens if there is none.
+    That spares most searches. If it is false, nothing is known.
     """
-    alive = np.full(1024, -1, np.int64)  # texts that live whatever the last token is
-    for j in range(begin, 2 * len(found)):
-        i, kind = j >> 1, j & 1
-        after = found[i, 1 + kind]
-        if after < 0:
-            continue
-        where = np.int64(np.uint64(after) * _SPREAD >> np.uint64(54))
-        if alive[where] != after:
-            if _ends(accepts, ends, after) or _get(texts, rests, findings, after, ANY) == ALIVE:
-                alive[where] = after
-            else:
-                rest = _rest(n_tokens, found[i, 3], found[i, 0])
-                known = _get(texts, rests, findings, after, rest)
-                if known == DEAD:
-                    continue
-                if known != ALIVE:
-                    return j
-        live[i] |= 1 << kind
-    return 2 * len(found)
+    first = NEAREST + 256 + len(tables.added)
+    i = first
+    while unpacked(text)[2]:
+        i = _next_child(
+            tables.decoder, tables.can, tables.takes, tables.reach, len(tables.added), text, i
+        )
+        if i >= 2 * first:
+            return False
+        token = tables.byte_ids[i - first - NEAREST]
+        i += 1
+        if _cut(tables.relation, last, token) == APART:
+            after, after_nfc = _run(tables, text, nfc, token, APART)
+            if after >= 0:
+                text, nfc, last, i = after, after_nfc, token, first
+                if not unpacked(text)[2]:
+                    is_known = _get(memo.text, memo.rest, memo.found, text, ANY) == ALIVE
+                    return is_known or _ends(tables.accepts, tables.may_end, text)
+    return False
+
+
+@compiled
+def _lives(tables, memo, text, nfc, last):
+    """Whether a text can end: `DEAD`, `ALIVE`, `ALWAYS` or `FULL`."""
+    accepts, ends = tables.accepts, tables.may_end
+    texts, rests, found = memo.text, memo.rest, memo.found
+    if _ends(accepts, ends, text) or _get(texts, rests, found, text, ANY) == ALIVE:
+        return np.int64(ALWAYS)
+    if _finishes(tables, memo, text, nfc, last):
+        return np.int64(ALIVE)
+    lives = search(tables, memo, text, nfc, last)
+    if lives == ALIVE and _get(texts, rests, found, text, ANY) == ALIVE:
+        return np.int64(ALWAYS)
+    return lives
 
 
 @unlocked
@@ -628,18 +801,59 @@ def live_tokens(tables, memo, trie, text, nfc):
         Each token times four, plus 1 if it lives after a cut that the merges make, plus 2 if after
         one that they do not. A single `FULL`: the memo is full.
     """
-    accepts, ends, n_tokens = tables.accepts, tables.may_end, len(tables.begin)
-    texts, rests, findings = memo.text, memo.rest, memo.found
     found = walk(tables, trie, text, nfc)
     live = found[:, 0] * 4
-    j = 0
-    while True:
-        j = _settle(accepts, ends, texts, rests, findings, n_tokens, found, live, j)
-        if j == 2 * len(found):
-            return live[live & 3 != 0]
-        i = j >> 1
-        if search(tables, memo, found[i, 1 + (j & 1)], found[i, 3], found[i, 0]) == FULL:
-            return np.full(1, FULL, np.int64)
+    for i in range(len(found)):
+        for kind in range(2):
+            after = found[i, 1 + kind]
+            if after >= 0:
+                lives = _lives(tables, memo, after, found[i, 3], found[i, 0])
+                if lives == FULL:
+                    return np.full(1, FULL, np.int64)
+                live[i] |= (lives != DEAD) << kind
+    return live[live & 3 != 0]
+
+
+@unlocked
+def live_plain(tables, memo, cuts, nfc, text, apart, broken):
+    """Add to A and B the plain tokens behind which a text can end.
+
+    Args:
+        cuts, nfc, text: as those of `_walk_plain`.
+        apart, broken: [words] uint32.
+
+    Returns:
+        Nothing, or a single `FULL`: the memo is full.
+    """
+    taken = _walk_language(tables, unpacked(text)[0])
+    kinds, behind = cuts
+    # What counts for every last token, by where the text is and the kind of its cuts. It lives
+    # after none of two cuts, the first, the second or both.
+    keys = np.full(1024, -1, np.int64)
+    settled = np.zeros(1024, np.uint32)
+    for i in range(len(taken)):
+        token = np.int64(taken[i, 0])
+        cut = np.int64(kinds[token])
+        key = (((np.int64(taken[i, 1]) << NODE_BITS) | taken[i, 2]) << 32) | cut
+        where = np.uint64(key) * _SPREAD >> np.uint64(54)
+        live = settled[where]
+        if keys[where] != key:
+            live = np.uint32(0)
+            is_settled = True
+            for kind in range(2):
+                after = _placed(taken[i, 1], behind[cut, kind], taken[i, 2])
+                if after >= 0:
+                    lives = _lives(tables, memo, after, np.int64(nfc[token]), token)
+                    if lives == FULL:
+                        return np.full(1, FULL, np.int64)
+                    live |= np.uint32(lives != DEAD) << np.uint32(kind)
+                    is_settled = is_settled and lives == ALWAYS
+            if is_settled:
+                keys[where], settled[where] = key, live
+        bit = np.uint32(token & 31)
+        apart[token >> 5] |= (live & np.uint32(1)) << bit
+        broken[token >> 5] |= (live >> np.uint32(1)) << bit
+    return np.empty(0, np.int64)
 
 
 @unlocked
@@ -663,7 +877,18 @@ def live_added(tables, memo, text, nfc):
 @unlocked
 def texts_behind(tables, trie, text, nfc, allowed):
     """Where the tokens of a trie lead that are in a mask: [n, 2] int64, text and state of NFC."""
-    found = walk(tables, trie, text, nfc)
+    return _behind(walk(tables, trie, text, nfc), allowed)
+
+
+@unlocked
+def texts_behind_plain(tables, cuts, nfc, text, allowed):
+    """What `texts_behind` returns of the plain tokens; arguments as those of `_walk_plain`."""
+    return _behind(_walk_plain(tables, cuts, nfc, text), allowed)
+
+
+@compiled
+def _behind(found, allowed):
+    """What `texts_behind` returns of what `walk` returned."""
     behind = np.empty((2 * len(found), 2), np.int64)
     recent = np.full(4096, -1, np.int64)  # what was found lately: most tokens lead to few states
     n = 0

@@ -23,16 +23,21 @@ from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Of the files. A change of what is prepared is a new number."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256
 """How many rows of the merge relation are kept."""
+CUTS = 64
+"""How many states of the pre-tokenizer are kept with what lies behind each token."""
 
 _ARRAYS = (
-    "content", "begin", "plain", "odd", "byte_ids", "added", "is_raw", "goto", "pretokens",
-    "may_end", "changes",
+    "content", "begin", "plain", "marked", "odd", "byte_ids", "added", "is_raw", "goto",
+    "pretokens", "may_end", "changes",
 )  # fmt: skip
+
+# What `kernels.cuts_behind` returns.
+Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]
 
 
 class Prepared:
@@ -53,6 +58,7 @@ class Prepared:
             decoder=np.zeros((1, 256), np.int32),
             reach=np.zeros((1, 1), np.uint64),
             can=np.zeros((1, 1), np.uint64),
+            takes=np.zeros((1, 3, 1), np.uint64),
             language=np.zeros((1, 1), np.int32),
             accepts=np.zeros(1, bool),
             distance=np.zeros(1, np.int32),
@@ -62,6 +68,8 @@ class Prepared:
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
         self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
+        self._cuts: OrderedDict[int, Cuts] = OrderedDict()
+        self._nfc: npt.NDArray[np.int32] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -83,6 +91,30 @@ class Prepared:
             if len(self._rows) > ROWS:
                 self._rows.popitem(last=False)
         return row
+
+    def cuts(self, tables: kernels.Tables, pretoken: int) -> Cuts:
+        """What `kernels.cuts_behind` returns, which is the same for all constraints.
+
+        Args:
+            tables: of any product of this tokenizer.
+            pretoken: a state of the pre-tokenizer.
+        """
+        with self._lock:
+            if pretoken in self._cuts:
+                self._cuts.move_to_end(pretoken)
+                return self._cuts[pretoken]
+        cuts: Cuts = kernels.cuts_behind(tables, self.nfc(tables), pretoken)
+        with self._lock:
+            self._cuts[pretoken] = cuts
+            if len(self._cuts) > CUTS:
+                self._cuts.popitem(last=False)
+        return cuts
+
+    def nfc(self, tables: kernels.Tables) -> npt.NDArray[np.int32]:
+        """What `kernels.nfc_behind` returns, which is the same for all constraints."""
+        if self._nfc is None:
+            self._nfc = kernels.nfc_behind(tables)
+        return self._nfc
 
 
 def prepare(text: str) -> Prepared:
@@ -149,6 +181,9 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
         contents[added.id] = added.content
         is_raw[added.id] = not (added.normalized and file.nfc)
     spelt = [(content, token) for token, content in enumerate(tokens) if content]
+    marks = {token.content[:1] for token in file.added}
+    even = [item for item in spelt if is_plain[item[1]]]
+    is_marked = {token: any(mark in content for mark in marks) for content, token in even}
     byte_ids = np.zeros(256, np.int64)
     for token, content in enumerate(tokens):
         if content and len(content) == 1:
@@ -159,7 +194,8 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
         "characters": np.stack([values[samples] for values in characters], axis=1),
         "content": np.frombuffer(b"".join(contents), np.uint8).copy(),
         "begin": np.cumsum([0, *map(len, contents)]),
-        "plain": _trie([item for item in spelt if is_plain[item[1]]]),
+        "plain": _trie([item for item in even if not is_marked[item[1]]]),
+        "marked": _trie([item for item in even if is_marked[item[1]]]),
         "odd": _trie([item for item in spelt if not is_plain[item[1]]]),
         "byte_ids": byte_ids,
         "added": np.array([token.id for token in file.added if token.is_text], np.int64),

@@ -16,6 +16,12 @@ make, and B, those that live after one that they do not. The tokens after a last
 R of the merge relation are A & R | B & ~R. Tokens that begin within a character, or with one that
 NFC may change with what stands before, are few; they are kept apart, by state of NFC.
 
+Nearly all other tokens take a short way. What the pre-tokenizer and NFC make of them does not
+depend on the language, and is computed once for each state of the pre-tokenizer; what the language
+makes of them is a walk through its automaton alone. Where both lead to the same place, one search
+counts for all. Left out are tokens in which the text of an added token begins, and places within
+one.
+
 Source: Tran-Thien (CartesianMerge); Vieira et al., arXiv 2506.07956.
 """
 
@@ -23,7 +29,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,7 +40,7 @@ import numpy.typing as npt
 from sglang_lz.proper import kernels
 from sglang_lz.proper.codepoints import classes_of, decoder_of, reachable_classes
 from sglang_lz.proper.language import Language
-from sglang_lz.proper.prepared import Prepared
+from sglang_lz.proper.prepared import Cuts, Prepared
 from sglang_lz.proper.tokenizer import Unsupported
 
 NOTHING = -1
@@ -41,6 +48,9 @@ NOTHING = -1
 BYTES_PER_LANGUAGE = 32 << 20
 MOST_WARM = 4096
 """How many states are looked at in the background."""
+
+# Rows are computed here and never in a scheduler's thread, which goes on until it asks for them.
+_WORKERS = ThreadPoolExecutor(4, thread_name_prefix="proper-tokens")
 
 
 class State(NamedTuple):
@@ -73,6 +83,9 @@ class _Rows:
         return 2 * self.apart.nbytes + sum(odd.nbytes for odd in self.odd.values()) + 256
 
 
+_Found = tuple[_Rows, npt.NDArray[np.int64]]
+
+
 class Product:
     """The proper token sequences of a language. Threads may share it.
 
@@ -90,18 +103,26 @@ class Product:
         decoder = decoder_of(classes)
         if len(decoder) > 1 << kernels.NODE_BITS:
             raise Unsupported("it tells too many characters apart")
-        kinds, in_language = prepared.classes[samples], language.classes[samples]
+        in_tokenizer, in_language = prepared.classes[samples], language.classes[samples]
         can = np.zeros((len(language.table), -(-len(samples) // 64)), np.uint64)
         for k, c in enumerate(in_language.tolist()):
             can[language.table[:, c] >= 0, k >> 6] |= np.uint64(1 << (k & 63))
+        kinds = prepared.characters[in_tokenizer, 0]
+        pretokens = prepared.tables.pretokens
+        takes = np.zeros((len(pretokens), pretokens.shape[2], can.shape[1]), np.uint64)
+        for k, c in enumerate(kinds.tolist()):
+            takes[..., k >> 6][pretokens[:, c] >= 0] |= np.uint64(1 << (k & 63))
         self._tables = prepared.tables._replace(
             decoder=decoder,
             reach=reachable_classes(decoder, len(samples)),
             can=can,
+            takes=takes,
             language=language.table,
             accepts=language.accepts,
             distance=language.distance,
-            characters=np.concatenate((in_language[:, None], prepared.characters[kinds]), axis=1),
+            characters=np.concatenate(
+                (in_language[:, None], prepared.characters[in_tokenizer]), axis=1
+            ),
             nearest=np.full((len(language.table), kernels.NEAREST), kernels.UNKNOWN, np.int64),
         )
         self._memo = kernels.new_memo(1 << 12)
@@ -109,6 +130,8 @@ class Product:
         self._bytes = 0
         self._filling = threading.Lock()  # of the memo: searches write into it
         self._keeping = threading.Lock()  # of the rows: never held for long
+        self._expecting = threading.Lock()  # of the futures, likewise
+        self._futures: dict[tuple[int, int], Future[_Found]] = {}
         self._is_stopped = False
         self.filled = 0
         """How many times rows were computed."""
@@ -120,7 +143,7 @@ class Product:
 
     def mask(self, state: State) -> npt.NDArray[np.uint32]:
         """The tokens that may come next but stop tokens, as bits: [words] uint32."""
-        rows, odd = self._rows_of(state.text, state.nfc)
+        rows, odd = self._kept(state.text, state.nfc) or self._expected(state).result()
         mask = rows.apart.copy()
         tables = self._tables
         if state.last == NOTHING:
@@ -162,9 +185,12 @@ class Product:
 
     def is_warm(self, state: State) -> bool:
         """Whether `mask` has what it needs for a state."""
-        with self._keeping:
-            rows = self._rows.get(state.text)
-            return rows is not None and state.nfc in rows.odd
+        return self._kept(state.text, state.nfc) is not None
+
+    def expect(self, state: State) -> None:
+        """Begin to compute what `mask` needs for a state, in another thread."""
+        if not self.is_warm(state):
+            self._expected(state)
 
     def can_end(self) -> bool:
         """Whether the language has any proper sequence."""
@@ -188,42 +214,86 @@ class Product:
             rows, odd = self._rows_of(state.text, state.nfc)
             either = rows.apart | rows.broken
             kernels.set_bits(either, odd, 3)
-            for trie in (self._tables.plain, self._tables.odd):
-                behind = kernels.texts_behind(self._tables, trie, state.text, state.nfc, either)
+            for behind in self._behind(state, either):
                 for text, nfc in behind.tolist():
                     if (text, nfc) not in seen:
                         seen.add((text, nfc))
                         order.append(State(text, nfc, NOTHING))
 
-    def _rows_of(self, text: int, nfc: int) -> tuple[_Rows, npt.NDArray[np.int64]]:
+    def _behind(
+        self, state: State, allowed: npt.NDArray[np.uint32]
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Where the tokens in a mask lead: [n, 2] int64, text and state of NFC."""
+        tables, text, nfc = self._tables, state.text, state.nfc
+        plain = self._plain(text)
+        if plain is None:
+            yield kernels.texts_behind(tables, tables.plain, text, nfc, allowed)
+        else:
+            yield kernels.texts_behind_plain(tables, *plain, text, allowed)
+        yield kernels.texts_behind(tables, tables.marked, text, nfc, allowed)
+        yield kernels.texts_behind(tables, tables.odd, text, nfc, allowed)
+
+    def _plain(self, text: int) -> tuple[Cuts, npt.NDArray[np.int32]] | None:
+        """What the short way to the plain tokens needs; None where it does not lead to them."""
+        _, pretoken, node, _, added = kernels.unpacked(text)
+        if node or added:
+            return None
+        return self._prepared.cuts(self._tables, pretoken), self._prepared.nfc(self._tables)
+
+    def _kept(self, text: int, nfc: int) -> _Found | None:
         with self._keeping:
             rows = self._rows.get(text)
             odd = None if rows is None else rows.odd.get(nfc)
-            if rows is not None and odd is not None:
-                self._rows.move_to_end(text)
-                return rows, odd
+            if rows is None or odd is None:
+                return None
+            self._rows.move_to_end(text)
+            return rows, odd
+
+    def _expected(self, state: State) -> Future[_Found]:
+        key = state.text, state.nfc
+        with self._expecting:
+            if key not in self._futures:
+                self._futures[key] = _WORKERS.submit(self._found, *key)
+            return self._futures[key]
+
+    def _found(self, text: int, nfc: int) -> _Found:
+        try:
+            return self._rows_of(text, nfc)
+        finally:
+            with self._expecting:
+                del self._futures[text, nfc]
+
+    def _rows_of(self, text: int, nfc: int) -> _Found:
         with self._filling:
-            if rows is None:
-                rows = self._rows.get(text) or self._fill(text)
+            kept = self._kept(text, nfc)  # another thread may have filled them meanwhile
+            if kept is not None:
+                return kept
+            rows = self._rows.get(text) or self._fill(text)
             odd = self._fill_odd(text, nfc)
-        with self._keeping:
-            if text in self._rows:
-                self._bytes -= self._rows.pop(text).size
-            rows.odd[nfc] = odd
-            self._rows[text] = rows
-            self._bytes += rows.size
-            while self._bytes > BYTES_PER_LANGUAGE and len(self._rows) > 1:
-                self._bytes -= self._rows.popitem(last=False)[1].size
-        return rows, odd
+            with self._keeping:
+                if text in self._rows:
+                    self._bytes -= self._rows.pop(text).size
+                rows.odd[nfc] = odd
+                self._rows[text] = rows
+                self._bytes += rows.size
+                while self._bytes > BYTES_PER_LANGUAGE and len(self._rows) > 1:
+                    self._bytes -= self._rows.popitem(last=False)[1].size
+            return rows, odd
 
     def _fill(self, text: int) -> _Rows:
         self.filled += 1
         apart, broken = np.zeros((2, self.words), np.uint32)
         _, _, is_within, _, _ = kernels.unpacked(text)
         if not is_within:  # within a character all tokens are odd
-            live = self._live(kernels.live_tokens, self._tables.plain, text, 0)
-            kernels.set_bits(apart, live, 1)
-            kernels.set_bits(broken, live, 2)
+            tries = [self._tables.plain, self._tables.marked]
+            plain = self._plain(text)
+            if plain is not None:
+                self._live(kernels.live_plain, *plain, text, apart, broken)
+                tries = tries[1:]
+            for trie in tries:
+                live = self._live(kernels.live_tokens, trie, text, 0)
+                kernels.set_bits(apart, live, 1)
+                kernels.set_bits(broken, live, 2)
         return _Rows(apart, broken)
 
     def _fill_odd(self, text: int, nfc: int) -> npt.NDArray[np.int64]:
@@ -237,6 +307,6 @@ class Product:
     ) -> npt.NDArray[np.int64]:
         while True:
             live = kernel(self._tables, self._memo, *arguments)
-            if live.tolist()[:1] != [kernels.FULL]:
+            if live[:1].tolist() != [kernels.FULL]:
                 return live
             self._memo = kernels.grown(self._memo)
