@@ -45,14 +45,20 @@ def kinds(result: Any) -> str:
 
 
 def events(result: Any) -> str:
-    """How often what happened, in a sentence."""
-    return ", ".join(f"{name} {count:,}" for name, count in result["events"].items())
+    """How often what happened, a line for each."""
+    lines = ["| what happened | times |", "|---|---|"]
+    lines += [f"| {name} | {count:,} |" for name, count in result["events"].items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+TABLES = {"configurations": configurations, "kinds": kinds, "events": events}
 
 
 def main() -> None:
     """Print what stands in bench/README.md."""
     result = load()
-    print(configurations(result), kinds(result), events(result), sep="\n")
+    for name, make in TABLES.items():
+        print(f"<!-- soak-{name} -->\n{make(result)}<!-- /soak-{name} -->\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from bench.harm.result import markdown as harm_tables
 from bench.looping import tables
 from bench.overlap.__main__ import markdown
 from bench.penalties import tables as penalty_tables
+from bench.soak import tables as soak_tables
 from releases import FOLDER, RELEASES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.hooks import HOOKS
@@ -311,6 +312,21 @@ def test_the_table_of_proper_tokens_is_that_of_the_code() -> None:
 def test_figures_of_the_overlap_are_those_of_the_result_file() -> None:
     result = json.loads((ROOT / "bench/results/overlap.json").read_text())
     assert markdown(result) in (ROOT / "bench/README.md").read_text()
+
+
+@pytest.mark.parametrize("name", soak_tables.TABLES)
+def test_tables_of_the_soak_are_those_of_the_result_file(name: str) -> None:
+    table = soak_tables.TABLES[name](soak_tables.load())
+    page = (ROOT / "bench/README.md").read_text()
+    assert f"<!-- soak-{name} -->\n{table}<!-- /soak-{name} -->" in page
+
+
+def test_the_soak_found_nothing() -> None:
+    result = soak_tables.load()
+    assert result["positions"] >= 1_000_000
+    assert result["largest"] <= result["tolerance"]
+    assert result["deviations"] == result["errors"] == 0
+    assert not any(row["beyond"] for row in result["configurations"].values())
 
 
 def test_figures_of_harm_are_those_of_the_result_file() -> None:
