@@ -409,6 +409,22 @@ def test_chain_rejection_sampling_follows_the_target(kernels: ModuleType, nodes:
         assert_frequencies(text[reached, place], target[place])
 
 
+def test_chain_sampling_takes_no_token_that_the_draft_cannot_draw(kernels: ModuleType) -> None:
+    """As upstream's kernel: whoever changes a draft changes its probability, too."""
+    rows = torch.eye(VOCAB)
+    for draft, wanted in ((3, [1, UNSET]), (1, [1, 2])):
+        text = sample(
+            kernels,
+            "chain_speculative_sampling_triton",
+            Tree([None, 0]),
+            2,
+            candidates=torch.tensor([[0, 1]]),
+            target_probs=rows[None, [1, 2]],
+            draft_probs=rows[None, [draft]],
+        )
+        assert text.tolist() == [wanted]
+
+
 @given(data=st.data())
 def test_renormalised_top_k_and_top_p(kernels: ModuleType, data: st.DataObject) -> None:
     weights = data.draw(

@@ -39,13 +39,14 @@ def offer_forced_tokens(
 def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) -> None:
     """Let the tokens that a constraint forces take the place of a model's drafts (upstream's hook).
 
-    The tree keeps its shape: they go down its longest path. A forced token is the only one that the
-    target model may sample, so it is always accepted, whatever its draft's probability; what the
-    target model samples does not depend on what was drafted.
+    The tree keeps its shape: they go down a path that is long enough, if there is one. A forced
+    token is the only one that the target model may sample, so it is accepted; what the target model
+    samples does not depend on what was drafted.
 
     Args:
         batch: upstream's ScheduleBatch.
-        verify: its EagleVerifyInput; `draft_token`, [requests * nodes], is changed in place.
+        verify: its EagleVerifyInput; changed in place are `draft_token`, [requests * nodes], and
+            with rejection sampling `draft_probs`, [requests, nodes - 1, V].
         barrier: lets the grammars see the tokens of the step before; None if they have.
     """
     from sglang.srt.runtime_context import get_parallel
@@ -67,13 +68,19 @@ def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) ->
     drafts = verify.draft_token.view(len(child), -1).tolist()
     for row, run in enumerate(runs):
         _put_on_path(drafts[row], child[row], sibling[row], run)
+        if verify.draft_probs is not None and run:  # the drafts are a chain
+            verify.draft_probs[row, : len(run)] = 0
+            verify.draft_probs[row, range(len(run)), run] = 1
     verify.draft_token.copy_(verify.draft_token.new_tensor(drafts).view_as(verify.draft_token))
 
 
 def _put_on_path(
     tokens: list[int], child: Sequence[int], sibling: Sequence[int], run: Sequence[int]
 ) -> None:
-    """Write a run of tokens down the longest path of a tree.
+    """Write a run of tokens down a tree, as far as it is deep.
+
+    Of the paths that are as long as the run needs, one that has its tokens already is taken, since
+    what the drafter proposes below is right only there.
 
     Args:
         tokens: of each node, changed in place.
@@ -84,11 +91,12 @@ def _put_on_path(
     for node in range(len(tokens) - 1, -1, -1):  # children come behind their parents
         height[node] += max((height[k] for k in _children(child, sibling, node)), default=0)
     node = 0
-    for token in run:
+    for i, token in enumerate(run):
         children = list(_children(child, sibling, node))
         if not children:
             return
-        node = max(children, key=lambda k: height[k])
+        ranks = {k: (min(height[k], len(run) - i), tokens[k] == token, height[k]) for k in children}
+        node = max(children, key=ranks.__getitem__)
         # Siblings differ: one that has the token gets the one that it takes the place of.
         for other in children:
             if tokens[other] == token:

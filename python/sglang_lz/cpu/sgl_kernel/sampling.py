@@ -205,14 +205,16 @@ def chain_speculative_sampling_triton(
     drafted = candidates[:, 1:, None].long()
     target = target_probs[:, :-1].gather(2, drafted)[:, :, 0]
     draft = draft_probs.gather(2, drafted)[:, :, 0]
-    kept = (uniform_samples[:, :-1] * draft < target).int().cumprod(1).sum(1).tolist()
+    is_drawn = draft > 0  # upstream's kernel takes nothing else for a draft
+    kept = is_drawn & (uniform_samples[:, :-1] * draft < target)
+    counts = kept.int().cumprod(1).sum(1).tolist()
     last_probs = torch.empty(batch, target_probs.shape[2], dtype=torch.float64)
-    for request, count in enumerate(kept):
+    for request, count in enumerate(counts):
         last_probs[request] = target_probs[request, count]
         if count < nodes - 1:
             last_probs[request] -= draft_probs[request, count]
     _write_ways(
-        [list(range(count + 1)) for count in kept],
+        [list(range(count + 1)) for count in counts],
         last_probs.clamp_(min=0.0),
         uniform_samples_for_final_sampling,
         candidates,
