@@ -404,7 +404,7 @@ def walk(tables, trie, text, nfc):
     return found[:n]
 
 
-@compiled
+@unlocked
 def nfc_behind(tables):
     """The state of NFC behind each plain token: [V] int32, -1 where NFC would change the token.
 
@@ -432,7 +432,7 @@ def nfc_behind(tables):
     return behind
 
 
-@compiled
+@unlocked
 def cuts_behind(tables, nfc, pretoken):
     """Where the pre-tokenizer stands behind each plain token.
 

@@ -49,7 +49,7 @@ BYTES_PER_LANGUAGE = 32 << 20
 MOST_WARM = 4096
 """How many states are looked at in the background."""
 
-# Rows are computed here and never in a scheduler's thread, which goes on until it asks for them.
+# What a scheduler asks of a new state is computed here, while its own thread goes on.
 _WORKERS = ThreadPoolExecutor(4, thread_name_prefix="proper-tokens")
 
 
@@ -107,6 +107,7 @@ class Product:
         can = np.zeros((len(language.table), -(-len(samples) // 64)), np.uint64)
         for k, c in enumerate(in_language.tolist()):
             can[language.table[:, c] >= 0, k >> 6] |= np.uint64(1 << (k & 63))
+        self._has_choice = (language.table[:, in_language] >= 0).sum(1) > 1
         kinds = prepared.characters[in_tokenizer, 0]
         pretokens = prepared.tables.pretokens
         takes = np.zeros((len(pretokens), pretokens.shape[2], can.shape[1]), np.uint64)
@@ -176,7 +177,13 @@ class Product:
         return self._bytes
 
     def only(self, state: State) -> int | None:
-        """The token that must come next, if there is only one."""
+        """The token that must come next, if there is only one, as far as that is soon known.
+
+        Where the language allows characters of several classes, nobody waits for the mask.
+        """
+        language, _, node, _, _ = kernels.unpacked(state.text)
+        if not node and self._has_choice[language]:
+            return None
         mask = self.mask(state)
         words = np.flatnonzero(mask)
         if len(words) != 1 or mask[words[0]] & (mask[words[0]] - 1):
