@@ -307,6 +307,31 @@ def test_calls_of_what_a_release_has_otherwise(there: str, here: str, problem: s
     assert problem is None or problem in found[0]
 
 
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import m\nm.gone", False),
+        ("import sglang.srt.m as m\nm.gone", True),
+        ("from m import x as y\ny.gone", False),
+        ("from m import x\nx.y.gone", True),
+        ("from sglang.srt import m\nm.gone", True),
+        ("from . import m\nm.gone", True),
+        ("from sglang_lz import m\nm.gone", True),
+        ("def f(m): return m.gone", True),
+        ("def f(x): return x.m", False),
+    ],
+)
+def test_attributes_that_a_release_has_no_more(source: str, found: bool) -> None:
+    uses = Uses()
+    uses.read("ours.py", source)
+
+    def one(text: str) -> Release:
+        return Release(["sglang/srt/m.py"], lambda _: text.encode())
+
+    names = list(missing(uses, one(""), one("gone = 1\nm = 2")))
+    assert names == ["nothing has the attribute gone, which ours.py reads"] * found
+
+
 def test_pin_is_of_every_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(version: str, python: str, arch: str, folder: Path) -> Path:
         file = folder / f"sglang-{version}-{python}-{python}-manylinux_2_34_{arch}.whl"

@@ -29,7 +29,8 @@ SERVING = "sglang/srt/"
 class Uses:
     """What files of ours use: imports, attributes, and how they call what they import.
 
-    Attributes of a name that our own files define may be ours, and are left out.
+    Attributes that our own files define may be ours, and those of another package's module are
+    not upstream's; both are left out.
     """
 
     imports: set[tuple[str, str]] = field(default_factory=set)
@@ -46,15 +47,21 @@ class Uses:
         tree = ast.parse(source)
         self.own |= _defined(source.encode())
         local: dict[str, tuple[str, str]] = {}
+        foreign: set[str] = set()
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and _is_upstream(node.module):
+            if isinstance(node, ast.Import | ast.ImportFrom) and _is_foreign(node):
+                foreign |= set(_names(node))
+            elif isinstance(node, ast.ImportFrom) and _is_upstream(node.module):
                 for alias in node.names:
                     local[alias.asname or alias.name] = (str(node.module), alias.name)
             elif isinstance(node, ast.Import):
                 self.imports |= {(a.name, "") for a in node.names if _is_upstream(a.name)}
-            elif isinstance(node, ast.Attribute):
-                self.attributes.setdefault(node.attr, file)
         self.imports |= set(local.values())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                of = node.value
+                if not (isinstance(of, ast.Name) and of.id in foreign):
+                    self.attributes.setdefault(node.attr, file)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 if node.func.id not in local or _is_open(node):
@@ -65,6 +72,15 @@ class Uses:
 
 def _is_upstream(module: str | None) -> bool:
     return module is not None and (module == "sglang" or module.startswith("sglang."))
+
+
+def _is_foreign(node: ast.Import | ast.ImportFrom) -> bool:
+    """Whether it imports from a package that is neither upstream's nor ours."""
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    else:
+        modules = [node.module or ""] if node.level == 0 else ["sglang_lz"]
+    return not any(module.split(".")[0] in ("sglang", "sglang_lz") for module in modules)
 
 
 def _is_open(call: ast.Call) -> bool:
@@ -83,12 +99,12 @@ class Release:
 
     @cached_property
     def defined(self) -> set[str]:
-        """Every name that some file binds: functions, classes, fields, attributes, variables."""
+        """Every name of a module, and every one that a file binds: functions, fields, variables."""
         found: set[str] = set()
         for name in self._names:
             if not name.startswith(SERVING):
                 continue
-            found |= _defined(self._read(name) or b"")
+            found |= {*name.removesuffix(".py").split("/"), *_defined(self._read(name) or b"")}
         return found
 
     def file(self, module: str) -> str | None:
