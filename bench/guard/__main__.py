@@ -1,4 +1,4 @@
-"""The command line: `python -m bench.guard cost|alarms|outputs|dashboard ... --out FILE`."""
+"""The command line: `python -m bench.guard cost|alarms|outputs ... --out FILE`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import common
-from bench.guard import alarms, cost, dashboard, outputs
+from bench.guard import alarms, cost, outputs
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -18,14 +18,9 @@ def main(argv: list[str] | None = None) -> None:
         ("cost", "what the detector costs a step"),
         ("alarms", "right texts that would be stopped"),
         ("outputs", "answers of a model that loops"),
-        ("dashboard", "the dashboard's row of loops, drawn"),
     ):
         command = commands.add_parser(name, help=meaning)
         command.add_argument("--out", type=Path, required=True, metavar="FILE")
-        if name == "dashboard":
-            command.add_argument(
-                "--prometheus", type=Path, default=Path("/usr/bin/prometheus"), metavar="FILE"
-            )
         if name == "outputs":
             command.add_argument("model", help="pocket, demo, or a folder")
             command.add_argument("--prompts", type=Path, metavar="FILE", help="of a folder's model")
@@ -44,17 +39,13 @@ def main(argv: list[str] | None = None) -> None:
             arguments.model, arguments.prompts, arguments.max_tokens, arguments.limit
         )
         text = outputs.table(found)
-    elif arguments.command == "dashboard":
-        found = dashboard.measure(arguments.prometheus)
-        text = dashboard.table(found)
     else:
         module = {"cost": cost, "alarms": alarms}[arguments.command]
         found = module.measure()
         text = module.table(found)
     common.write_result(arguments.out, result | found)
-    pictures = {"alarms": alarms.draw, "dashboard": dashboard.draw}
-    if draw := pictures.get(arguments.command):
-        draw(found, arguments.out.with_suffix(".png"))
+    if arguments.command == "alarms":
+        alarms.draw(found, arguments.out.with_suffix(".png"))
     print(text)
 
 

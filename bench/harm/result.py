@@ -80,7 +80,7 @@ def cells(
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Return the tables of bench/README.md: positions lowered in 1,000, then nats a token."""
+    """Return two tables in Markdown: positions lowered in 1,000, then nats a token."""
     longest = max(result["settings"]["longest"])
     both = [cells(result, tokenizer, longest) for tokenizer in result["vocabularies"]]
     kinds = list(dict.fromkeys(kind for kind, _ in both[0]))

@@ -1,4 +1,4 @@
-"""The looping models' tables in bench/README.md: `python -m bench.looping tables`."""
+"""The looping models' tables: `python -m bench.looping tables`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def read_prompts(path: Path) -> list[Item]:
     """The prompts of a file of JSON lines that need no grammar."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [
-        Item(str(i), line["prompt"], None, None, line.get("group", ""))
+        Item(str(i), line["prompt"], None, line.get("group", ""))
         for i, line in enumerate(lines)
         if line.get("fields", {"ignore_eos": True}) == {"ignore_eos": True}
     ]

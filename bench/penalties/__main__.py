@@ -37,7 +37,8 @@ from bench.kernel.implementations import (
 )
 from bench.kernel.inputs import LZ_PENALTY
 from bench.kernel.result import environment
-from sglang_lz.breakers import tables_of
+from sglang_lz.breakers import Vocabulary, tables_of
+from sglang_lz.history import HistoryRoom
 from sglang_lz.history_penalizer import HistoryPenalizer, RowHistory
 from sglang_lz.kernels import import_for
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, DEFAULT_WINDOW_SIZE
@@ -96,26 +97,26 @@ class Ours:
         if params is not None and params.has_dry:
             # As the default breakers are of one character, nothing is encoded.
             breakers = params.dry_sequence_breakers
-            penalties["tables"] = tables_of(breakers, [], lambda text: [], case.vocab)
-        penalizer = HistoryPenalizer(case.rows, device, self.kernels, case.vocab)
+            penalties["tables"] = lambda: tables_of(
+                breakers, Vocabulary([]), lambda text: [], case.vocab
+            )
+        room = HistoryRoom(case.vocab, nodes=int(device.type != "cpu"))
         generation = np.ones(case.rows, dtype=np.int64)
-        longest = 2 * case.history
-        step = penalizer.admit(
-            np.arange(case.rows),
-            generation,
-            {i: RowHistory(own, 0, longest, **penalties) for i, own in enumerate(text.tolist())},
-            generation,
-            list,
-        )
+        histories = {
+            i: RowHistory(own, 0, 2 * case.history, **penalties)
+            for i, own in enumerate(text.tolist())
+        }
+        words = [own.need(room).words for own in histories.values()]
+        room.words = sum(words)
+        penalizer = HistoryPenalizer(case.rows, device, self.kernels, room)
+        step = penalizer.admit(np.arange(case.rows), generation, histories, generation, list)
         assert step is not None
         self.history = penalizer.take(step)
         self.windows = WindowState(case.rows, DEFAULT_MAX_WINDOW_SIZE, device)
         if has_lz:
             self._seed_windows(text)
         self.width = DEFAULT_WINDOW_SIZE if has_lz else 0
-        self.row_bytes = self.history.bytes_of_slot() + has_lz * bytes_of_row(
-            DEFAULT_MAX_WINDOW_SIZE
-        )
+        self.row_bytes = 4 * max(words) + has_lz * bytes_of_row(DEFAULT_MAX_WINDOW_SIZE)
 
     def _seed_windows(self, text: Tensor) -> None:
         rows, length = text.shape

@@ -1,4 +1,4 @@
-"""The tables of bench/README.md's section on the other penalties, from the committed results.
+"""The tables on the other penalties, from the committed results; bench/README.md has most of them.
 
 python -m bench.penalties.tables
 """
@@ -53,9 +53,14 @@ def exactness() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def sweep() -> str:
+    """Accuracy and loops of each variant of the sweep."""
+    return _scores("penalties-sweep")
+
+
 def strengths() -> str:
-    """Accuracy and loops of each variant of the sweep, and of the best ones on other problems."""
-    return _scores("penalties-sweep") + "\n" + _scores("penalties")
+    """Accuracy and loops of the best variants of the sweep, on other problems."""
+    return _scores("penalties")
 
 
 def _scores(name: str) -> str:
@@ -78,4 +83,4 @@ def _scores(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(cost(), exactness(), strengths(), sep="\n")
+    print(cost(), exactness(), sweep(), strengths(), sep="\n")

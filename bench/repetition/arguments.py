@@ -14,11 +14,9 @@ AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 
 TEMPERATURES = [0.0, 0.3, 0.6, 0.8, 1.0, 1.2]
 RUN_HELP = f"""\
-Sample a grid, score it and write the report (which needs matplotlib).
+Sample a grid, score it and draw the plots (which needs matplotlib).
 
-tasks      aime2024, aime2025, gpqa (GPQA-diamond): WHERE is a .jsonl, .csv or .parquet file, or
-           hub:OWNER/NAME@COMMIT[:FILE], a dataset of the Hugging Face hub at a full commit
-           jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}}, where
+tasks      jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}}, where
            "fields" are further fields of its request
            pocket: the held-out problems of the pocket reasoner, bench/repetition/pocket.jsonl
 penalties  none, or request fields, as lz_penalty=0.15,lz_cost=rate; several make a combination.
@@ -41,7 +39,7 @@ def parse(arguments: list[str], description: str) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_run, _add_judge, _add_report):
+    for add in (_add_run, _add_report):
         add(commands.add_parser)
     return parser.parse_args(arguments)
 
@@ -49,7 +47,7 @@ def parse(arguments: list[str], description: str) -> argparse.Namespace:
 def _add_run(add_command: AddCommand) -> None:
     run = add_command(
         "run",
-        help="sample, score and report",
+        help="sample, score and plot",
         description=RUN_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,7 +57,7 @@ def _add_run(add_command: AddCommand) -> None:
         action="append",
         required=True,
         metavar="TASK",
-        help="aime2024=WHERE, aime2025=WHERE, gpqa=WHERE, jsonl=FILE or pocket; repeatable",
+        help="jsonl=FILE or pocket; repeatable",
     )
     run.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
     run.add_argument(
@@ -138,28 +136,6 @@ def _add_requests(run: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_judge(add_command: AddCommand) -> None:
-    judge = add_command(
-        "judge",
-        help="ask a language model which outputs are degenerate, then score and report",
-        description="Ask a language model of every sample whether it is degenerate, for a second "
-        "opinion beside the detector's; both are kept. The same command continues where it was "
-        "stopped. OPENAI_API_KEY of the environment is the key.",
-    )
-    judge.add_argument("directory", type=Path, metavar="DIR")
-    judge.add_argument(
-        "--judge-url", required=True, metavar="URL", help="as http://127.0.0.1:30000/v1"
-    )
-    judge.add_argument("--judge-model", required=True, metavar="NAME")
-    judge.add_argument(
-        "--concurrency",
-        type=int,
-        default=8,
-        metavar="N",
-        help="requests at a time (default: %(default)s)",
-    )
-
-
 def _add_report(add_command: AddCommand) -> None:
-    report = add_command("report", help="score and report again from what is kept")
+    report = add_command("report", help="score and plot again from what is kept")
     report.add_argument("directory", type=Path, metavar="DIR", help="of a run, or of a result.json")

@@ -1,18 +1,18 @@
-"""The charts of the report."""
+"""The plots of a run: accuracy and loops over temperature, and strength by temperature."""
 
 from __future__ import annotations
 
-import io
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import markupsafe
 import numpy as np
 
+from bench.repetition.run_directory import RESULT
 from bench.repetition.view import MEASURES, NONE, HeatMap, Task, short
 
 if TYPE_CHECKING:
@@ -22,33 +22,27 @@ if TYPE_CHECKING:
 LEAST_RANGE = 0.2
 
 PANEL = 4.6
-"""Inches; what is drawn so wide is readable at the width of a phone."""
+"""Inches."""
 LEGEND_CHARACTERS = 68
 """A panel's width, about."""
 
-# (light, dark), each at least 3:1 against the page; the hues are those of Okabe and Ito and of Tol,
-# chosen there to be told apart with any colour vision. Markers say the same again.
-INK = ("#1f2328", "#e8eaed")
-GRID = ("#d5d9df", "#3b414b")
-HEAT = {"accuracy": ("#6aa9e3", "#1f66b0"), "degenerate": ("#f2955c", "#a8471a")}
+# Each has at least 3:1 against white. The hues are those of Okabe and Ito and of Tol, chosen there
+# to be told apart with any colour vision. Markers say the same again.
+INK = "#1f2328"
+GRID = "#d5d9df"
+HEAT = {"accuracy": "#6aa9e3", "degenerate": "#f2955c"}
 FAMILIES = {
-    NONE: ("#57606a", "#b8c0cc"),
-    "lz": ("#0072b2", "#4ba3f0"),
-    "lz rate": ("#00916a", "#35c796"),
-    "repetition": ("#d55e00", "#ff8b3d"),
-    "frequency": ("#aa4499", "#e08fd3"),
-    "presence": ("#8a7000", "#dcc14a"),
+    NONE: "#57606a",
+    "lz": "#0072b2",
+    "lz rate": "#00916a",
+    "repetition": "#d55e00",
+    "frequency": "#aa4499",
+    "presence": "#8a7000",
 }
-OTHERS = (
-    ("#882255", "#f58fb0"),
-    ("#4b4fa8", "#a9adff"),
-    ("#117788", "#5fd0e0"),
-    ("#6b5b4d", "#cdb9a6"),
-)
+OTHERS = ("#882255", "#4b4fa8", "#117788", "#6b5b4d")
 MARKERS = "os^DvPX*"
 
 SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "sglang-lz",  # ids that are the same each time
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -58,34 +52,33 @@ SETTINGS: dict[Any, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "grid.color": GRID[0],
-    "axes.edgecolor": GRID[0],
-    "xtick.color": GRID[0],
-    "ytick.color": GRID[0],
-    "text.color": INK[0],
-    **{f"{what}.labelcolor": INK[0] for what in ("axes", "xtick", "ytick")},
+    "grid.color": GRID,
+    "axes.edgecolor": GRID,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "text.color": INK,
+    **{f"{what}.labelcolor": INK for what in ("axes", "xtick", "ytick")},
 }
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a variant looks in every chart: `key` names its colour in the page's style."""
+    """How a variant looks in every plot."""
 
     variant: str
-    key: str
-    colours: tuple[str, str]
+    colour: str
     marker: str
 
 
 def lines(tasks: Sequence[Task]) -> dict[str, Line]:
-    """A look for each variant that has a line in any chart."""
-    others: Iterator[tuple[str, str]] = itertools.cycle(OTHERS)
+    """A look for each variant that has a line in any plot."""
+    others: Iterator[str] = itertools.cycle(OTHERS)
     found: dict[str, Line] = {}
     for variant in dict.fromkeys(variant for task in tasks for variant in task.main):
         family = next(t.of(variant)[0]["family"] for t in tasks if variant in t.main) or variant
         index = len(found)
-        colours = FAMILIES[family] if family in FAMILIES else next(others)
-        found[variant] = Line(variant, f"line-{index}", colours, MARKERS[index % len(MARKERS)])
+        colour = FAMILIES[family] if family in FAMILIES else next(others)
+        found[variant] = Line(variant, colour, MARKERS[index % len(MARKERS)])
     return found
 
 
@@ -98,10 +91,9 @@ def _draw_lines(axes: Axes, task: Task, measure: str, lines: Mapping[str, Line])
         x = np.array([position if single else cell["temperature"] for cell in cells], dtype=float)
         mean = np.array([cell[measure]["mean"] for cell in cells], dtype=float)
         low, high = np.array([cell[measure]["ci"] for cell in cells], dtype=float).reshape(-1, 2).T
-        colour = line.colours[0]
         # A marker on the axis stays whole.
         look: dict[str, Any] = {
-            "color": colour,
+            "color": line.colour,
             "marker": line.marker,
             "label": line.variant,
             "clip_on": False,
@@ -111,7 +103,7 @@ def _draw_lines(axes: Axes, task: Task, measure: str, lines: Mapping[str, Line])
             axes.errorbar(x, mean, off, capsize=4, linestyle="", **look)
         else:
             axes.plot(x, mean, "--" if line.variant == NONE else "-", lw=2, **look)
-            axes.fill_between(x, low, high, color=colour, alpha=0.11, linewidth=0)
+            axes.fill_between(x, low, high, color=line.colour, alpha=0.11, linewidth=0)
     if single:
         axes.set_xticks([])
         axes.set_xlim(-0.7, len(drawn) - 0.3)
@@ -131,7 +123,7 @@ def _draw_heat(axes: Axes, heat: HeatMap, measure: str, ends: tuple[float, float
     """A measure of a heat map, its number in each cell."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list(measure, ["#ffffff", HEAT[measure][0]])
+    colours = LinearSegmentedColormap.from_list(measure, ["#ffffff", HEAT[measure]])
     values = heat.values[measure]
     shown = np.array(values, dtype=float)
     axes.pcolormesh(
@@ -147,7 +139,7 @@ def _draw_heat(axes: Axes, heat: HeatMap, measure: str, ends: tuple[float, float
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(heat.corner)
+    axes.set_xlabel("temperature")
     axes.set_ylabel(f"{heat.title}: strength")
     axes.set_title(f"{MEASURES[measure]}, %")
 
@@ -158,13 +150,14 @@ def _new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def overview(task: Task, measures: Sequence[str], lines: Mapping[str, Line]) -> Figure:
-    """The line charts of some measures side by side, with one legend."""
-    figure = _new_figure(PANEL * len(measures), 3.5)
-    for i, measure in enumerate(measures):
-        axes = figure.add_subplot(1, len(measures), i + 1)
+def _overview(task: Task, lines: Mapping[str, Line]) -> Figure:
+    """The line charts of the measures side by side, with one legend."""
+    count = len(task.measures)
+    figure = _new_figure(PANEL * count, 3.5)
+    for i, measure in enumerate(task.measures):
+        axes = figure.add_subplot(1, count, i + 1)
         _draw_lines(axes, task, measure, lines)
-    columns = len(measures) * LEGEND_CHARACTERS // (max(map(len, task.main)) + 8)
+    columns = count * LEGEND_CHARACTERS // (max(map(len, task.main)) + 8)
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(),
         loc="outside upper left",
@@ -174,7 +167,7 @@ def overview(task: Task, measures: Sequence[str], lines: Mapping[str, Line]) -> 
     return figure
 
 
-def heat_maps(maps: Sequence[HeatMap]) -> Figure:
+def _heat_maps(maps: Sequence[HeatMap]) -> Figure:
     """Heat maps, one below the other, their measures side by side."""
     columns = len(maps[0].values)
     heights = [len(heat.rows) + 2.5 for heat in maps]
@@ -197,32 +190,29 @@ def ends(maps: Iterable[HeatMap], measure: str) -> tuple[float, float]:
     return min(highest - LEAST_RANGE, *values), highest
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write PATH.png and PATH.svg."""
-    figure.savefig(path.with_suffix(".png"), dpi=100)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+def draw(directory: Path) -> list[Path]:
+    """Draw the result of a run; return the plots.
 
+    Reads `directory`/result.json and writes overview.png beside it (accuracy and degenerate share
+    over temperature) and, where a family has several strengths, sweeps.png. With several tasks, the
+    task is part of the plots' names.
 
-def inline(figure: Figure, label: str, variables: Mapping[str, str]) -> str:
-    """The figure as an SVG element whose colours are the page's and change with its mode.
-
-    `variables` maps the colours drawn to names of CSS variables. Text stays text, in its font.
+    Raises:
+        ModuleNotFoundError: matplotlib is missing.
     """
     import matplotlib as mpl
 
-    out = io.StringIO()
-    # A salt for each figure: the ids that clips and markers refer to are the whole page's.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": label}):
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg).replace("xlink:href", "href")
-    svg = re.sub(r"font: ([^;\"]*?)(?:'[^;\"]*|sans-serif)", r"font: \1var(--font)", svg)
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box
-    opening = f'<svg {box[0]} role="img" aria-label="{markupsafe.escape(label)}">'
-    svg = opening + svg[svg.index(">") + 1 :]
-    for colour, name in variables.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    return svg
+    result = json.loads((directory / RESULT).read_text())
+    tasks = [Task(name, result) for name in dict.fromkeys(c["task"] for c in result["cells"])]
+    looks = lines(tasks)
+    written = []
+    with mpl.rc_context(SETTINGS):
+        for task in tasks:
+            suffix = f"-{re.sub(r'[^A-Za-z0-9]+', '-', task.name)}" if len(tasks) > 1 else ""
+            figures = {"overview": _overview(task, looks)}
+            if sweeps := task.sweeps():
+                figures["sweeps"] = _heat_maps(sweeps)
+            for name, figure in figures.items():
+                written.append(directory / f"{name}{suffix}.png")
+                figure.savefig(written[-1], dpi=100)
+    return written

@@ -7,9 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-Kind = Literal["integer", "letter", "text"]
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,7 @@ class Item:
         id: "TASK/...", unique in a run.
         prompt: the user's message.
         answer: the right one; None where none is known.
-        kind: how an answer is read off an output and compared (`answers.py`); None without one.
-        group: what results are broken down by, "AIME 2024" for instance; "" without.
+        group: what results are broken down by, "sort" for instance; "" without.
         level: how hard it is, "8" for instance; "" without.
         fields: request fields of its own, a `response_format` for instance.
     """
@@ -29,7 +26,6 @@ class Item:
     id: str
     prompt: str
     answer: str | None
-    kind: Kind | None
     group: str = ""
     level: str = ""
     fields: dict[str, object] = field(default_factory=dict, hash=False)

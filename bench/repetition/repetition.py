@@ -6,15 +6,13 @@ right, as figures 2, 3 and 4 of the paper do (arXiv 2504.20131).
 
     python -m bench.repetition run --serve pocket --task pocket --out DIR
     python -m bench.repetition run --base-url http://127.0.0.1:30000 --out DIR \\
-        --task aime2024=hub:OWNER/NAME@COMMIT --task gpqa=gpqa_diamond.csv \\
-        --penalty none --penalty lz --penalty lz_penalty=0.15,lz_cost=rate \\
+        --task jsonl=FILE --penalty none --penalty lz --penalty lz_penalty=0.15,lz_cost=rate \\
         --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
-    python -m bench.repetition judge DIR --judge-url URL --judge-model NAME
     python -m bench.repetition report DIR
 
 `COMMAND --help` is the manual. However a `run` was stopped, the same command continues it: no
 finished sample is lost and none is asked for twice. DIR holds run.json (settings, machine,
-server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the report.
+server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the plots.
 
 An output is degenerate if some unit of its token ids stands at least 20 times in a row
 (`detector.py`, the paper's definition), or of its characters if the endpoint returns no token ids.
@@ -38,8 +36,8 @@ from typing import Any
 from bench.common import command, commit, environment, versions
 from bench.processes import ProcessError
 from bench.records import RecordError
+from bench.repetition import charts, grid, run_directory, sampling, tasks
 from bench.repetition import endpoint as endpoints
-from bench.repetition import grid, run_directory, sampling, tasks
 from bench.repetition.arguments import parse
 from bench.repetition.endpoint import EndpointError
 from bench.repetition.items import Item, digest
@@ -50,7 +48,7 @@ PENALTIES = ["none", "lz_penalty=0.15,lz_cost=marginal", "lz_penalty=0.15,lz_cos
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Sample what is missing, then score and report."""
+    """Sample what is missing, then score and plot."""
     items = _items(arguments)
     wanted = _grid(arguments)
     if arguments.serve is None:
@@ -167,29 +165,8 @@ def _settings(
     }
 
 
-def judge_command(arguments: argparse.Namespace) -> None:
-    """Ask for the missing verdicts, then score and report."""
-    import openai  # takes seconds, and the other commands do without it
-
-    from bench.repetition import judging
-
-    _at_least_1("--concurrency", arguments.concurrency)
-    try:
-        undecided = judging.judge_all(
-            arguments.directory,
-            arguments.judge_url,
-            arguments.judge_model,
-            arguments.concurrency,
-        )
-    except openai.OpenAIError as error:
-        raise EndpointError(f"{arguments.judge_url}: {error}") from None
-    if undecided:
-        print(f"{undecided} answers of the judge have no verdict.", file=sys.stderr)
-    finish(arguments.directory)
-
-
 def report_command(arguments: argparse.Namespace) -> None:
-    """Score and report again; of a result kept without its samples, only draw the report."""
+    """Score and plot again; of a result kept without its samples, only draw the plots."""
     directory = arguments.directory
     if (directory / run_directory.RESULT).exists() and not (directory / run_directory.RUN).exists():
         draw(directory)
@@ -198,24 +175,22 @@ def report_command(arguments: argparse.Namespace) -> None:
 
 
 def finish(directory: Path) -> None:
-    """Write result.json and, with matplotlib, the report."""
+    """Write result.json and, with matplotlib, the plots."""
     write_result(directory)
     print(f"{directory / run_directory.RESULT} is written.", file=sys.stderr)
     draw(directory)
 
 
 def draw(directory: Path) -> None:
-    """Draw the report of a result.json, if matplotlib is installed."""
+    """Draw the plots of a result.json, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        print("no report: matplotlib is not installed.", file=sys.stderr)
+        print("no plots: matplotlib is not installed.", file=sys.stderr)
         return
-    from bench.repetition.report import write_report
-
-    write_report(directory)
-    print(f"{directory / 'report.html'} is written.", file=sys.stderr)
+    for path in charts.draw(directory):
+        print(f"{path} is written.", file=sys.stderr)
 
 
-COMMANDS = {"run": run_command, "judge": judge_command, "report": report_command}
+COMMANDS = {"run": run_command, "report": report_command}
 
 
 def main(given: list[str]) -> None:

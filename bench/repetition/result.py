@@ -12,9 +12,8 @@ from bench import records
 from bench.records import RecordError
 from bench.repetition.detector import DEGENERATE_REPEATS
 from bench.repetition.items import Item, task_of
-from bench.repetition.run_directory import ITEMS, JUDGE, RESULT, RUN, SAMPLES, key_of
+from bench.repetition.run_directory import ITEMS, RESULT, RUN, SAMPLES
 from bench.repetition.scores import DRAWS, INTERVAL, Scored, collect, difference, score, summary
-from bench.repetition.worst import worst
 
 MEASURES = (
     "share of right answers and of degenerate outputs (some unit of {unit} at least "
@@ -57,7 +56,6 @@ def result(
         "run": run,
         "bootstrap": {"draws": DRAWS, "percentiles": INTERVAL, "over": "items"},
         "cells": found,
-        "worst": worst(run, items, samples),
     }
 
 
@@ -71,7 +69,7 @@ def cell(
         base: the samples without a penalty at the same temperature; None if there are none.
         items: the run's items by id.
     """
-    names = ("accuracy", "degenerate", "judge", "tokens", "rep_4_gram", "compression_ratio")
+    names = ("accuracy", "degenerate", "tokens", "rep_4_gram", "compression_ratio")
     values = {name: collect(samples, name) for name in names}
     against: dict[str, Any] | None = None
     if base is not None and base is not samples:
@@ -86,11 +84,10 @@ def cell(
         "samples": len(samples),
         **{name: summary(of_name) for name, of_name in values.items()},
         "loops": loops(samples),
-        "agreement": agreement(samples),
         "finish": dict(sorted(Counter(sample.finish for sample in samples).items())),
         "against_none": against,
         "groups": {
-            name: {**_part(part, *names[:2], *names[4:]), "loops": loops(part)}
+            name: {**_part(part, *names[:2], *names[3:]), "loops": loops(part)}
             for name, part in _split(samples, lambda sample: items[sample.key.item].group)
         },
         "levels": {
@@ -131,22 +128,6 @@ def loops(samples: Sequence[Scored]) -> dict[str, int]:
     }
 
 
-def agreement(samples: Sequence[Scored]) -> dict[str, int] | None:
-    """How often detector and judge say the same; None without a verdict."""
-    pairs = Counter(
-        (sample.values["degenerate"] == 1, sample.values["judge"] == 1)
-        for sample in samples
-        if "judge" in sample.values
-    )
-    names = {
-        "both": (True, True),
-        "detector_only": (True, False),
-        "judge_only": (False, True),
-        "neither": (False, False),
-    }
-    return {name: pairs[pair] for name, pair in names.items()} if pairs else None
-
-
 def _split(
     samples: Sequence[Scored], of: Callable[[Scored], str]
 ) -> list[tuple[str, list[Scored]]]:
@@ -176,11 +157,7 @@ def load(directory: Path) -> tuple[dict[str, Any], dict[str, Item], list[Scored]
     run = json.loads((directory / RUN).read_text())
     try:
         items = {item.id: item for item in (Item(**line) for line in _lines(directory / ITEMS))}
-        verdicts = {key_of(line): line["verdict"] for line in _lines(directory / JUDGE)}
-        samples = [
-            score(items[line["item"]], line, verdicts.get(key_of(line)))
-            for line in _lines(directory / SAMPLES)
-        ]
+        samples = [score(items[line["item"]], line) for line in _lines(directory / SAMPLES)]
     except (LookupError, TypeError) as error:
         raise RecordError(f"{directory} is damaged: {type(error).__name__}: {error}") from None
     if len({sample.key for sample in samples}) < len(samples):

@@ -14,8 +14,7 @@ from bench.records import Lines, RecordError
 from bench.repetition.grid import Grid, Key
 from bench.repetition.items import Item
 
-RUN, ITEMS, SAMPLES = "run.json", "items.jsonl", "samples.jsonl"
-JUDGE, RESULT = "judge.jsonl", "result.json"
+RUN, ITEMS, SAMPLES, RESULT = "run.json", "items.jsonl", "samples.jsonl", "result.json"
 
 
 @dataclass

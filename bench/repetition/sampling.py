@@ -104,5 +104,8 @@ async def _sample(
                     async with asyncio.TaskGroup() as group:
                         for _ in range(concurrency):
                             group.create_task(work(phase))
-                except* EndpointError as failures:
-                    raise failures.exceptions[0] from None
+                except ExceptionGroup as failures:
+                    refusals, others = failures.split(EndpointError)
+                    if refusals is None or others is not None:
+                        raise
+                    raise refusals.exceptions[0] from None

@@ -50,13 +50,12 @@ class Scored:
     values: dict[str, float]
 
 
-def score(item: Item, sample: dict[str, Any], verdict: bool | None) -> Scored:
+def score(item: Item, sample: dict[str, Any]) -> Scored:
     """Score one sample.
 
     Args:
         item: what was asked.
         sample: a line of samples.jsonl.
-        verdict: the judge's: whether the output is degenerate, None if there is none.
     """
     text: str = sample["text"]
     ids: Sequence[int] | None = sample["token_ids"]
@@ -68,7 +67,6 @@ def score(item: Item, sample: dict[str, Any], verdict: bool | None) -> Scored:
     found = {
         "accuracy": right,
         "degenerate": loop.repeats >= DEGENERATE_REPEATS,
-        "judge": verdict,
         "tokens": sample["completion_tokens"],
         "rep_4_gram": rep_n_gram(text.split() if ids is None else ids, 4),
         "compression_ratio": compression_ratio(text),

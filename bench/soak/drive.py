@@ -25,6 +25,7 @@ from bench.soak.check import Answer
 from bench.soak.schedule import (
     ABORT,
     HANG_UP,
+    HOSTILE,
     KILLED_CLIENT,
     LEAVE,
     PROMPT,
@@ -262,7 +263,12 @@ class Driver:
             timer = threading.Timer(action.after, self._abort, [body["rid"]])
             timer.start()
         try:
-            answer = requests.post(url, json=body, timeout=(PATIENCE_SECONDS, patience))
+            answer = requests.post(
+                url,
+                data=json.dumps(body),  # what is no number in JSON too
+                headers={"Content-Type": "application/json"},
+                timeout=(PATIENCE_SECONDS, patience),
+            )
         except requests.ReadTimeout:
             if action.how != LEAVE:
                 raise
@@ -272,6 +278,8 @@ class Driver:
                 timer.join()
         if action.how == REFUSED:
             self._refused(answer, action, body, wave)
+            return b""
+        if action.how == HOSTILE and answer.status_code in (200, 400):
             return b""
         if answer.status_code != 200:
             if ABORTED in answer.text and (action.how == ABORT or wave.abort_all is not None):
@@ -375,7 +383,7 @@ def body_of(action: Action) -> dict[str, Any]:
         # The server refuses to stream the flat form.
         body = {name: value for name, value in body.items() if "flat" not in name}
         body["stream"] = True
-    elif action.how == TOKENS:
+    elif action.how in (TOKENS, HOSTILE):
         body = {name: body[name] for name in ("input_ids", "sampling_params")}
     elif action.how == PROMPT:
         body |= {"logprob_start_len": 0, "return_flat_raw_top_logprobs": True}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.hostile.attacks import random_fields
 from oracle import Penalties
 from server.client import OFF, Json, Rows, request_body
 from server.contract import NO_PENALTIES, Case
@@ -22,11 +23,14 @@ KILLED_CLIENT = "client killed"
 TOKENS = "greedy tokens"
 PROMPT = "prompt"
 REFUSED = "refused"
+HOSTILE = "hostile"
 """How a request is sent and ends. `TOKENS` asks for no logprobs, which is the only way that
-upstream mixes chunks and decodes in a batch; `PROMPT` asks for those of the prompt as well."""
+upstream mixes chunks and decodes in a batch; `PROMPT` asks for those of the prompt as well.
+`HOSTILE` has values and constraints of `bench.hostile`: it may be refused or answered, and what is
+sampled is not checked, only that of the others."""
 
 SHARES: Mapping[str, float] = {
-    ANSWER: 0.69,
+    ANSWER: 0.66,
     STREAM: 0.04,
     HANG_UP: 0.02,
     LEAVE: 0.02,
@@ -35,9 +39,10 @@ SHARES: Mapping[str, float] = {
     TOKENS: 0.08,
     PROMPT: 0.04,
     REFUSED: 0.045,
+    HOSTILE: 0.03,
 }
 
-TOKENS_ONLY: Mapping[str, float] = {TOKENS: 0.95, REFUSED: 0.05}
+TOKENS_ONLY: Mapping[str, float] = {TOKENS: 0.93, REFUSED: 0.05, HOSTILE: 0.02}
 
 STOPS = ("e", "the", "\n", ". ", "0", "zz")
 WRONG: tuple[tuple[Json, str], ...] = (
@@ -55,7 +60,7 @@ WRONG: tuple[tuple[Json, str], ...] = (
     ({"dry_sequence_breakers": "abc"}, "dry_sequence_breakers must be"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be an integer"),
     ({"penalty_last_n": 1.5}, "penalty_last_n must be an integer"),
-    ({"frequency_penalty": 2.5}, "frequency_penalty must be in [-2, 2]"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty must be a finite number in [-2, 2]"),
     ({"proper_tokens": "yes"}, "proper_tokens must be true or false"),
     ({"proper_tokens": True, "ebnf": 'root ::= "a"'}, "proper_tokens must be false with"),
     ({"proper_tokens": True, "regex": "(a"}, "proper_tokens must be false with"),
@@ -73,7 +78,7 @@ class Request(Case):
         stop: texts that end the output.
         regex: one of `FINITE`, with proper tokens; None for no constraint.
         count: `n`.
-        wrong: fields for which the request must be refused.
+        wrong: fields for which the request must, or if it is hostile may, be refused.
     """
 
     bias: tuple[tuple[int, float], ...] = ()
@@ -95,7 +100,7 @@ class Request(Case):
             fields |= {"regex": self.regex, "proper_tokens": True}
         if self.count > 1:
             fields["n"] = self.count
-        return fields | dict(self.wrong)
+        return fields
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
         """What the constraint and logit_bias do, from their own definitions."""
@@ -111,6 +116,7 @@ class Request(Case):
         body = request_body(
             self.prompt, self.new_tokens, self.lz, temperature=self.temperature, **self.sampling
         )
+        body["sampling_params"] |= dict(self.wrong)
         return body
 
 
@@ -227,6 +233,9 @@ class Schedule:
             wrong, reason = rng.choice(WRONG)
             request = Request(request.prompt, request.new_tokens, wrong=tuple(wrong.items()))
             return Action(at, how, request, reason=reason)
+        if how == HOSTILE:
+            fields = tuple(random_fields(rng).items())
+            return Action(at, how, Request(request.prompt, request.new_tokens, wrong=fields))
         if how == TOKENS:
             request = replace(request, temperature=0.0)
         if how == ABORT:

@@ -1,4 +1,4 @@
-"""The tables of bench/README.md's section on the soak, from the committed result.
+"""The tables on the soak, from the committed result; bench/README.md has the first of them.
 
 python -m bench.soak.tables
 """
@@ -55,7 +55,7 @@ TABLES = {"configurations": configurations, "kinds": kinds, "events": events}
 
 
 def main() -> None:
-    """Print what stands in bench/README.md."""
+    """Print all tables."""
     result = load()
     for name, make in TABLES.items():
         print(f"<!-- soak-{name} -->\n{make(result)}<!-- /soak-{name} -->\n")

@@ -31,15 +31,10 @@ from typing import Any
 
 from bench.common import ROOT, command, environment, request, write_result
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
-from bench.speculation.drafters import Penalty, drafters
 from bench.speculation.steps import Answer, ask, onset_reached, same_until
 
 ALPHA = 0.15
 NO_PENALTY = "no penalty"
-MARGINAL = f"lz_penalty {ALPHA}, marginal"
-ONSET_2 = f"lz_penalty {ALPHA}, onset 2"
-DRAFTED_PROMPTS = 20
-"""Other drafters are slow: they are played on the answers to the first prompts only."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +46,12 @@ class Task:
         max_tokens: the longest answer.
         ignore_eos: whether an answer goes on past its end.
         variants: request fields by name; the first has no penalty.
-        drafted: the variants whose answers are given to other drafters too.
     """
 
     prompts: Path
     max_tokens: int
     ignore_eos: bool
     variants: dict[str, dict[str, object]]
-    drafted: tuple[str, ...]
 
 
 def _onset(onset: int) -> dict[str, dict[str, object]]:
@@ -67,7 +60,7 @@ def _onset(onset: int) -> dict[str, dict[str, object]]:
 
 ALWAYS: dict[str, dict[str, object]] = {
     NO_PENALTY: {},
-    MARGINAL: {"lz_penalty": ALPHA, "lz_cost": "marginal"},
+    f"lz_penalty {ALPHA}, marginal": {"lz_penalty": ALPHA, "lz_cost": "marginal"},
 }
 RATE: dict[str, object] = {"lz_penalty": ALPHA, "lz_cost": "rate"}
 TASKS = {
@@ -76,14 +69,12 @@ TASKS = {
         512,
         True,
         {**ALWAYS, f"lz_penalty {ALPHA}, rate": RATE, **_onset(2)},
-        (MARGINAL, ONSET_2),
     ),
     "pocket": Task(
         ROOT / "bench" / "repetition" / "pocket.jsonl",
         640,
         False,
         {**ALWAYS, **_onset(2)},
-        (MARGINAL, ONSET_2),
     ),
 }
 SERVER_SETTINGS = (
@@ -180,38 +171,6 @@ def until_onset(asking: Asking, variant: str, onset: int) -> dict[str, Any]:
         "columns": ONSET_COLUMNS,
         "rows": rows,
     }
-
-
-def beside_other_drafters(
-    asking: Asking, variant: str, penalty: Penalty, drafts: int
-) -> dict[str, Any]:
-    """The accept length of the server's drafter from the onset on, and of others.
-
-    Args:
-        asking: gives the answers of the first prompts.
-        variant: of the answers.
-        penalty: the same.
-        drafts: nodes of a draft tree beside its root.
-    """
-    prompts = range(min(DRAFTED_PROMPTS, len(asking.prompts)))
-    answers = [asking.answer(prompt, variant) for prompt in prompts]
-    tokens, steps = 0, 0
-    for prompt, whole in zip(prompts, answers, strict=True):
-        start = onset_reached(whole.tokens, penalty.onset) if penalty.onset else 1
-        if start is not None and start < len(whole.tokens):
-            tokens += len(whole.tokens) - start
-            steps += whole.steps - asking.answer(prompt, variant, start).steps
-    others = drafters(
-        [asking.prompts[prompt] for prompt in prompts],
-        [answer.tokens for answer in answers],
-        penalty,
-        drafts,
-    )
-    if tokens != others["tokens"]:
-        raise RuntimeError(f"{others['tokens']} tokens were drafted, {tokens} by the server")
-    others["verify_steps"]["server"] = steps
-    others["accept_length"]["server"] = _mean(tokens, steps)
-    return {"prompts": len(prompts), **others}
 
 
 def run_variant(asking: Asking, variant: str, penalty: dict[str, object]) -> dict[str, Any]:
@@ -313,24 +272,17 @@ def measured(base_url: str, name: str, limit: int | None, info: dict[str, Any]) 
     lines = task.prompts.read_text().splitlines()[:limit]
     where = environment(info)
     where["server"] |= {setting: info.get(setting) for setting in SERVER_SETTINGS}
-    config = json.loads((Path(info["model_path"]) / "config.json").read_text())
     asking = Asking(base_url, task, [json.loads(line)["prompt"] for line in lines])
     variants = {}
     for variant, penalty in task.variants.items():
         print(f"{variant}: {len(lines)} prompts", file=sys.stderr, flush=True)
-        found = variants[variant] = run_variant(asking, variant, penalty)
-        if variant in task.drafted:
-            onset = int(str(penalty.get("lz_onset", 0)))
-            drafter = Penalty(ALPHA, onset, config["vocab_size"])
-            drafts = info["speculative_num_draft_tokens"] - 1
-            found["drafters"] = beside_other_drafters(asking, variant, drafter, drafts)
+        variants[variant] = run_variant(asking, variant, penalty)
     return {
         "measures": (
             "accept length (tokens of a verify step, the sampled one included) and share of greedy "
             f"outputs with some unit of token ids at least {DEGENERATE_REPEATS} times in a row; "
             "until_onset: answers with an onset, equal up to it to those without a penalty in "
-            "tokens, verify steps and how many steps accepted how many drafts; drafters: accept "
-            "length from the onset on of the server's drafter, and of others played on the answers"
+            "tokens, verify steps and how many steps accepted how many drafts"
         ),
         "command": command("speculation"),
         **where,

@@ -1,1 +1,0 @@
-"""How large the container images are."""

@@ -1,1 +1,0 @@
-"""Whether a source may overlap the buffer."""
