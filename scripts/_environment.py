@@ -1,15 +1,16 @@
-"""Make and keep the virtual environment in which the patched SGLang runs.
+"""Creates and maintains the virtual environment in which the patched SGLang runs.
 
-Standard library only: this runs before anything is installed. Everything is inside the checkout:
+This uses only the standard library, because it runs before anything is installed. Everything is
+inside the checkout:
 
-    .venv/<flavour>/         the environment; <flavour>-<release> if not of the newest release
-    .venv/<flavour>/stamps/  one file for each step of its set-up, written when the step is done
-    .cache/upstream/         upstream's wheels, as fetched and verified
+    .venv/<flavour>/         the environment; <flavour>-<release> if the release is not the newest
+    .venv/<flavour>/stamps/  one file for each set-up step, written when the step is done
+    .cache/upstream/         upstream's wheels, downloaded and verified
     .cache/dist/             our wheels; dist-<release> as above
-    .cache/stock/            SGLang without the LZ patches, which tests compare with; as above
+    .cache/stock/            SGLang without the LZ patches, for comparison in tests; as above
     .cache/pip/              pip's cache
-    .cache/home/             HOME of what we run, so that no library's cache lands in the user's
-    .cache/tmp/<pid>/        TMPDIR of what we run
+    .cache/home/             HOME of child processes, so that no library writes to the user's home
+    .cache/tmp/<pid>/        TMPDIR of child processes
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NOT_COMPILED = "/sglang/(multimodal_gen|test)/"
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the message is one sentence for the user."""
+    """Set-up cannot continue; the message is one sentence for the user."""
 
 
 def detect_flavour(
@@ -59,10 +60,10 @@ def detect_flavour(
 
     Args:
         environ: the environment variables.
-        driver: folder that has an entry for each GPU while NVIDIA's driver is loaded.
+        driver: the folder that has an entry for each GPU while NVIDIA's driver is loaded.
 
     Raises:
-        SetupError: SGLANG_LZ_FLAVOUR is no flavour.
+        SetupError: SGLANG_LZ_FLAVOUR is not a flavour.
     """
     if wanted := environ.get("SGLANG_LZ_FLAVOUR"):
         return parse_flavour(wanted, "SGLANG_LZ_FLAVOUR")
@@ -75,7 +76,7 @@ def detect_flavour(
 
 
 def parse_flavour(text: str, name: str) -> Flavour:
-    """Return `text` as a flavour; SetupError that names the option `name` if it is none."""
+    """Return `text` as a flavour; otherwise raise a SetupError that names the option `name`."""
     for flavour in FLAVOURS:
         if text == flavour:
             return flavour
@@ -89,7 +90,7 @@ def releases() -> list[str]:
 
 
 def choose_release(wanted: str | None) -> str:
-    """Return the release of --upstream, of the environment, or the newest.
+    """Return the release given by --upstream or the environment, or else the newest.
 
     Raises:
         SetupError: this checkout has no patches for it.
@@ -102,10 +103,10 @@ def choose_release(wanted: str | None) -> str:
 
 
 def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """Take an option with a value out of arguments; the last one counts.
+    """Remove an option with a value from the arguments; if it is repeated, the last one counts.
 
     Returns:
-        its value, None if it is not given, and the other arguments in their order.
+        its value, or None if it is not given, and the other arguments in order.
     """
     value, rest = None, []
     remaining = iter(arguments)
@@ -120,20 +121,20 @@ def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]
 
 
 def has_compiler(environ: Mapping[str, str]) -> bool:
-    """Whether SGLang finds a C++ compiler: the user's CXX, which is left to them, or `c++`."""
+    """Whether SGLang finds a C++ compiler: the user's CXX, which is not checked, or `c++`."""
     return "CXX" in environ or shutil.which("c++", path=environ.get("PATH", "")) is not None
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of set-up, done again whenever what it was made from has changed.
+    """One set-up step, which is repeated whenever its inputs have changed.
 
     Attributes:
-        title: what the user reads while it runs.
-        stamp: the file that holds `made_from` since the step was last done.
-        made_from: digest of what decides the result.
-        action: does it; may be repeated after an interruption at any point.
-        suffices: the beginning of `made_from` that must be unchanged; all of it if empty.
+        title: the text shown to the user while the step runs.
+        stamp: the file that stores the `made_from` of the last completed run.
+        made_from: a digest of the inputs.
+        action: does the step; it can be repeated after an interruption at any point.
+        suffices: the prefix of `made_from` that must be unchanged; all of it if empty.
     """
 
     title: str
@@ -143,7 +144,7 @@ class Step:
     suffices: str = ""
 
     def is_done(self) -> bool:
-        """Whether the step was completed with what there is now."""
+        """Whether the step was completed with the current inputs."""
         try:
             made_from = self.stamp.read_text()
         except OSError:
@@ -153,7 +154,7 @@ class Step:
         )
 
     def do(self) -> None:
-        """Do it; the stamp goes before and comes after, in one rename, so it never lies."""
+        """Do the step. The stamp is deleted before it and created by a rename afterwards."""
         self.stamp.unlink(missing_ok=True)
         self.action()
         self.stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +164,7 @@ class Step:
 
 
 def do_steps(steps: list[Step], lock: Path) -> None:
-    """Do the steps that are not done, in order, one process at a time (`lock` is a file)."""
+    """Do the outstanding steps in order, in one process at a time (`lock` is a file)."""
     if all(step.is_done() for step in steps):
         return
     with _locked(lock):
@@ -189,7 +190,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def digest(root: Path, files: Iterable[Path], *words: str) -> str:
-    """Digest of words, of the paths of files below `root`, and of their contents."""
+    """A digest of words, of the paths of files relative to `root`, and of their contents."""
     state = hashlib.sha256("\0".join(words).encode())
     for file in files:
         data = file.read_bytes()
@@ -199,16 +200,17 @@ def digest(root: Path, files: Iterable[Path], *words: str) -> str:
 
 
 def files_below(*folders: Path) -> list[Path]:
-    """All files in folders, in a fixed order, without what Python itself writes there."""
+    """All files in some folders, in a fixed order, except those that Python itself generates."""
     found = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
     return [file for file in found if "__pycache__" not in file.parts]
 
 
 class Environment:
-    """The environment of one flavour and release: how to set it up and to run something in it.
+    """The environment of one flavour and release: sets it up and runs programs in it.
 
-    The CPU flavour has the same requirements for every release (python/sglang_lz/cpu), so all but
-    the newest borrow the packages of the newest one's environment. Upstream's own differ.
+    The CPU flavour has the same requirements for every release (python/sglang_lz/cpu), so older
+    releases share the packages of the newest release's environment. Upstream's own requirements
+    differ between releases.
     """
 
     def __init__(self, flavour: Flavour, release: str | None = None) -> None:
@@ -228,18 +230,18 @@ class Environment:
         self._version = version
 
     def set_up(self, *, tests: bool = False, package_of_checkout: bool = False) -> None:
-        """Make everything that is missing or older than the checkout.
+        """Create everything that is missing or older than the checkout.
 
         Args:
-            tests: also install the tests' tools and build SGLang without the LZ patches.
-            package_of_checkout: what runs imports `sglang_lz` from the checkout, so that a wheel
-                with another one will do.
+            tests: also install the tools for the tests, and build SGLang without the LZ patches.
+            package_of_checkout: `sglang_lz` will be imported from the checkout, so a wheel with a
+                different version of it is sufficient.
 
         Raises:
-            SetupError: something could not be done; what was done so far is kept for next time.
+            SetupError: a step failed; the completed steps are kept for the next time.
         """
         for one in filter(None, (self._lender, self)):
-            if not one.python.exists():  # never made, or the Python it was made with is gone
+            if not one.python.exists():  # never created, or its base Python is gone
                 shutil.rmtree(one._stamps, ignore_errors=True)
         with self.temporary_folder():
             steps = self._steps(package_of_checkout=package_of_checkout)
@@ -249,7 +251,7 @@ class Environment:
             do_steps(steps, CACHE / "setup.lock")
 
     def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
-        # What lies outside of our package in site-packages: the patched SGLang and `sgl_kernel`.
+        # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
         patched = self._digest(files_below(self._patches, CPU))
         package = self._digest(files_below(ROOT / "python"))
         own = [CPU / "requirements.txt"] if self.flavour == "cpu" else []
@@ -277,7 +279,7 @@ class Environment:
         ]
 
     def _lent_steps(self, *, tests: bool) -> list[Step]:
-        """What another release's environment needs of this one: all but the tests' stock SGLang."""
+        """The steps that other releases' environments depend on: all except the stock SGLang."""
         return [*self._steps(), *(self._test_steps()[:-1] if tests else [])]
 
     def _test_steps(self) -> list[Step]:
@@ -305,7 +307,7 @@ class Environment:
         ]
 
     def _digest(self, files: Iterable[Path]) -> str:
-        """Digest of files, and of what makes every step start again: the Python and the place."""
+        """A digest of files, and of the Python and the location, on which every step depends."""
         return digest(ROOT, files, self._version, str(self.folder))
 
     def _make(self) -> None:
@@ -323,20 +325,22 @@ class Environment:
         self._compile("sglang", "sglang_lz", "sgl_kernel")
 
     def _install_dependencies(self) -> None:
-        self._pip("install", "--no-compile", "sglang")  # it is there already: only what it requires
+        self._pip("install", "--no-compile", "sglang")  # already installed: only its requirements
         self._compile(".")
 
     def _install_compiler(self) -> None:
         self._pip("install", "--no-compile", "--requirement", str(COMPILER))
         wrapper, cache = self.folder / "bin" / "c++", self.folder / "zig"
-        # nodelete: a library of g++ is never unloaded, and SGLang's has a thread that relies on it.
+        # nodelete: libraries built by g++ are never unloaded, and a thread of SGLang's relies on
+        # that.
         wrapper.write_text(
             "#!/bin/sh\n"
             f"export ZIG_GLOBAL_CACHE_DIR='{cache}'\n"
             f"exec '{self.python}' -m ziglang c++ -Wl,-z,nodelete \"$@\"\n"
         )
         wrapper.chmod(0o755)
-        # It builds its standard library on first use, which takes minutes; a server must not.
+        # It builds its standard library on first use, which takes minutes and must not happen in a
+        # server.
         cache.mkdir(exist_ok=True)
         nothing = ["-shared", "-xc++", os.devnull, "-o", str(cache / "nothing.so")]
         self._run([str(wrapper), *nothing], "the compiler does not compile")
@@ -364,9 +368,9 @@ class Environment:
         )
 
     def _compile(self, *names: str) -> None:
-        """Compile packages to bytecode: without it each start takes twice as long."""
+        """Compile packages to bytecode; otherwise every start takes twice as long."""
         folders = [str(self.packages / name) for name in names if (self.packages / name).exists()]
-        # Some packages carry files for other Pythons; what cannot be compiled is left alone.
+        # Some packages contain files for other Python versions; those that fail are ignored.
         command = [
             str(self.python),
             "-Wignore",
@@ -389,10 +393,10 @@ class Environment:
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """This process's TMPDIR for what it runs; those of processes that died are removed.
+        """The TMPDIR for this process's children; those of dead processes are removed.
 
         Raises:
-            SetupError: its path is too long for the sockets that the server makes in it.
+            SetupError: its path is too long for the sockets that the server creates in it.
         """
         folder = _temporary_folder()
         longest = len(os.fsencode(f"{folder}{SOCKET}"))
@@ -412,12 +416,13 @@ class Environment:
             shutil.rmtree(folder, ignore_errors=True)
 
     def variables(self, *, home: bool = True) -> dict[str, str]:
-        """Environment variables for a child, so that it uses this environment and nothing outside.
+        """Environment variables for a child process, so that it uses only this environment.
 
-        HF_HOME and PIP_CACHE_DIR are kept where the user set them: both name what may be shared.
+        If the user has set HF_HOME or PIP_CACHE_DIR, they are kept, because those caches may be
+        shared.
 
         Args:
-            home: also replace HOME. Not for pip, whose configuration is there.
+            home: also replace HOME. Not for pip, because HOME contains its configuration.
         """
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
         env = {name: value for name, value in os.environ.items() if name not in unwanted}
@@ -441,12 +446,12 @@ def _temporary_folder() -> Path:
 
 
 def say(text: str) -> None:
-    """Tell the user, on standard error, at once."""
+    """Print a message to standard error without buffering."""
     print(f"sglang-lz: {text}", file=sys.stderr, flush=True)
 
 
 def main(program: Callable[[list[str]], int]) -> None:
-    """Run a script's `program` with its arguments; every end of it is a status, not a traceback."""
+    """Run a script's `program` with its arguments; exit with a status and never a traceback."""
     try:
         status = program(sys.argv[1:])
     except SetupError as error:

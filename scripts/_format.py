@@ -1,4 +1,4 @@
-"""scripts/format: format all code of this checkout, and check its style and types."""
+"""scripts/format: formats all code of this checkout, and checks its style and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ checks of them. Seconds once set up.
 
 
 def format_all(arguments: list[str]) -> int:
-    """Run the script; returns its exit status: 0, or the first failure's."""
+    """Run the script; return its exit status: 0, or that of the first failure."""
     if arguments:
         print(USAGE, end="")
         return 0 if arguments in (["-h"], ["--help"]) else 2

@@ -24,31 +24,31 @@ LEFT_OUT = re.compile(
     r"sglang/(multimodal_gen|test|srt/rust_extensions/.*\.so$)"
     # sglang-kernel's: other GPUs, attention kernels that Triton's replace.
     r"|sgl_kernel/(sm100/|(flash|flashmla|infllm)_ops\.)|triton_kernels/"
-    # Wheels' extras outside site-packages.
+    # Files of wheels that are installed outside site-packages.
     r"|[^/]+\.data/"
 )
 TAGS = [
     *["--python-version", "3.12", "--implementation", "cp"],
     *["--abi", "cp312", "--abi", "abi3", "--abi", "none"],
-    # pip takes each of these for itself alone, not also what is older.
+    # pip accepts exactly these tags; a newer one does not include the older ones.
     *["--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64"],
     *["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"],
 ]
 
 
 def pack(wheels: Iterable[Path], bundle: Path, limit_mib: float) -> int:
-    """Write what is needed of some wheels into one archive, to be unpacked as a site-packages.
+    """Write the required parts of some wheels into one archive, to be unpacked as site-packages.
 
     Args:
         wheels: the wheel files.
-        bundle: the archive; it replaces one that is there.
-        limit_mib: how large it may be, in MiB.
+        bundle: the archive, which replaces an existing one.
+        limit_mib: its maximum size in MiB.
 
     Returns:
         its size in bytes.
 
     Raises:
-        SetupError: it is larger than the limit; none is written then.
+        SetupError: it is larger than the limit; it is not written then.
     """
     bundle.parent.mkdir(parents=True, exist_ok=True)
     new = bundle.with_suffix(".new")
@@ -60,7 +60,7 @@ def pack(wheels: Iterable[Path], bundle: Path, limit_mib: float) -> int:
                         continue
                     stands_in = name == STOOD_IN_FOR
                     data = STAND_IN.read_bytes() if stands_in else source.read(name)
-                    # ZipInfo has no date: the same wheels give the same bundle.
+                    # ZipInfo has a fixed date, so the same wheels give the same bundle.
                     archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
     size = new.stat().st_size
     if size > limit_mib * 2**20:
@@ -73,7 +73,7 @@ def pack(wheels: Iterable[Path], bundle: Path, limit_mib: float) -> int:
 
 
 def download(folder: Path) -> list[Path]:
-    """Fetch the wheels of `REQUIREMENTS` into an empty folder, each against its pinned sha256."""
+    """Fetch the wheels of `REQUIREMENTS` into an empty folder, verified by their pinned sha256."""
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--only-binary=:all:", *TAGS, "--dest", str(folder)]
@@ -82,7 +82,7 @@ def download(folder: Path) -> list[Path]:
 
 
 def build(folder: Path) -> Path:
-    """Build the patched wheel, CUDA flavour, into an empty folder."""
+    """Build the patched wheel of the CUDA flavour in an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "sglang_lz", "build", "--python", "cp312", "--arch", "x86_64"]
     command += ["--flavour", "cuda", "--cache", str(CACHE / "upstream"), "--out", str(folder)]

@@ -1,4 +1,4 @@
-"""scripts/gpu-check: check and measure on the GPU of this machine, in steps that can be resumed."""
+"""scripts/gpu-check: checks and measures on this machine's GPU, in steps that can be resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
 
 KERNEL_TESTS = ROOT / "tests" / "unit" / "test_kernels.py"
-HOST_TEST = "tests/unit/test_penalizer.py::test_scheduler_with_the_kernels_of_a_gpu"
+HOST_TESTS = tuple(
+    f"tests/unit/test_penalizer.py::{name}"
+    for name in (
+        "test_scheduler_with_the_kernels_of_a_gpu",
+        "test_lz_repetition_and_dry_act_on_one_token[cuda]",
+    )
+)
 STATE = "gpu-check.json"
 BEFORE = ROOT / ".gpu" / "results"
 START_SECONDS = 20.0
@@ -37,7 +43,7 @@ GRACE_SECONDS = 25.0
 
 GPU_SERVER = [
     *["--attention-backend", "triton", "--sampling-backend", "pytorch"],
-    # Captures 50 sizes that a benchmark of one input length never uses.
+    # It would capture 50 sizes that a benchmark with a single input length never uses.
     "--disable-prefill-cuda-graph",
 ]
 CPU_SERVER = ["--dtype", "float32", "--max-total-tokens", "4096"]
@@ -91,9 +97,9 @@ class Machine:
     """Where the steps run.
 
     Attributes:
-        out: folder of the results and of the state.
-        rehearse: on the CPU, small.
-        python: the interpreter of every command.
+        out: the folder for the results and the state.
+        rehearse: run a small version on the CPU.
+        python: the interpreter for every command.
     """
 
     out: Path
@@ -101,18 +107,18 @@ class Machine:
     python: str = sys.executable
 
     def commands(self, step: str) -> list[list[str]]:
-        """The commands of a step, in order; each may be run again after an interruption.
+        """The commands of a step in order; each may be repeated after an interruption.
 
         Raises:
-            SetupError: the step needs compute-sanitizer and there is none.
+            SetupError: the step needs compute-sanitizer, which is not installed.
         """
         rehearse = ["--rehearse"] if self.rehearse else []
         pytest = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         if step == "kernel":
-            return [[*pytest, str(KERNEL_TESTS), HOST_TEST]]
+            return [[*pytest, str(KERNEL_TESTS), *HOST_TESTS]]
         if step == "sanitizer":
             tests = [*pytest, str(KERNEL_TESTS), "-k", SANITIZED]
-            if self.rehearse:  # no kernel to look at: that the tests run is all to see
+            if self.rehearse:  # there are no kernels to check, only whether the tests run
                 return [tests]
             if shutil.which(SANITIZER) is None:
                 raise SetupError(f"there is no {SANITIZER} here; it comes with CUDA's toolkit.")
@@ -150,7 +156,7 @@ class Machine:
         table += ["--out", str(self.out / "serving.json")]
         if self.rehearse:
             return [[*table, "--smoke"]]
-        # What an earlier command measured is taken over, so the table grows by a model at a time.
+        # Each command reuses earlier results, so the table grows by one model at a time.
         grown = [MODELS[:count] for count in range(1, len(MODELS) + 1)]
         return [[*table, "--models", *models, "--", *GPU_SERVER] for models in grown]
 
@@ -158,30 +164,31 @@ class Machine:
         """The environment variables of a step's commands.
 
         Raises:
-            SetupError: the step needs SGLang and there is none.
+            SetupError: the step needs SGLang, which is not available.
         """
         env = dict(os.environ)
-        env["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
-        if self.rehearse:  # a model so small that threads only wait on each other
+        env["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
+        if self.rehearse:  # the model is so small that threads only wait for each other
             env.setdefault("OMP_NUM_THREADS", "1")
         else:
             env["LZ_TEST_DEVICE"] = "cuda"
         if step == "sanitizer":
-            # Else torch hands out parts of a large block, and a step past one's end goes unseen.
+            # Otherwise, torch allocates parts of a large block, and an access past the end of one
+            # goes unnoticed.
             env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         if step in ("kernel", "bench", "sanitizer", "compile"):
             _prepend(env, "PYTHONPATH", ROOT / "python")
         elif not self.rehearse and importlib.util.find_spec("sglang") is None:
             _prepend(env, "PYTHONPATH", unpack(BUNDLE, CACHE / "gpu-site"))
-            # sglang-kernel is older than upstream asks for: scripts/requirements-gpu.txt.
+            # sglang-kernel is older than upstream requires: scripts/requirements-gpu.txt.
             env["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
-            # SGLang compiles some kernels when they are first used, by ninja of this Python.
+            # SGLang compiles some kernels on first use, with the ninja of this Python.
             _prepend(env, "PATH", Path(self.python).parent)
         return env
 
 
 def unpack(bundle: Path, folder: Path) -> Path:
-    """Unpack a bundle, once; return the folder to import from.
+    """Unpack a bundle unless that has been done; return the folder to import from.
 
     Raises:
         SetupError: there is no bundle.
@@ -199,11 +206,11 @@ def unpack(bundle: Path, folder: Path) -> Path:
 
 
 class State:
-    """What is done already, in a file beside the results.
+    """The completed commands, stored in a file beside the results.
 
     Args:
-        out: folder of the results.
-        before: folder of an earlier run's results, taken over where `out` has none.
+        out: the folder of the results.
+        before: the folder of an earlier run's results, which are used if `out` has none.
         key: what the results depend on.
 
     Raises:
@@ -226,38 +233,38 @@ class State:
             self.done = found["seconds"]
 
     def finish(self, command: str, seconds: float) -> None:
-        """Note a command as done, in one rename."""
+        """Record a command as done, with an atomic rename."""
         self.done[command] = round(seconds, 1)
         text = json.dumps({"key": self._key, "seconds": self.done}, indent=1)
         records.write(self._file, text + "\n")
 
 
 def run_for(command: Sequence[str], env: dict[str, str], seconds: float) -> int | None:
-    """Run a command in a process group of its own; return its exit status, None if time was up.
+    """Run a command in its own process group; return its exit status, or None if it timed out.
 
-    It is told by SIGTERM that its time is up, so that it ends what it started; what is left of its
+    On a timeout it gets a SIGTERM, so that it can stop what it started. Whatever is left of its
     group after `GRACE_SECONDS` is killed.
     """
     with Background(command, cwd=ROOT, env=env, grace=GRACE_SECONDS) as process:
         status = process.wait(seconds)
         if status is not None:
-            process.stop(grace=0)  # what the command has left behind
+            process.stop(grace=0)  # kill what the command left behind
         return status
 
 
 def run_steps(machine: Machine, state: State, steps: Sequence[str], deadline: float) -> int:
-    """Run what is not done of some steps.
+    """Run the outstanding commands of some steps.
 
-    A step that fails does not keep the others from running. Prints one line a step at the end.
+    If a step fails, the others still run. Prints one line per step at the end.
 
     Args:
-        machine: where they run.
-        state: what is done.
-        steps: their names.
-        deadline: time.monotonic() at which to stop.
+        machine: where the steps run.
+        state: the completed commands.
+        steps: the names of the steps.
+        deadline: the time.monotonic() at which to stop.
 
     Returns:
-        DONE, FAILED or MORE; FAILED wins.
+        DONE, FAILED or MORE; FAILED takes precedence.
     """
     lines, status = [], DONE
     for step in steps:
@@ -295,7 +302,7 @@ def _run_step(machine: Machine, state: State, step: str, deadline: float) -> tup
 
 
 def describe_gpu(python: str) -> str:
-    """Name the GPU and the versions that decide; empty without a GPU that torch can use."""
+    """Describe the GPU and the relevant versions; empty if torch cannot use a GPU."""
     words = (
         "import torch, triton; "
         "print(torch.cuda.is_available() and ', '.join((torch.cuda.get_device_name(), "
@@ -306,7 +313,7 @@ def describe_gpu(python: str) -> str:
 
 
 def key_of(machine: Machine, gpu: str) -> str:
-    """What the results depend on: the GPU, the versions, and the sources that are measured."""
+    """What the results depend on: the GPU, the versions, and the measured sources."""
     folders = [ROOT / "python" / "sglang_lz", ROOT / "patches", ROOT / "bench"]
     found = files_below(*folders, ROOT / "tests" / "server", ROOT / "scripts" / "gpu")
     found += sorted((ROOT / "scripts").glob("*gpu*.*"))
@@ -322,7 +329,7 @@ def _prepend(env: dict[str, str], name: str, path: Path) -> None:
 
 STEPS = (
     *("kernel", "bench", "sglang", "compile", "sanitizer", "memory", "speculate", "burst"),
-    "table",  # last, since it takes most of the time
+    "table",  # last, because it takes most of the time
 )
 NAMED = ("two-batch",)
 """Steps that run only when they are named, since one GPU cannot."""

@@ -27,7 +27,7 @@ LOGITS = torch.float32
 
 
 def compile_only() -> None:
-    """Have Triton compile for Hopper, without a GPU, and launch nothing."""
+    """Make Triton compile for Hopper without a GPU, and launch nothing."""
     from triton.runtime.jit import JITFunction
 
     hopper = SimpleNamespace(
@@ -54,7 +54,7 @@ def count(programs: list[str]) -> None:
 
 
 def warm_up(device: torch.device, capacity: int, tree_sizes: list[int]) -> None:
-    """What a server does before it serves; arguments as `serve`."""
+    """Do the warm-up that a server does before serving; arguments as in `serve`."""
     from sglang_lz import kernels
     from sglang_lz.kernels import cuda as cuda_kernels
 
@@ -62,12 +62,12 @@ def warm_up(device: torch.device, capacity: int, tree_sizes: list[int]) -> None:
 
 
 def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
-    """Call the kernels with all that a server may have; return how many times.
+    """Call the kernels with all inputs that a server may have; return the number of calls.
 
     Args:
-        device: where the tensors are.
-        capacity: of the windows, in tokens.
-        tree_sizes: nodes of the draft trees; none without speculation.
+        device: the device of the tensors.
+        capacity: the capacity of the windows in tokens.
+        tree_sizes: the numbers of nodes of the draft trees; empty without speculation.
     """
     from sglang_lz.kernels import cuda as cuda_kernels
     from sglang_lz.window import WindowState
@@ -78,7 +78,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
     for batch, vocab, width in itertools.product(
         BATCHES, VOCABS, sorted({1, usual, min(usual + 1, capacity), capacity})
     ):
-        # A slice as well: neither its address nor its strides divide by 16.
+        # Includes a slice, whose address and strides are not divisible by 16.
         rows = torch.arange(batch + 1, device=device)[1:] % len(state.tokens)
         lengths = torch.ones_like(rows)
         for logits in (
@@ -98,7 +98,7 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
                 )
                 calls += 1
         for nodes in tree_sizes:
-            # Upstream's tensors of a tree, and how deep it may be, in its types.
+            # Upstream's tensors for a tree and its maximum depth, with upstream's dtypes.
             tree = torch.zeros(batch, nodes, dtype=torch.int64, device=device)
             logits = torch.zeros(batch * nodes, vocab, dtype=LOGITS, device=device)
             for depth in sorted({1, nodes}):

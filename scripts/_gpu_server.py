@@ -66,16 +66,16 @@ PREFILLS = ("plan", "apply", "stream")
 
 
 class CheckError(Exception):
-    """A check failed; the message is what it found, in one sentence."""
+    """A check failed; the message describes the finding in one sentence."""
 
 
 @dataclass
 class Run:
-    """What one server did with some requests.
+    """The outcome of some requests on one server.
 
     Attributes:
         samples: the answers, in the order of the requests.
-        findings: what to write into the result.
+        findings: the values to write into the result.
     """
 
     samples: list[Sample]
@@ -85,13 +85,13 @@ class Run:
 def configuration(
     name: str, flags: Sequence[str], watch: str, folder: Path, rehearse: bool, **options: Any
 ) -> Config:
-    """A configuration of tests/server on the GPU, watched; files of the watch go into `folder`."""
+    """A configuration of tests/server on the GPU, watched; the watch writes into `folder`."""
     site = os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH"))))
     env = [("PYTHONPATH", site), ("LZ_GPU_CHECK", str(folder)), ("LZ_GPU_WATCH", watch)]
     if not rehearse:
         flags = [*GPU, *flags]
         env += GPU_ENVIRONMENT
-    elif watch != "prefills":  # what is timed starts as it does for a user
+    elif watch != "prefills":  # a timed server starts as it does for a user
         env += [("LZ_TEST_FORK", "1")]
     return Config(name, ("--decode-log-interval", "1", *flags), tuple(env), **options)
 
@@ -109,13 +109,13 @@ def watched(
 
 
 def lines_of(folder: Path, name: str) -> list[Any]:
-    """All that the processes of a server wrote under a name."""
+    """All lines that the processes of a server wrote under a name."""
     texts = [path.read_text() for path in sorted(folder.glob(f"*-{name}.jsonl"))]
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def send(server: Server, case: Case, rid: str) -> Sample:
-    """A request under a name of its own, by which the watch knows it, and its answer."""
+    """Send a request with its own id, by which the watch identifies it, and return the answer."""
     body = body_of(case.prompt, case.new_tokens, case.lz) | {"rid": rid}
     return to_sample(case.prompt, post_ok(server, "/generate", body))
 
@@ -123,20 +123,20 @@ def send(server: Server, case: Case, rid: str) -> Sample:
 def run_cases(
     server: Server, folder: Path, cases: Sequence[Case], rehearse: bool, ranks: int = 0
 ) -> Run:
-    """Send greedy requests, the first alone and the others together; hold each to the contract.
+    """Send greedy requests, the first alone and the others together; check each by the contract.
 
     Args:
-        server: a running one.
-        folder: what its watch writes into.
+        server: a running server.
+        folder: the folder that its watch writes into.
         cases: the requests.
-        rehearse: on the CPU, in float32.
-        ranks: how many processes record draft trees, which are judged then.
+        rehearse: run on the CPU, in float32.
+        ranks: how many processes record draft trees; if not 0, the trees are checked.
 
     Raises:
-        CheckError: a logprob differs from the contract, the penalty of a node from the oracle, or
-            a kernel was compiled while requests ran.
+        CheckError: a logprob differs from the contract, the penalty of a node differs from the
+            oracle, or a kernel was compiled while requests were running.
     """
-    # The warm-up must have compiled all before the first request with the penalty comes.
+    # The warm-up must have compiled everything before the first request with the penalty arrives.
     programs = lines_of(folder, "compiled")
     rids = [f"case {i}" for i in range(len(cases))]
     alone = send(server, cases[0], rids[0])
@@ -175,14 +175,14 @@ def run_cases(
 
 
 def allowed_by(noise: float, rehearse: bool) -> float:
-    """How far a logprob with the penalty may be from the contract, in nats.
+    """How far a logprob with the penalty may deviate from the contract, in nats.
 
     Args:
-        noise: how far those without it are.
-        rehearse: on the CPU, where nothing is allowed for the noise.
+        noise: the deviation of logprobs without the penalty.
+        rehearse: run on the CPU, where there is no allowance for noise.
 
     Raises:
-        CheckError: the noise is too large to see anything through it.
+        CheckError: the noise is too large for a meaningful check.
     """
     if noise > (TOLERANCE if rehearse else NOISE_LIMIT):
         raise CheckError(f"logprobs without the penalty differ by {noise:.3g} nats already")
@@ -190,10 +190,10 @@ def allowed_by(noise: float, rehearse: bool) -> float:
 
 
 def collect_trees(server: Server, folder: Path, case: Case, ranks: int) -> None:
-    """Have every rank write the draft trees that it recorded; it does so when it judges the next.
+    """Make every rank write the draft trees that it recorded, which it does on its next tree.
 
     Raises:
-        CheckError: one has not within `WRITE_SECONDS`.
+        CheckError: a rank has not done so within `WRITE_SECONDS`.
     """
     (folder / "write").touch()
     began = time.monotonic()
@@ -204,14 +204,14 @@ def collect_trees(server: Server, folder: Path, case: Case, ranks: int) -> None:
 
 
 def judge_trees(folder: Path, known: Mapping[str, tuple[Case, Sample]]) -> dict[str, Any]:
-    """Compare what the penalty took from every recorded node with tests/oracle.py.
+    """Compare the penalty of every recorded node with tests/oracle.py.
 
     Args:
-        folder: what the watch wrote into.
-        known: the requests and their answers, by name.
+        folder: the folder that the watch wrote into.
+        known: the requests and their answers, by id.
 
     Raises:
-        CheckError: a node's penalty is another.
+        CheckError: a node's penalty differs.
     """
     nodes, worst, sizes = 0, 0.0, set()
     for line in lines_of(folder, "trees"):
@@ -225,7 +225,7 @@ def judge_trees(folder: Path, known: Mapping[str, tuple[Case, Sample]]) -> dict[
             case, sample = known[rid]
             position = int(recorded["root"][row]) - len(sample.prompt)
             if position > len(sample.outputs):
-                continue  # the step ahead of the host, of a request that has ended
+                continue  # a step that ran ahead, of a request that had already ended
             outputs = sample.outputs[:position]
             root = int(recorded["tokens"][row][0])
             if position < len(sample.outputs) and root != sample.outputs[position]:
@@ -242,7 +242,7 @@ def judge_trees(folder: Path, known: Mapping[str, tuple[Case, Sample]]) -> dict[
 
 
 def paths(first_child: Sequence[int], next_sibling: Sequence[int]) -> dict[int, list[int]]:
-    """The way from the root, node 0, to every node of a draft tree, both included."""
+    """The path from the root, node 0, to every node of a draft tree, both inclusive."""
     found, waiting = {0: [0]}, [0]
     while waiting:
         parent = waiting.pop()
@@ -255,11 +255,11 @@ def paths(first_child: Sequence[int], next_sibling: Sequence[int]) -> dict[int, 
 
 
 def compare(ours: Run, others: Run) -> dict[str, Any]:
-    """Hold greedy answers of two servers against each other, up to where near ties part them.
+    """Compare the greedy answers of two servers, up to where near ties make them diverge.
 
     Raises:
-        CheckError: their logprobs differ by more than both may from the contract, or they part
-            without a tie.
+        CheckError: their logprobs differ by more than the combined tolerance of both, or they
+            diverge without a tie.
     """
     tolerance = ours.findings[ALLOWED] + others.findings[ALLOWED]
     worst, same = 0.0, 0
@@ -286,14 +286,14 @@ def requests_of(seed: str, rehearse: bool) -> list[Case]:
 
 
 def speculation(shape: str, rehearse: bool, gpus: int) -> dict[str, Any]:
-    """EAGLE with overlap scheduling against EAGLE without, and both against the contract."""
+    """Compare EAGLE with and without overlap scheduling, and check both by the contract."""
     flags = {
         "chain": [*drafts("EAGLE", 3, 1, 4), *PAGES],
-        # On a CPU upstream has trees on pages of one token only.
+        # On a CPU, upstream supports trees only with pages of one token.
         "tree": [*drafts("EAGLE", 3, 3, 8), *([] if rehearse else PAGES)],
         "adaptive": [*drafts("EAGLE", 3, 1, 4), "--speculative-adaptive"],
     }[shape]
-    if shape == "adaptive" and rehearse:  # upstream captures graphs for it, which a CPU has not
+    if shape == "adaptive" and rehearse:  # upstream captures CUDA graphs for it
         flags += ["--disable-decode-cuda-graph"]
     flags += ["--tp", "2"] if gpus > 1 else []
     cases = requests_of(shape, rehearse)
@@ -319,10 +319,10 @@ def speculation(shape: str, rehearse: bool, gpus: int) -> dict[str, Any]:
 
 
 def must_be_as_asked(server: Server, *, overlap: bool) -> None:
-    """Hold a server to what its flags say, which upstream may change without a word.
+    """Check that a server runs in the requested mode, because upstream may change it silently.
 
     Raises:
-        CheckError: overlap scheduling or CUDA graphs are not as they must be.
+        CheckError: overlap scheduling or CUDA graphs are not in the expected state.
     """
     info = requests.get(f"{server.url}/server_info", timeout=60).json()
     if info["disable_overlap_schedule"] is overlap:
@@ -332,7 +332,7 @@ def must_be_as_asked(server: Server, *, overlap: bool) -> None:
 
 
 def must_compile(run: Run) -> None:
-    """Hold the count of compilations to have counted any.
+    """Check that counting compilations works at all.
 
     Raises:
         CheckError: none was seen when the server started.
@@ -342,10 +342,10 @@ def must_compile(run: Run) -> None:
 
 
 def drafted(run: Run) -> None:
-    """Note how many drafts were accepted.
+    """Record how many drafts were accepted.
 
     Raises:
-        CheckError: none or all were, or no node was recorded, so that nothing was seen.
+        CheckError: none or all were accepted, or no node was recorded, so nothing was tested.
     """
     correct, proposed = (
         sum(sample.meta[f"spec_num_{name}_drafts"] for sample in run.samples)
@@ -359,7 +359,7 @@ def drafted(run: Run) -> None:
 
 
 def memory(rehearse: bool) -> dict[str, Any]:
-    """A server whose windows do not fit must end at its start and say so in one sentence."""
+    """Check that a server whose windows do not fit exits at start-up and says why."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as temporary:
         folder = Path(temporary)
         config = configuration("memory", [], "memory", folder, rehearse)
@@ -378,14 +378,14 @@ def memory(rehearse: bool) -> dict[str, Any]:
 
 
 def judge_exhaustion(status: int, log: str) -> dict[str, Any]:
-    """Whether a server's end was that of one without room for its windows.
+    """Check that a server exited properly because it had no room for its windows.
 
     Args:
         status: its exit status.
-        log: what it wrote.
+        log: its output.
 
     Raises:
-        CheckError: it served, or ended without a sentence that says what to change.
+        CheckError: it served, or exited without a message that says what to change.
     """
     if status == 0 or READY in log:
         raise CheckError("the server started although its windows do not fit")
@@ -397,18 +397,18 @@ def judge_exhaustion(status: int, log: str) -> dict[str, Any]:
 
 
 def burst(rehearse: bool) -> dict[str, Any]:
-    """Bursts of prefills with and without the penalty, beside running requests and alone.
+    """Measure bursts of prefills with and without the penalty, alone and beside running requests.
 
-    Measures, judges nothing. Each result is the median of some rounds, in seconds:
+    This measures without checking anything. Each result is the median of some rounds, in seconds:
 
-    - `wall`: from a burst's sending to its answer;
-    - `gap`: the longest wait for a token in a running stream meanwhile;
-    - `plan`, `apply`: what the penalty took of the host, all of the burst's batches together;
-    - `stream`: what it took of the device's stream; 0 on a CPU, which has none.
+    - `wall`: from sending a burst to its answer;
+    - `gap`: the longest wait for a token in a running stream in the meantime;
+    - `plan`, `apply`: the penalty's time on the host, summed over all batches of the burst;
+    - `stream`: its time on the device's stream; 0 on a CPU, which has none.
     """
     bursts, rounds, window = ((1, 4), 2, 64) if rehearse else (BURSTS, ROUNDS, 1024)
     running = 2 if rehearse else 8
-    new_tokens = 1500  # more than any burst lasts: they are aborted after it
+    new_tokens = 1500  # longer than any burst; they are aborted after it
     rng = random.Random("bursts")
     rows = max(bursts) + running
     flags = ["--max-running-requests", str(rows), "--disable-radix-cache"]
@@ -422,7 +422,7 @@ def burst(rehearse: bool) -> dict[str, Any]:
                 streams = [(token_ids(rng, 20), new_tokens)] * beside
                 lz = Lz(penalty, window, 32, True)
                 found.append(one_burst(server, folder, prompts, lz, streams))
-            del found[0]  # in which upstream's kernels may compile for a new size
+            del found[0]  # upstream may compile kernels for a new size in it
             results.append(
                 {"running": beside, "requests": count, "lz_penalty": penalty}
                 | {key: statistics.median(each[key] for each in found) for key in found[0]}
@@ -437,14 +437,16 @@ def one_burst(
     lz: Lz,
     streams: Sequence[tuple[list[int], int]],
 ) -> dict[str, float]:
-    """Send one burst while streams run; return what `burst` says, `gap` only with streams.
+    """Send one burst while streams run; return the values that `burst` lists.
+
+    `gap` is included only if there are streams.
 
     Args:
-        server: a running one.
-        folder: what its watch writes into.
-        prompts: of the burst.
+        server: a running server.
+        folder: the folder that its watch writes into.
+        prompts: the prompts of the burst.
         lz: the parameters of its requests.
-        streams: prompt and most tokens of each; they are aborted after the burst.
+        streams: the prompt and maximum tokens of each stream; they are aborted after the burst.
     """
     sampling = body_of([], 1, lz)["sampling_params"]
     rids = [uuid.uuid4().hex for _ in streams]
@@ -453,7 +455,7 @@ def one_burst(
             pool.submit(arrivals, server, *stream, rid)
             for stream, rid in zip(streams, rids, strict=True)
         ]
-        time.sleep(0.5 if streams else 0)  # until they run
+        time.sleep(0.5 if streams else 0)  # until they are running
         let_it_write(server)
         seen = len(lines_of(folder, "prefills"))
         began = time.monotonic()
@@ -474,12 +476,12 @@ def one_burst(
 
 
 def let_it_write(server: Server) -> None:
-    """Run some steps without the penalty: a prefill's time on a GPU is known only after it."""
+    """Run some steps without the penalty, because GPU prefill times become known only later."""
     post_ok(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 4}})
 
 
 def arrivals(server: Server, prompt: Sequence[int], new_tokens: int, rid: str) -> list[float]:
-    """When each event of a stream with the penalty came, time.monotonic()."""
+    """The arrival time of each event of a stream with the penalty, by time.monotonic()."""
     sampling = body_of(prompt, new_tokens, Lz(0.15))["sampling_params"]
     body = {"rid": rid, "input_ids": list(prompt), "sampling_params": sampling, "stream": True}
     with post(server, "/generate", body, stream=True) as answer:
@@ -516,12 +518,12 @@ MOE = {
 
 
 def two_batch(rehearse: bool, gpus: int) -> dict[str, Any]:
-    """Two-batch overlap against the same server without, requests with and without the penalty.
+    """Compare servers with and without two-batch overlap, on requests with and without the penalty.
 
     Raises:
         CheckError: upstream's two-batch overlap cannot run here.
     """
-    if rehearse:  # the demo model and no overlap: all but what upstream splits
+    if rehearse:  # the demo model without overlap: everything but the splitting
         return _two_batch([], [], rehearse)
     if gpus < 2 or importlib.util.find_spec("deep_ep") is None:
         raise CheckError("two-batch overlap needs two GPUs and DeepEP (deep_ep)")
@@ -543,7 +545,7 @@ def _two_batch(flags: Sequence[str], more: Sequence[str], rehearse: bool) -> dic
         with watched(name, [*flags, *added], "splits", rehearse) as (server, folder):
             runs[name] = run_cases(server, folder, cases, rehearse)
             splits = len(lines_of(folder, "splits"))
-        if added and not splits:  # upstream splits only what every rank can
+        if added and not splits:  # upstream splits only what every rank can split
             raise CheckError("no batch with the penalty was split")
         runs[name].findings["split batches"] = splits
     return {
@@ -576,7 +578,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
     parser.add_argument("--rehearse", action="store_true", help="small, on the CPU")
     given = parser.parse_args()
-    # Servers are ended where a block is left, and so when the time is up.
+    # Exiting leaves the `with` blocks, which stops the servers when the time is up.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     try:
         result = CHECKS[given.check](given.rehearse)

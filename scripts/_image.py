@@ -1,4 +1,4 @@
-"""scripts/image: build a container image with docker, podman or buildah."""
+"""scripts/image: builds a container image with docker, podman or buildah."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang
 def find_engine(wanted: str | None = None) -> str:
     """Return the engine to build with: `wanted`, or the first of `ENGINES` that works.
 
-    One that is installed and does not work is passed over, and the user told why.
+    An engine that is installed but does not work is skipped, and the user is told why.
 
     Raises:
-        SetupError: there is none.
+        SetupError: no engine works.
     """
     passed_over: list[str] = []
     for engine in [wanted] if wanted else ENGINES:
@@ -67,14 +67,14 @@ def find_engine(wanted: str | None = None) -> str:
 
 
 def complaint(failed: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of what an engine says went wrong."""
+    """Return the first line of an engine's error message."""
     lines = [line.strip() for line in failed.stderr.splitlines()]
     first = next(filter(None, lines), f"exit status {failed.returncode}")
     return first.removeprefix("ERROR: ").rstrip(".")
 
 
 def lacks_buildx(engine: str) -> bool:
-    """Whether it is a docker without the plugin that docker 23 and newer build with."""
+    """Whether the engine is a docker without the plugin that docker 23 and newer need to build."""
     if engine != "docker":
         return False
     asked = subprocess.run([engine, "buildx", "version"], capture_output=True, check=False)
@@ -89,15 +89,15 @@ def build_command(
     Args:
         engine: one of `ENGINES`.
         which: one of `IMAGES`.
-        tags: its names.
-        arguments: build arguments of its Dockerfile.
-        options: options of the engine's own.
+        tags: the names of the image.
+        arguments: build arguments for its Dockerfile.
+        options: additional options for the engine.
     """
     command = [engine, "build", "--file", f"docker/{which}.Dockerfile"]
     arguments = dict(arguments)
     if engine != "docker":
-        command += ["--format", "docker"]  # OCI's own format has no health check
-        # Newer ones refuse the two together, older ones know only --timestamp.
+        command += ["--format", "docker"]  # the OCI format has no health checks
+        # Newer versions refuse both options together; older ones know only --timestamp.
         if epoch := arguments.pop("SOURCE_DATE_EPOCH", None):
             command += ["--timestamp", epoch]
     for tag in tags:
@@ -116,7 +116,8 @@ def version(upstream: str) -> str:
 def labels(upstream: str) -> dict[str, str]:
     """Return the build arguments that become labels, as far as git knows them.
 
-    The same commit gives the same, so the time is the commit's; SOURCE_DATE_EPOCH wins.
+    The time is the commit's, so that the same commit gives the same labels; SOURCE_DATE_EPOCH takes
+    precedence.
     """
     found = {"VERSION": version(upstream)}
     commit = _git("log", "-1", "--format=%H %ct")
@@ -144,9 +145,9 @@ def _git(*arguments: str) -> str:
 
 
 def run_command(engine: str, which: str, tag: str) -> list[str]:
-    """Return a command that runs the image; of buildah's images it is podman's."""
+    """Return a command that runs the image; for buildah's images, it uses podman."""
     engine = "podman" if engine == "buildah" else engine
-    # Engines kill after 10 s; what runs then may take longer.
+    # By default, engines kill a container after 10 s, but its running requests may take longer.
     command = [engine, "run", "--rm", "--init", "--stop-timeout", "300"]
     command += ["--publish", "127.0.0.1:30000:30000"]
     if which == "cpu":
@@ -166,7 +167,7 @@ def run_command(engine: str, which: str, tag: str) -> list[str]:
 
 
 def image(arguments: list[str]) -> int:
-    """Run the script; returns its exit status."""
+    """Run the script; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="scripts/image",
         description="Build a container image of the patched SGLang from this checkout.",
@@ -215,7 +216,7 @@ def image(arguments: list[str]) -> int:
         return 0
     say(shlex.join(command))
     env = os.environ | {"DOCKER_BUILDKIT": "1"}
-    env.pop("SOURCE_DATE_EPOCH", None)  # it is in the command, in the engine's own way
+    env.pop("SOURCE_DATE_EPOCH", None)  # it is passed in the command, in the engine's own way
     status = _supervise.run(command, env=env, cwd=ROOT)
     if status:
         reason = ""

@@ -1,4 +1,4 @@
-"""What scripts/release does, in the environment that _release.py made."""
+"""Does the work of scripts/release, in the environment that _release.py created."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROJECT = "pkg:generic/sglang-lz"
 
 @dataclass(frozen=True)
 class Target:
-    """A wheel to be made: for an upstream release, from one of its wheels, in a flavour."""
+    """A wheel to build: its upstream release, the upstream wheel it is built from, its flavour."""
 
     lock: Lock
     pin: WheelPin
@@ -48,15 +48,15 @@ class Target:
 
     @property
     def filename(self) -> str:
-        """The name that `build` gives it."""
+        """The file name that `build` gives it."""
         before, after = (f"{NAME}-{version}-" for version in (self.lock.version, self.version))
         return self.pin.filename.replace(before, after, 1)
 
 
 def make_release(arguments: list[str]) -> int:
-    """Run the script; returns its exit status."""
+    """Run the script; return its exit status."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind: nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
     try:
         if options.new_key:
             _new_key(options.new_key)
@@ -75,7 +75,7 @@ def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -
     secret = _secret_key(key) if key else None
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sglang-lz-", dir=out.parent) as temporary:
-        # A clone has what the commit has; a checkout also has what git ignores.
+        # A clone contains exactly the commit; a checkout also contains files that git ignores.
         source, files = Path(temporary, "source"), Path(temporary, "release")
         _git("clone", "--quiet", "--shared", str(ROOT), str(source))
         files.mkdir()
@@ -108,7 +108,7 @@ def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -
 
 
 def _commit() -> tuple[str, datetime]:
-    """Return the commit that is checked out and its time; SetupError if anything differs."""
+    """Return the checked-out commit and its time; SetupError if the work tree differs from it."""
     if changes := _git("status", "--porcelain").splitlines():
         more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
         raise SetupError(
@@ -130,7 +130,7 @@ def _git(*arguments: str) -> str:
 
 
 def _targets(only: str | None, upstream: str | None) -> list[Target]:
-    """Return the wheels to make; SetupError if `only` has another word, or leaves none."""
+    """Return the wheels to build; SetupError if `only` has an unknown word or matches none."""
     kinds: tuple[tuple[str, ...], ...] = (PYTHONS, ARCHES, FLAVOURS)
     words = set(only.split(",")) if only else set()
     if unknown := words.difference(*kinds):
@@ -150,7 +150,7 @@ def _targets(only: str | None, upstream: str | None) -> list[Target]:
 
 
 def _locks(upstream: str | None) -> list[Lock]:
-    """Return the upstream releases to make wheels for, newest first."""
+    """Return the upstream releases to build wheels for, newest first."""
     versions = [choose_release(upstream)] if upstream else releases()
     return [Lock.load(release_dir(version) / LOCK) for version in versions]
 
@@ -161,14 +161,14 @@ def _build(target: Target, source: Path, files: Path) -> Path:
     command += ["--flavour", target.flavour, "--upstream", target.lock.version]
     command += ["--cache", str(CACHE / "upstream")]
     env = os.environ | {"PYTHONPATH": str(source / "python")}
-    # What it prints is not our output.
+    # Its output must not be part of ours.
     if subprocess.run(command, env=env, cwd=source, stdout=sys.stderr, check=False).returncode:
         raise SetupError(f"{target.filename} could not be built, see the lines above.")
     return files / target.filename
 
 
 def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) -> None:
-    """Write the SBOMs of each release's images; the CPU one has the wheel of its base's Python."""
+    """Write the SBOMs of each release's images; the CPU image has the wheel for its own Python."""
     for lock in dict.fromkeys(target.lock for target in todo):
         version = lock.local_version(lock.revision, "cuda")
         wheels = [
@@ -186,7 +186,7 @@ def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) 
 def _provenance(
     todo: list[Target], source: Path, files: Path, commit: str, command: list[str]
 ) -> dict[str, Any]:
-    """Return an in-toto statement with SLSA's provenance: which wheels were made, and from what."""
+    """Return an in-toto statement with SLSA provenance: which wheels were built, and from what."""
     locks = [*sorted((source / "docker").glob("*.lock")), source / "scripts" / "release.lock"]
     locks += [source / "patches" / target.lock.version / LOCK for target in todo]
     pins = {target.pin.filename: target.pin.sha256 for target in todo}
@@ -222,7 +222,7 @@ def _sha256(file: Path) -> str:
 
 
 def _check(files: Path, secret: minisign.SecretKey | None) -> None:
-    """Verify all as a user would; SetupError if something does not hold."""
+    """Verify the release as a user would; SetupError if a check fails."""
     made = sorted(files.iterdir())
     if secret:
         key = secret.get_public_key().to_base64().decode()

@@ -1,6 +1,7 @@
-"""scripts/release: its arguments, and the environment in which _make_release.py does it.
+"""scripts/release: its arguments, and the environment in which _make_release.py runs.
 
-The environment has only what makes and signs a release: the key is read in it.
+The environment contains only what is needed to build and sign a release, because the secret key is
+read in it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def release(arguments: list[str]) -> int:
-    """Run the script; never returns if the environment could be made."""
-    parse(arguments)  # -h and mistakes need no environment
+    """Run the script; does not return if the environment can be created."""
+    parse(arguments)  # so that -h and usage errors need no environment
     python = FOLDER / "bin" / "python"
     if not python.exists():
         shutil.rmtree(FOLDER, ignore_errors=True)
@@ -89,7 +90,7 @@ def release(arguments: list[str]) -> int:
     )
     do_steps([step], CACHE / "setup.lock")
     script = ROOT / "scripts" / "_make_release.py"
-    # In this process's place, so that the password can be asked for on its terminal.
+    # Replace this process, so that the password prompt can use its terminal.
     env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     os.execve(python, [str(python), "-B", str(script), *arguments], env)
 

@@ -1,7 +1,7 @@
-"""The SBOMs of a release, in CycloneDX: what a wheel, or an image, is made of.
+"""The SBOMs of a release in CycloneDX format: the components of a wheel or an image.
 
-Nothing in them depends on when or where they were made: the serial number is one of what they
-describe, the time is the commit's.
+They do not depend on when or where they were made: the serial number is derived from the content,
+and the time is the commit's.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
     """Return the SBOM of one of our wheels.
 
     Args:
-        wheel: the file.
-        lock: the upstream release.
-        pin: upstream's wheel that it was built from.
-        time: of the commit.
+        wheel: the wheel file.
+        lock: the lock of the upstream release.
+        pin: the upstream wheel that it was built from.
+        time: the time of the commit.
     """
     with Wheel(wheel) as opened:
         seal = Seal.parse(opened.read(SEAL) or b"")
@@ -70,20 +70,20 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
         ],
     )
     lines = message_from_bytes(metadata).get_all("Requires-Dist", [])
-    # Extras of upstream's require others of its own: that is this wheel again.
+    # Some of upstream's extras require other extras of the same package, which is this wheel.
     required = [part for line in dict.fromkeys(lines) if (part := _required(line)).name != NAME]
     return _text(component, required, time)
 
 
 def of_image(which: str, version: str, source: Path, wheel: Path | None, time: datetime) -> str:
-    """Return the SBOM of an image: its base, what its lock files list, and our wheel.
+    """Return the SBOM of an image: its base, the packages in its lock files, and our wheel.
 
     Args:
         which: one of `IMAGES`.
-        version: ours.
-        source: the checkout with docker/.
-        wheel: the one that the image has, if this release has it.
-        time: of the commit.
+        version: our version.
+        source: the checkout that contains docker/.
+        wheel: the wheel in the image, if this release includes it.
+        time: the time of the commit.
     """
     found = BASE.search((source / "docker" / f"{which}.Dockerfile").read_text())
     if not found:
@@ -113,7 +113,7 @@ def of_image(which: str, version: str, source: Path, wheel: Path | None, time: d
 def _text(component: Component, parts: Iterable[Component], time: datetime) -> str:
     bom = Bom(metadata=BomMetaData(component=component, timestamp=time), components=parts)
     bom.register_dependency(component, bom.components)
-    # The library would draw one. Another content has another number, the same has the same.
+    # The library would choose a random one. Ours depends only on the content.
     bom.serial_number = uuid.UUID(int=0)
     text = JsonV1Dot6(bom).output_as_string(indent=1)
     bom.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, hashlib.sha256(text.encode()).hexdigest())
@@ -144,7 +144,7 @@ def _sha256(digest: str) -> HashType:
 
 
 def _required(line: str) -> Component:
-    """Return a requirement as a component; it has a version only if just one will do."""
+    """Return a requirement as a component, with a version only if exactly one is allowed."""
     requirement = Requirement(line)
     exact = re.fullmatch(r"==([^*,]+)", str(requirement.specifier))
     name = canonicalize_name(requirement.name)

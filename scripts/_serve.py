@@ -1,4 +1,4 @@
-"""scripts/serve: set up the patched SGLang, then start its server."""
+"""scripts/serve: sets up the patched SGLang, then starts its server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ environment:
 
 
 def serve(arguments: list[str]) -> int:
-    """Run the script; returns its exit status."""
+    """Run the script; return its exit status."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0

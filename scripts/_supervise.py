@@ -1,4 +1,4 @@
-"""Run a child process so that everything it starts ends with it, and with us."""
+"""Runs a child process so that everything it starts ends with it, and with us."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Ended(Exception):
-    """The user ended us with a signal; `status` is the exit status that says which."""
+    """We were told to exit by a signal; `status` is the exit status that stands for that signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -44,16 +44,16 @@ def run(
     cwd: Path,
     grace: float = GRACE_SECONDS,
 ) -> int:
-    """Run a command to its end in a session of its own and return its exit status.
+    """Run a command to completion in its own session and return its exit status.
 
-    SIGINT, SIGTERM and SIGHUP are passed to the command alone, which ends its own children in its
+    SIGINT, SIGTERM and SIGHUP are passed only to the command, which stops its own children in its
     own way. Whatever is left `grace` seconds later, after a second signal, or when the command has
-    ended, is killed: also processes that moved to another session, because as a "subreaper" we
-    inherit them. If we are killed ourselves, the kernel sends the command a SIGTERM. Shared memory
-    that was mapped at the time of the signal is removed: SGLang leaves some behind.
+    exited, is killed. This includes processes that moved to another session, because we inherit
+    them as a "subreaper". If we are killed ourselves, the kernel sends the command a SIGTERM.
+    Shared memory that was mapped when the signal came is removed, because SGLang leaves some.
 
     Raises:
-        Ended: we were told to end by a signal; nothing of the command runs any more.
+        Ended: we were told to exit by a signal; none of the command's processes are left.
     """
     received: list[int] = []
 
@@ -93,17 +93,19 @@ def run(
 
 
 def _end_with(parent: int) -> None:
-    """In the child: ask the kernel for a SIGTERM when our parent dies."""
+    """In the child: request a SIGTERM from the kernel for when our parent dies."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before the request
         os._exit(1)
 
 
 def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> set[Path]:
-    """Wait for the child; pass the first signal on, give up after `grace` seconds or a second one.
+    """Wait for the child and pass the first signal on to it.
+
+    Stops waiting `grace` seconds after the first signal, or at the second one.
 
     Returns:
-        the shared memory that was mapped when the signal came, empty without a signal.
+        the shared memory that was mapped when the signal came; empty without a signal.
     """
     shared: set[Path] = set()
     deadline = float("inf")
@@ -118,7 +120,7 @@ def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> 
 
 
 def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
-    """Leave no descendant of ours: kill a child that runs, and what it left after `patience` s."""
+    """Kill a child that is still running, and after `patience` seconds all of our descendants."""
     deadline = time.monotonic() + (patience if child.poll() is not None else 0.0)
     while descendants := _descendants(os.getpid()):
         if time.monotonic() >= deadline:
@@ -133,9 +135,10 @@ def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _shared_memory(pids: list[int]) -> set[Path]:
-    """Files of /dev/shm that processes have mapped.
+    """The files in /dev/shm that some processes have mapped.
 
-    By inode: a semaphore is mapped under a temporary name before it gets its own.
+    They are compared by inode, because a semaphore is mapped under a temporary name before it gets
+    its own.
     """
     inodes = set()
     for pid in pids:
@@ -162,7 +165,7 @@ def _descendants(root: int) -> list[int]:
             stat = (entry / "stat").read_text()
         except OSError:  # it ended while we looked
             continue
-        parent = int(stat.rpartition(")")[2].split()[1])  # the name before ")" may hold anything
+        parent = int(stat.rpartition(")")[2].split()[1])  # the name before ")" may contain anything
         children.setdefault(parent, []).append(int(entry.name))
     found, pending = [], [root]
     while pending:

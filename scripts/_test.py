@@ -1,4 +1,4 @@
-"""scripts/test: set up the CPU flavour, then check everything."""
+"""scripts/test: sets up the CPU flavour, then checks everything."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ usage: scripts/test [--upstream VERSION] [quick|full|containers] [argument of py
 Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
 installed wheel, style and types, and the tests, which run against the installed wheel.
 
-  quick       without tests/server, which start real servers, without building images and without a
-              browser; under three minutes once set up
+  quick       without tests/server, which start real servers, and without building images; under
+              three minutes once set up
   full        all (the default); then the patches and the contract on servers on the other releases
               of SGLang in patches/releases
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
@@ -41,10 +41,9 @@ Tests that are named without one of these words run alone, and nothing else is c
 Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
 wheel. All others, and those of the words above, run against the installed wheel.
 
-The images are built and run with podman, and the benchmark's report is opened in Chromium. As root
-on Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it
-are skipped, and the last lines say which and how to run them; with CI set in the environment, they
-are errors.
+The images are built and run with podman. As root on Debian and Ubuntu, what is missing of it is
+installed first. Elsewhere the tests that need it are skipped, and the last lines say which and how
+to run them; with CI set in the environment, they are errors.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
@@ -72,7 +71,7 @@ SLOW = ("tests/server", *(tools.tests for tools in _tools.ALL))
 
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
-    """Take the mode, one of `MODES`, off the arguments; without, it is `NAMED` or "full"."""
+    """Remove the mode, one of `MODES`, from the arguments; the default is `NAMED` or "full"."""
     if arguments and arguments[0] in MODES:
         return arguments[0], arguments[1:]
     return (NAMED if _tools.test_paths(arguments) else "full"), arguments
@@ -85,17 +84,17 @@ def imports_checkout(mode: str, arguments: list[str]) -> bool:
 
 
 def workers(mode: str, arguments: list[str]) -> list[str]:
-    """The arguments of pytest that spread the tests over processes; none for a single file."""
+    """The pytest arguments that distribute the tests over processes; none for a single file."""
     paths = _tools.test_paths(arguments)
     if mode == NAMED and len(paths) == 1 and not paths[0].is_dir():
         return []
     count = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    # Each server's tests in one worker, in the order of tests/server/configurations.py.
+    # Each server's tests run in one worker, in the order of tests/server/configurations.py.
     return ["-n", str(count), "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 
 def test(arguments: list[str]) -> int:
-    """Run the script; returns its exit status: 0, or the first failure's."""
+    """Run the script; return its exit status: 0, or that of the first failure."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
@@ -118,10 +117,10 @@ def test(arguments: list[str]) -> int:
 
 
 def variables(environment: Environment) -> dict[str, str]:
-    """Environment variables for the tests and the linters: their caches are in the checkout."""
+    """Environment variables for tests and linters, which keep their caches in the checkout."""
     return environment.variables() | {
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",  # the demo model is so small that threads only wait on each other
+        "OMP_NUM_THREADS": "1",  # the demo model is so small that more threads do not help
         "LZ_STOCK_SITE": str(environment.stock),
         "RUFF_CACHE_DIR": str(CACHE / "ruff"),
         "MYPY_CACHE_DIR": str(CACHE / "mypy"),
@@ -164,7 +163,7 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
 
 
 def _check_older(environment: Environment, arguments: list[str]) -> int:
-    """What `full` checks of a release that is not the newest."""
+    """Run the checks of `full` for a release that is not the newest."""
     say(f"SGLang {environment.release}")
     env = variables(environment)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]

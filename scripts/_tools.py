@@ -1,6 +1,7 @@
-"""Programs of the system that some tests need: which, what is missing of them, installing it.
+"""System programs that some tests need: lists them, finds missing ones and installs them.
 
-Standard library only. scripts/test installs, once and before any test runs; tests only look.
+This uses only the standard library. scripts/test installs missing programs once, before any test
+runs; the tests only check for them.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 @dataclass(frozen=True)
 class Tools:
-    """What the tests of some files need.
+    """The programs that the tests in some files need.
 
     Attributes:
-        tests: the files, as a pattern below the checkout.
-        programs: names of programs. Of one with several, separated by "|", any will do; the first
-            is that of Debian's package, unless `packages` has another.
-        for_users: more of them that only other users than root need.
+        tests: the files, as a pattern relative to the checkout.
+        programs: the names of the programs, which are those of Debian's packages unless `PACKAGES`
+            gives another.
+        for_users: additional programs that are needed only if the user is not root.
     """
 
     tests: str
@@ -44,14 +45,13 @@ class Tools:
     for_users: tuple[str, ...] = ()
 
     def used_below(self, path: Path) -> bool:
-        """Whether the tests of a file or folder are, or hold, some of `tests`."""
+        """Whether a file is one of `tests`, or a folder contains one."""
         return path.match(self.tests) or (ROOT / self.tests).is_relative_to(path)
 
     def missing(self) -> list[str]:
-        """The packages, as Debian names them, of the programs that are not there."""
+        """The Debian packages of the programs that are missing."""
         needed = self.programs + (self.for_users if os.geteuid() else ())
-        wanting = [names.split("|")[0] for names in needed if not find(names)]
-        return [PACKAGES.get(name, name) for name in wanting]
+        return [PACKAGES.get(name, name) for name in needed if not find(name)]
 
 
 PACKAGES = {"newuidmap": "uidmap"}
@@ -61,22 +61,21 @@ IMAGE_TOOLS = Tools(
     ("podman", "buildah", "runc", "catatonit", "mmdebstrap"),
     for_users=("newuidmap",),
 )
-PAGE_TOOLS = Tools("tests/deploy/test_report_page.py", ("chromium|chromium-browser|google-chrome",))
-ALL = (IMAGE_TOOLS, PAGE_TOOLS)
+ALL = (IMAGE_TOOLS,)
 
 
-def find(names: str) -> str | None:
-    """The path of a program, or of the first of several separated by "|".
+def find(name: str) -> str | None:
+    """The path of a program.
 
-    Also where root looks and others do not: what runs there needs no rights.
+    This also searches the folders that are usually only in root's PATH, because the programs there
+    do not require root.
     """
     folders = [os.environ.get("PATH", os.defpath), *ROOTS_FOLDERS]
-    found = (shutil.which(name, path=os.pathsep.join(folders)) for name in names.split("|"))
-    return next(filter(None, found), None)
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
 def needed(arguments: list[str]) -> Sequence[Tools]:
-    """Which tools the tests may need that arguments of pytest select; rather one too many."""
+    """The tools that the tests selected by pytest arguments may need; possibly more than needed."""
     paths = test_paths(arguments)
     if not paths:
         return ALL
@@ -84,9 +83,9 @@ def needed(arguments: list[str]) -> Sequence[Tools]:
 
 
 def test_paths(arguments: list[str]) -> list[Path]:
-    """The files and folders among arguments of pytest, whether or not they exist.
+    """The files and folders among pytest arguments, whether or not they exist.
 
-    The word after an option that is `VALUED` is its value.
+    The word after an option in `VALUED` is that option's value.
     """
     pairs = zip(["", *arguments], arguments, strict=False)
     words = [word for before, word in pairs if not VALUED.match(before)]
@@ -94,22 +93,22 @@ def test_paths(arguments: list[str]) -> list[Path]:
 
 
 def install(wanted: Sequence[Tools]) -> None:
-    """Install what is missing, if this is root on a Debian or Ubuntu.
+    """Install what is missing, if this is run as root on Debian or Ubuntu.
 
-    It is no error if not: the tests that need it say so.
+    Otherwise this does nothing, and the tests that need the programs report it.
     """
     if os.geteuid() or not find("apt-get") or not any(tools.missing() for tools in wanted):
         return
     say("installing programs of the system that some tests need")
     try:
         with APT_LISTS.open("a") as lists:
-            fcntl.flock(lists, fcntl.LOCK_EX)  # one of us; apt-get's own locks are of another kind
+            fcntl.flock(lists, fcntl.LOCK_EX)  # excludes only our own other runs
             missing = [packages for tools in wanted if (packages := tools.missing())]
             if missing:
-                fcntl.lockf(lists, fcntl.LOCK_EX)  # which `apt-get update` does not wait for
+                fcntl.lockf(lists, fcntl.LOCK_EX)  # `apt-get update` does not wait for it
                 fcntl.lockf(lists, fcntl.LOCK_UN)
-                _apt_get("update")  # where it fails, old lists may do
-            for packages in missing:  # each by itself: a distribution may lack one
+                _apt_get("update")  # if it fails, the old lists may suffice
+            for packages in missing:  # one by one, because a distribution may lack one
                 _apt_get("install", *packages)
     except OSError as error:
         say(f"{error.filename}: {error.strerror}.")

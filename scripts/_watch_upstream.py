@@ -1,4 +1,4 @@
-"""scripts/watch-upstream: a newer SGLang, what carrying the patches to it takes, and known CVEs."""
+"""scripts/watch-upstream: finds a newer SGLang, tries the patches on it, and lists known CVEs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ exit status:
 NAME = "sglang"
 AUDITED = ROOT / "docker" / "cpu.lock"
 REQUIREMENTS = ROOT / "scripts" / "requirements-watch.txt"
-# The documents and what deploys are not of the new release yet.
+# The documents and the deployment files do not cover the new release yet.
 QUICK = ("quick", "--ignore=tests/unit/test_documents.py", "--ignore=tests/deploy")
 SERVER = ("tests/server/test_modes.py", "-k", "overlap and not no-overlap")
 SHOWN_LINES = 60
@@ -42,14 +42,14 @@ SHOWN_LINES = 60
 
 @dataclass
 class Step:
-    """One command of the watch: what it was for, its exit status and what it said."""
+    """One command of the watch: its purpose, its exit status and its output."""
 
     title: str
     status: int
     output: str
 
     def markdown(self) -> str:
-        """A section of the report, with the end of the output."""
+        """Its section of the report, with the end of its output."""
         lines = self.output.strip().splitlines()
         left_out = (
             [f"({len(lines) - SHOWN_LINES} lines before)"] if len(lines) > SHOWN_LINES else []
@@ -58,12 +58,12 @@ class Step:
         return f"## {self.title}: {self.verdict()}\n\n{shown}\n"
 
     def verdict(self) -> str:
-        """In one word."""
+        """The result in one word."""
         return {0: "good", 1: "to do"}.get(self.status, "failed")
 
 
 def run(title: str, command: list[str], cwd: Path, **environ: str) -> Step:
-    """Run a command, showing what it is for; standard error belongs to the output."""
+    """Run a command and show its purpose; the output includes standard error."""
     say(title)
     done = subprocess.run(
         command,
@@ -81,7 +81,7 @@ def newest_release() -> str:
     """Return the newest release in pip's index.
 
     Raises:
-        SetupError: pip does not say.
+        SetupError: pip does not report it.
     """
     asked = run("asking for the newest release", [*PIP, "index", "versions", NAME], ROOT)
     found = re.search(rf"^{NAME} \((\S+)\)", asked.output, re.M)
@@ -95,11 +95,11 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 def look_at(version: str, folder: Path) -> Iterator[Step]:
-    """Carry the patches to a release; if all of them can be, also build and test it.
+    """Carry the patches to a release; if that succeeds for all of them, also build and test it.
 
     Args:
-        version: upstream's.
-        folder: where the clone is made; removed by the caller.
+        version: the upstream version.
+        folder: the folder for the clone; the caller removes it.
     """
     tool = [sys.executable, "-m", "sglang_lz"]
     checkout = {"PYTHONPATH": str(ROOT / "python")}
@@ -125,7 +125,7 @@ def look_at(version: str, folder: Path) -> Iterator[Step]:
 
 
 def audit() -> Step:
-    """Ask for known vulnerabilities of what the CPU image holds."""
+    """Look up known vulnerabilities of the packages in the CPU image."""
     python = CACHE / "watch" / "bin" / "python"
     title = f"known vulnerabilities of {AUDITED.relative_to(ROOT)}"
     if not python.exists():
@@ -151,12 +151,12 @@ def audit() -> Step:
     ]
     step = run(title, [str(python), "-m", "pip_audit", *options, str(AUDITED)], ROOT)
     if step.status == 1 and "known vulnerabilit" not in step.output:
-        step.status = 2  # it exits alike where it could not ask
+        step.status = 2  # it exits with the same status if the lookup failed
     return step
 
 
 def watch(arguments: list[str]) -> int:
-    """Run the script; returns its exit status."""
+    """Run the script; return its exit status."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0

@@ -51,13 +51,18 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "dcp_size": 1,
         "device": "cuda",
         "lz_max_window_size": 1024,
+        "lz_history_memory": 256,
         "lz_observe_loops": 0.0,
+        "lz_loop_finish_reason": "repetition",
         "enable_metrics": False,
         "reasoning_parser": None,
         "grammar_backend": "xgrammar",
         "skip_tokenizer_init": False,
         "allow_auto_truncate": False,
         "preferred_sampling_params": None,
+        "tokenizer_metrics_allowed_custom_labels": None,
+        "trust_request_chat_template": False,
+        "enable_deterministic_inference": False,
     }
     context = SimpleNamespace(config_leaf=config.__getitem__)
     monkeypatch.setattr(runtime_context, "get_context", lambda: context)

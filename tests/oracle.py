@@ -242,7 +242,8 @@ def penalised(
     """Logits after the LZ penalty, changed by all other penalties, in their order.
 
     Args:
-        logits: float64 [V], not logprobs: the repetition penalty depends on their sign.
+        logits: float64 [V], not logprobs: the repetition penalty depends on their sign. Minus
+            infinity for what a grammar does not allow.
         prompt: ids of the request's prompt.
         outputs: ids sampled so far.
         penalties: the request's.
@@ -269,13 +270,18 @@ def penalised(
                 exponent = repeat - p.dry_allowed_length
                 if p.dry_base > 1.000001:  # no more than the largest float32
                     exponent = min(exponent, int(88.7228391 / math.log(p.dry_base)))
-                changed[token] -= p.dry_multiplier * p.dry_base**exponent
+                lowered_by = p.dry_multiplier * p.dry_base**exponent
+                changed[token] -= min(lowered_by, 1e29)
+    out = set()
     if p.no_repeat_ngram_size:
-        for token in forbidden(x, p):
+        out |= forbidden(x, p)
+    if len(outputs) < p.min_new_tokens:
+        out |= set(p.stops)
+    possible = [token for token in range(len(changed)) if changed[token] > -math.inf]
+    if any(token not in out for token in possible):  # otherwise nothing is forbidden
+        for token in out:
             if 0 <= token < len(changed):
                 changed[token] = -math.inf
-    if len(outputs) < p.min_new_tokens:
-        changed[list(p.stops)] = -math.inf
     return changed
 
 

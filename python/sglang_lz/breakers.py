@@ -1,7 +1,11 @@
-"""The sequence breakers of DRY, as tables of tokens.
+"""The sequence breakers of DRY, compiled to tables of tokens.
 
-A breaker is a text, and a token may hold it whole, or begin it at its own end; then those tokens
-must follow that the rest of the text is made of. This is llama.cpp's rule, on the bytes of tokens.
+A breaker is a text. A single token may contain all of it, or a token may end with the beginning of
+the breaker, in which case the tokens of the remaining text must follow. This is llama.cpp's rule,
+applied to the bytes of tokens.
+
+Each request chooses its own breakers, so the tables must be quick to build. The texts of all tokens
+are sorted once, and each breaker is looked up there.
 """
 
 from __future__ import annotations
@@ -13,23 +17,66 @@ from numpy.typing import NDArray
 
 from sglang_lz.history import LONGEST_TAIL, MOST_TAILS
 
+_END = b"\xff"
+"""Separates the tokens: this byte never occurs in UTF-8."""
+_KEY = 4
+"""Positions in the texts are sorted by this many bytes."""
+
+
+class Vocabulary:
+    """The texts of all tokens, with an index of every position by its next four bytes.
+
+    It uses 13 bytes of memory for each byte of the tokens' texts.
+    """
+
+    def __init__(self, words: Sequence[bytes]) -> None:
+        """Index every position in the bytes of the tokens, given in the order of their ids."""
+        text = _END.join([*words, b""]) if words else b""
+        lengths = np.fromiter(map(len, words), np.int64, len(words)) + len(_END)
+        self._text = np.frombuffer(text + bytes(_KEY), np.uint8)
+        self._word = np.repeat(np.arange(len(words), dtype=np.int32), lengths)
+        keys = np.zeros(len(text), np.uint32)
+        for i in range(_KEY):
+            keys = keys << np.uint32(8) | self._text[i : i + len(text)]
+        self._places = np.argsort(keys, kind="stable").astype(np.int32)
+        self._keys = keys[self._places]
+
+    def holding(self, text: bytes) -> NDArray[np.int32]:
+        """The ids of the tokens that contain a text in UTF-8; an id may occur several times."""
+        return self._word[self._find(text)]
+
+    def ending(self, text: bytes) -> NDArray[np.int32]:
+        """The ids of the tokens that end with a text in UTF-8."""
+        return self._word[self._find(text + _END)]
+
+    def _find(self, text: bytes) -> NDArray[np.int32]:
+        first = int.from_bytes(text[:_KEY].ljust(_KEY, b"\x00"), "big")
+        last = int.from_bytes(text[:_KEY].ljust(_KEY, b"\xff"), "big")
+        bounds = np.array([first, last], np.uint32)
+        start = np.searchsorted(self._keys, bounds[0], "left")
+        end = np.searchsorted(self._keys, bounds[1], "right")
+        places = self._places[start:end]
+        for i in range(_KEY, len(text)):
+            places = places[self._text[places + i] == text[i]]
+        return places
+
 
 def tables_of(
     breakers: Sequence[str],
-    vocab: Sequence[bytes],
+    vocabulary: Vocabulary,
     encode: Callable[[str], Sequence[int]],
     vocab_size: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The tables of one list of breakers.
+    """Build the tables for one list of breakers.
 
-    The rest of a text that begins within a character has no tokens of its own, so a breaker whose
-    characters are cut apart by tokens is not seen there.
+    If the rest of a breaker begins in the middle of a character, it has no tokens of its own. A
+    breaker whose characters are split across tokens is therefore not recognized there.
 
     Args:
-        breakers: texts, as `HistoryParams.dry_sequence_breakers` has them.
-        vocab: the bytes of each token.
-        encode: turns a text into tokens, without any that only begin a text.
-        vocab_size: V; tokens that `vocab` lacks break nothing.
+        breakers: the texts, as in `HistoryParams.dry_sequence_breakers`.
+        vocabulary: at most V tokens.
+        encode: tokenizes a text without adding special tokens at its beginning.
+        vocab_size: V; tokens that `vocabulary` lacks never break a sequence.
 
     Returns:
         A row of `BreakerTables.mask`, int64 [V], and one of `BreakerTables.tails`, int32
@@ -38,24 +85,21 @@ def tables_of(
     mask = np.zeros(vocab_size, dtype=np.int64)
     tails = np.zeros((MOST_TAILS, 1 + LONGEST_TAIL), dtype=np.int32)
     number: dict[tuple[int, ...], int] = {}
-    words = vocab[:vocab_size]
-    for breaker in breakers:
-        text = breaker.encode()
-        alone = [text in word for word in words]
-        mask[: len(words)][alone] |= 1
-        for size in range(1, len(text)):
-            try:
-                rest = text[size:].decode()
-            except UnicodeDecodeError:
-                continue
-            tail = tuple(encode(rest))[:LONGEST_TAIL]
-            heads = [
-                word.endswith(text[:size]) and not whole
-                for word, whole in zip(words, alone, strict=True)
-            ]
-            if not tail or not any(heads):
+    # Different texts of the same length never match at the same position, so the breakers of one
+    # character have no more matches in total than there are positions.
+    for breaker in dict.fromkeys(breakers):
+        whole = vocabulary.holding(breaker.encode())
+        mask[whole] |= 1
+        if len(breaker) > 1:
+            is_whole = np.zeros(vocab_size, dtype=bool)
+            is_whole[whole] = True
+        for size in range(1, len(breaker)):
+            tail = tuple(encode(breaker[size:]))[:LONGEST_TAIL]
+            heads = vocabulary.ending(breaker[:size].encode())
+            heads = heads[~is_whole[heads]]
+            if not tail or not len(heads):
                 continue
             s = number.setdefault(tail, len(number))
             tails[s, : 1 + len(tail)] = len(tail), *tail
-            mask[: len(words)][heads] |= np.int64(1 << (1 + s))
+            mask[heads] |= np.int64(1 << (1 + s))
     return mask, tails

@@ -1,4 +1,4 @@
-"""What numba compiles for the host."""
+"""Compiles functions for the host with numba."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ logger = logging.getLogger(__name__)
 
 
 def compiled(function: Callable[..., Any], *, nogil: bool = False) -> Any:
-    """Compile a function for the CPU at its first call; the machine code is kept on disk.
+    """Compile a function for the CPU on its first call, and cache the machine code on disk.
 
     Args:
-        function: what numba can compile.
-        nogil: whether other threads of Python go on while it runs.
+        function: a function that numba can compile.
+        nogil: whether it releases the GIL, so that other Python threads run meanwhile.
     """
     dispatcher = numba.njit(function, nogil=nogil)
-    # There may be nowhere to keep what was compiled: a read-only installation.
+    # A read-only installation has no place for the cache.
     with contextlib.suppress(RuntimeError):
         dispatcher._cache = _Kept(function)  # what njit does for cache=True
     return dispatcher
 
 
 def unlocked(function: Callable[..., Any]) -> Any:
-    """`compiled`, for what takes long: other threads of Python go on while it runs."""
+    """Like `compiled`, but for long-running functions: it releases the GIL while it runs."""
     return compiled(function, nogil=True)
 
 
+def is_kept(dispatcher: Any) -> bool:
+    """Whether a function's machine code is cached on disk, or can never be."""
+    cache = dispatcher._cache
+    return not isinstance(cache, _Kept) or bool(cache._cache_file._load_index())
+
+
 class _Kept(FunctionCache):  # type: ignore[misc]
-    """Machine code on disk; what a full disk does not take is compiled again at the next start."""
+    """A cache on disk. If the disk is full, the code is compiled again at the next start."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:

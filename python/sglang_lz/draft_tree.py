@@ -1,8 +1,8 @@
-"""The paths of a draft tree, from each node up to its root.
+"""The paths of a draft tree, from each node up to the root.
 
-The history of a node is the committed tokens and then its own ancestors (docs/SPEC.md section 4),
-so each node has a window of its own. Node 0 is the root, the newest
-committed token; trees come as upstream's links, a node's first child and its next sibling.
+The history of a node is the committed tokens followed by the node's ancestors (docs/SPEC.md section
+4), so each node has its own window. Node 0 is the root, which is the newest committed token.
+Upstream represents a tree by two links per node: its first child and its next sibling.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:
-    """The parent of each node; the root's, and that of a node outside the tree, is node 0.
+    """The parent of each node. It is node 0 for the root and for nodes outside the tree.
 
     Args:
         first_child: int64 [trees, nodes], -1 for none.
@@ -23,7 +23,7 @@ def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:
     """
     nodes = first_child.shape[1]
     node = torch.arange(nodes, device=first_child.device).expand_as(first_child)
-    # Follow the siblings back to the eldest, twice as far each time: no order of nodes is assumed.
+    # Follow sibling links to the first child, doubling the stride; the nodes may be in any order.
     eldest = _inverse(next_sibling, default=node)
     for _ in range((nodes - 1).bit_length()):
         eldest = eldest.gather(1, eldest)
@@ -33,17 +33,17 @@ def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:
 def paths(
     tokens: Tensor, first_child: Tensor, next_sibling: Tensor, depth: int
 ) -> tuple[Tensor, Tensor]:
-    """The tokens on the way from each node up to its root, both included.
+    """The tokens from each node up to its root, both included.
 
     Args:
         tokens: integer [trees, nodes].
         first_child: int64 [trees, nodes], -1 for none.
         next_sibling: int64 [trees, nodes], -1 for none.
-        depth: the most nodes on a path.
+        depth: the largest number of nodes on a path.
 
     Returns:
-        The tokens, the node's first, int32 [trees, nodes, depth], behind the root's only
-        repeats of it; and how many nodes are on each path, int64 [trees, nodes].
+        The tokens, int32 [trees, nodes, depth], starting with the node's own and padded with the
+        root's; and the number of nodes on each path, int64 [trees, nodes].
     """
     parent = parents(first_child, next_sibling)
     nodes = [torch.arange(tokens.shape[1], device=tokens.device).expand_as(parent)]
@@ -55,12 +55,12 @@ def paths(
 
 
 def unlink_padding(tokens: Tensor, next_sibling: Tensor) -> None:
-    """Leave the padding of n-gram trees out of what may be accepted (upstream's hook).
+    """Remove the padding of n-gram trees from the candidates for acceptance (upstream's hook).
 
-    Upstream fills a tree that is short of drafts with children of its root whose token is 0. Its
-    sampling adds up the probabilities of siblings that it refuses, so it would count token 0 once
-    for each of them and take it far too often. A real draft of token 0 may be cut off with those
-    behind it: it is then sampled instead of accepted.
+    If a tree has too few drafts, upstream pads it with children of the root whose token is 0. Its
+    sampling sums the probabilities of rejected siblings, so it would count token 0 once for each of
+    them and accept it far too often. A real draft of token 0 may be cut off together with the
+    siblings after it; it is then sampled instead of accepted.
 
     Args:
         tokens: integer [trees x nodes].
@@ -74,6 +74,6 @@ def _inverse(link: Tensor, default: Tensor) -> Tensor:
     """`result[tree, link[tree, node]] = node` where there is a link, else `default`."""
     nodes = link.shape[1]
     node = torch.arange(nodes, device=link.device).expand_as(link)
-    # What has no link is written to a column of its own.
+    # Nodes without a link write to an extra column.
     padded = torch.nn.functional.pad(default, (0, 1))
     return padded.scatter(1, link.masked_fill(link < 0, nodes), node)[:, :nodes]

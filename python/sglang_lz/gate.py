@@ -1,23 +1,32 @@
-"""Checks our fields of every request over HTTP before its endpoint sees it.
+"""Checks our fields in every HTTP request before the endpoint sees it.
 
-Upstream ignores keys that it does not know, and some of its streams begin before `admit` could
-refuse a request. So `check_fields` runs first, on every route. It checks the values of our fields
-that the route takes, and refuses them, and any other key that begins as they do
-(`params.PREFIXES`), wherever else clients put sampling parameters. The request model of a route
-tells whether it takes the fields: a route that a later release adds takes none.
+Upstream ignores unknown keys, and some of its streams begin before `admit` can reject a request.
+`check_fields` therefore runs first, on every route. It checks the values of those of our fields
+that the route accepts. It rejects our fields, and any other key with one of their prefixes
+(`params.PREFIXES`), in every other place where clients put sampling parameters. The request model
+of a route shows whether it accepts the fields, so a route added by a later release accepts none.
+
+`serve` runs the routes, and answers the errors that `sglang_lz.mistakes` attributes to the client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
+import pydantic
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
 
 from sglang_lz import metrics, repetition
+from sglang_lz.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
+from sglang_lz.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
 from sglang_lz.params import FIELDS as LZ_FIELDS
 from sglang_lz.params import PREFIXES, FieldError, LZParams, check_name, shown
 from sglang_lz.proper import admission
@@ -29,33 +38,51 @@ from sglang_lz.requests import (
     resolve_detection,
     resolve_history,
 )
+from sglang_lz.texts import most_characters
 
 Place: TypeAlias = tuple[str, ...]
-"""Keys from a body down to an object in it; () is the body itself."""
+"""The keys that lead from a body to an object inside it; () is the body itself."""
 
 # Where clients put sampling parameters, whether or not the route reads them there.
 OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params")
 DEEPEST = 2
+# Fields of a body that holds a single prompt, or something that becomes one.
+SINGLE = frozenset(("messages", "instructions", "tokens"))
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
-# A body with none of these in it holds no field of ours: a key in JSON may be written with escapes.
-_TRACES = (*(name.encode() for name in FIELDS), *map(str.encode, PREFIXES), b"\\u00")
+# A body without any of these contains none of our fields and no template. The backslash is there
+# because a JSON key may be written with escapes.
+_TRACES = (
+    *(name.encode() for name in FIELDS),
+    *map(str.encode, (*PREFIXES, "chat_template_kwargs", "\\u00")),
+)
 
-# No custom logit processor has parameters of these names.
+# Names that no custom logit processor uses for its own parameters.
 ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
-# Names that no other name begins like.
+# Vertex AI's envelope has these in each of its instances.
+_OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
+# Fields without one of the prefixes, whose misspellings cannot be recognized.
 _WHOLE_NAMES = (repetition.FIELD, admission.FIELD)
 
 PROCESSOR = "custom_logit_processor"
 
-# The names under which Ollama and SGLang take the most tokens to generate.
+# Ollama's options that upstream copies unchecked into its sampling parameters, with their names
+# there.
+OLLAMA_OPTIONS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "num_predict": "max_new_tokens",
+    "seed": "sampling_seed",
+}
+
+# What Ollama and SGLang call the maximum number of tokens to generate.
 LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
 
 
 async def check_fields(connection: HTTPConnection) -> None:
-    """Refuse a request whose fields cannot be honoured (a FastAPI dependency of every route).
+    """Reject a request whose fields cannot be honoured (a FastAPI dependency of every route).
 
-    The request object keeps its parsed body, so upstream does not parse it again. A WebSocket has
+    The request object caches its parsed body, so upstream does not parse it again. A WebSocket has
     no body.
 
     Raises:
@@ -66,43 +93,55 @@ async def check_fields(connection: HTTPConnection) -> None:
     route = connection.scope.get("route")
     place = place_of(route)
     _check_keys(connection.query_params, ("the URL",), place)
-    penalties = check_body(await _body(connection, place), place)
+    inner = _takes_internal(route)
+    body = await _body(connection, needed=place is not None or inner)
+    if (place is not None or inner) and not isinstance(body, dict):
+        raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
+    if inner:
+        check_internal(body)
+    penalties = check_body(body, place)
+    await _check_rules(body, place)
     if place is not None:
         metrics.admitted(str(getattr(route, "path", "")), penalties)
 
 
 def check_json(body: Any, model: type) -> None:
-    """`check_fields` for a body that did not come over HTTP, and will become this request model.
+    """Like `check_fields`, for a body that did not arrive over HTTP and becomes this request model.
 
     Raises:
-        FieldError: its fields of ours cannot be honoured.
+        FieldError: one of our fields cannot be honoured.
     """
     check_body(body, place_in(model))
 
 
 def check_body(body: Any, place: Place | None) -> list[LZParams]:
-    """Refuse a parsed body whose fields of ours cannot be honoured.
+    """Reject a parsed body if one of our fields in it cannot be honoured.
 
     Args:
-        body: the parsed JSON or form; None for nothing.
-        place: the object that takes our fields; None if there is none.
+        body: the parsed JSON or form; None if there is none.
+        place: the object that accepts our fields; None if no object does.
 
     Returns:
-        The LZ penalty of each object that takes our fields.
+        The LZ penalty of each object that accepts our fields.
 
     Raises:
-        FieldError: a field of ours has a wrong value or name, or stands in another object.
+        FieldError: a field of ours has a wrong value or name, or is in the wrong object.
     """
     objects = list(_objects(body))
     for where, values in objects:
         _check_keys(values, where, place)
+        if where == ("parameters",) and place == (*where, "sampling_params"):
+            _check_envelope(values)
+        check_object(values)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
     processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
     found: list[LZParams] = []
     if place is None or not isinstance(body, dict):
         return found
-    # A body without that object has the server's preferred parameters.
+    # If the body lacks that object, the server's preferred parameters apply.
     for values in [values for where, values in objects if where == place] or [{}]:
+        if place == ("options",):
+            _check_options(values)
         beam_width = _beam_width(values, place)
         limit = _limit(values, place)
         resolve_detection(values, beam_width=beam_width)
@@ -119,13 +158,152 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
     return found
 
 
+async def _check_rules(body: Any, place: Place | None) -> None:
+    """Reject a body with a constraint that has no proper tokens; its other fields are valid.
+
+    Raises:
+        FieldError: it names the constraint's field.
+    """
+    if place is None or not isinstance(body, dict):
+        return
+    for where, values in _objects(body):
+        if where == place and admission.resolve_proper_tokens(
+            values, max_new_tokens=_limit(values, place), beam_width=_beam_width(values, place)
+        ):
+            await admission.check_rules({**values, **_response_format(values)}, values)
+
+
+def _response_format(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The constraint that OpenAI's `response_format` requests, if it is well formed."""
+    form = values.get("response_format")
+    if not isinstance(form, dict):
+        return {}
+    kind, inner = form.get("type"), form.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    with contextlib.suppress(RecursionError):
+        if kind == "json_schema" and isinstance(schema, dict):
+            return {"json_schema": json.dumps(schema)}
+        if kind == "json_object":
+            return {"json_schema": '{"type": "object"}'}
+        if kind == "structural_tag":
+            return {"structural_tag": json.dumps(form)}
+    return {}
+
+
+async def serve(handler: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """Run the handler of a route. Answer the client's errors with HTTP 400 in its API's format.
+
+    On a route that samples, the stream begins only once its first part is available. Upstream would
+    send HTTP 200 before it checks the request, and could then only drop the connection.
+    """
+    try:
+        response = await handler(bounded(request))
+        if isinstance(response, StreamingResponse) and _samples(request):
+            response.body_iterator = await begun(response.body_iterator)
+    except DATA_ERRORS as error:
+        path = getattr(request.scope.get("route"), "path", "")
+        if isinstance(error, FieldError) or is_clients(error, samples=_samples(request), path=path):
+            return await answer(request, as_refusal(error))
+        raise
+    return response
+
+
+def bounded(request: Request) -> Request:
+    """The same request, but reading its body fails once it exceeds the allowed size.
+
+    Raises:
+        FieldError: the Content-Length header already exceeds the allowed size.
+    """
+    most = most_body(request.scope.get("route"))
+    if most is None:
+        return request
+    length = request.headers.get("content-length", "")
+    error = FieldError(
+        "body", f"The body must be at most {most} bytes here, got {length or 'more'}."
+    )
+    if length.isdecimal() and int(length) > most:
+        raise error
+    seen = 0
+
+    async def receive() -> Message:
+        nonlocal seen
+        message = await request.receive()
+        seen += len(message.get("body", b""))
+        if seen > most:
+            raise error
+        return message
+
+    return type(request)(request.scope, receive)
+
+
+def most_body(route: object) -> int | None:
+    """The largest body of a FastAPI route in bytes; None if the route accepts no prompts.
+
+    Routes for operators have no limit, because some accept model weights.
+    """
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    state = get_global_state()
+    models = _models(route)
+    takes_prompts = any(
+        place_in(one) is not None or getattr(one, "__module__", "").endswith(".protocol")
+        for one in models
+    )
+    is_reader = getattr(route, "path", "") in READERS
+    if state is None or not (takes_prompts or is_reader or _takes_internal(route)):
+        return None
+    manager = state.tokenizer_manager
+    if manager.model_config.is_multimodal or manager.model_config.is_audio_model:
+        return MOST_MEDIA
+    if any(not SINGLE.isdisjoint(getattr(one, "model_fields", ())) for one in models):
+        return min(MOST_BODY, max(LEAST_BODY, most_characters(manager.context_len)))
+    return MOST_BODY
+
+
+async def begun(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """Wait for the first part of a stream, and return a stream of the same parts.
+
+    Raises:
+        Exception: whatever the stream raises before its first part.
+    """
+    rest = aiter(parts)
+    first = []
+    with contextlib.suppress(StopAsyncIteration):
+        first.append(await anext(rest))
+
+    async def all_parts() -> AsyncIterator[Any]:
+        for part in first:
+            yield part
+        async for part in rest:
+            yield part
+
+    return all_parts()
+
+
+def typed_request(**values: Any) -> Any:
+    """Upstream's GenerateReqInput for the values of an envelope, checked like a /generate body.
+
+    Raises:
+        FieldError: a value has a wrong type, or its field is reserved for the server.
+    """
+    from sglang.srt.entrypoints.api_contract import generate_contract_error
+
+    check_internal(values)
+    given = {name: value for name, value in values.items() if value is not None}
+    if error := generate_contract_error(given):
+        raise FieldError("parameters", f"The request cannot be used: {error}.")
+    try:
+        return _generate_request().validate_python(given)
+    except pydantic.ValidationError as error:
+        raise FieldError("parameters", f"The request cannot be used: {error}.") from None
+
+
 async def answer(request: Request, error: Exception) -> Response:
     """HTTP 400 in the error format of the route's API (the handler of `FieldError`)."""
-    assert isinstance(error, FieldError)
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     place = place_of(request.scope.get("route"))
     message, kind = str(error), "invalid_request_error"
-    named = {"message": message, "type": kind, "param": error.field, "code": 400}
+    named = {"message": message, "type": kind, "param": getattr(error, "field", None), "code": 400}
     content: dict[str, Any] = {"error": named}
     if path.startswith("/v1/messages"):  # Anthropic's
         content = {"type": "error", "error": {"type": kind, "message": message}}
@@ -137,14 +315,13 @@ async def answer(request: Request, error: Exception) -> Response:
 
 
 def place_of(route: object) -> Place | None:
-    """The object that takes our fields in the body of a FastAPI route; None if there is none."""
-    parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
-    places = [place_in(parameter.field_info.annotation) for parameter in parameters]
+    """The object that accepts our fields in the body of a FastAPI route; None if none does."""
+    places = map(place_in, _models(route))
     return next((place for place in places if place is not None), None)
 
 
 def place_in(model: object) -> Place | None:
-    """The object that takes our fields in the body of a request model; None if there is none."""
+    """The object that accepts our fields in the body of a request model; None if none does."""
     from sglang.srt.managers.io_struct import GenerateReqInput, VertexGenerateReqInput
 
     if model is GenerateReqInput:
@@ -158,22 +335,49 @@ def place_in(model: object) -> Place | None:
     return None
 
 
-async def _body(request: Request, place: Place | None) -> Any:
-    """The parsed body of a request; None if it holds no field of ours, or cannot be parsed."""
+@cache
+def _generate_request() -> pydantic.TypeAdapter[Any]:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return pydantic.TypeAdapter(GenerateReqInput)
+
+
+def _samples(request: Request) -> bool:
+    return place_of(request.scope.get("route")) is not None
+
+
+def _models(route: object) -> list[object]:
+    """The request models of a FastAPI route."""
+    parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
+    return [parameter.field_info.annotation for parameter in parameters]
+
+
+def _takes_internal(route: object) -> bool:
+    """Whether a route's request model is upstream's internal one, with fields of its own."""
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+
+    return any(model in (GenerateReqInput, EmbeddingReqInput) for model in _models(route))
+
+
+async def _body(request: Request, *, needed: bool) -> Any:
+    """The parsed body of a request; None if it cannot be parsed.
+
+    Unless `needed` is set, it is also None if the body contains none of our fields.
+    """
     if request.headers.get("content-type", "").lower().startswith(FORMS):
         return dict(await request.form())
     raw = await request.body()
-    # Routes that take no field may get megabytes.
-    if place is None and not any(part in raw for part in _TRACES):
+    # Routes that accept none of our fields may receive megabytes.
+    if not needed and not any(part in raw for part in _TRACES):
         return None
     try:
         return await request.json()
-    except (ValueError, RecursionError):  # upstream's parser will answer that
+    except (ValueError, RecursionError):  # upstream's parser reports this
         return None
 
 
 def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The objects of a body that may hold sampling parameters, those in lists included."""
+    """The objects of a body that may hold sampling parameters, including those inside lists."""
     if isinstance(body, list) and where:
         for item in body:
             if isinstance(item, dict):
@@ -188,7 +392,7 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
     for name, value in values.items():
         if name not in FIELDS and not name.startswith(PREFIXES):
             continue
-        # Custom logit processors choose the names of their own parameters.
+        # Custom logit processors name their own parameters, and may use our prefixes.
         if where[-1:] == ("custom_params",) and name not in ONLY_OURS:
             continue
         if name not in _WHOLE_NAMES:
@@ -203,6 +407,26 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
             )  # fmt: skip
         there = f"in {'.'.join(place)}" if place else "at the top level"
         raise FieldError(name, f"{name} must stand {there} here, got {shown(value)} {here}.")
+
+
+def _check_envelope(parameters: Mapping[str, Any]) -> None:
+    for name in _OF_INSTANCES:
+        if name in parameters:
+            raise FieldError(
+                name,
+                f"{name} must stand in instances here, got {shown(parameters[name])} in "
+                "parameters.",
+            )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check the types of Ollama's options. Upstream passes any value on to the scheduler."""
+    from sglang.srt.entrypoints.api_contract import generate_contract_error
+
+    for name, inner in OLLAMA_OPTIONS.items():
+        error = generate_contract_error({"sampling_params": {inner: options.get(name)}})
+        if error is not None:
+            raise FieldError(name, f"{name} has a wrong type, got {shown(options[name])}: {error}.")
 
 
 def _is_encoder_decoder() -> bool:
@@ -220,13 +444,13 @@ def _tokenizer() -> Any:
 
 
 def _limit(values: Mapping[str, Any], where: Place) -> Any:
-    """The most tokens to generate, as upstream reads it there."""
+    """The maximum number of tokens to generate, as upstream reads it from this object."""
     if where:
         return values.get(LIMITS[where[-1]])
     return values.get("max_completion_tokens") or values.get("max_tokens")
 
 
 def _beam_width(values: Mapping[str, Any], where: Place) -> int | None:
-    """The number of beams, if it is an integer. Upstream refuses anything else."""
+    """The number of beams, if it is an integer. Upstream rejects anything else."""
     value = values.get("beam_width") if where[-1:] == ("sampling_params",) else None
     return value if isinstance(value, int) else None

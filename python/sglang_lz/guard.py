@@ -1,43 +1,54 @@
 """The loop guard: ends an output at the first token that makes it a loop.
 
-Upstream decides every stop in `Req.update_finish_state`, once a step, whether the step brought one
-token or those of a verify step. What it cuts, in tokens, KV cache and answer, goes by
-`finished_len`, and so does the guard. It reads tokens that are on the host: it never waits for a
-device.
+Upstream makes every stop decision in `Req.update_finish_state`, once per step, whether the step
+added one token or several verified ones. Upstream truncates tokens, KV cache and answer at
+`finished_len`, and the guard uses the same mechanism. It reads tokens that are already on the host,
+so it never waits for a device.
 """
 
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from typing import Any
 
+import msgspec
+
 from sglang_lz import metrics
+from sglang_lz.dead_ends import end_constrained
+from sglang_lz.params import shown
 from sglang_lz.repetition import END_THINKING, RECOMMENDED, Detector, Loop
 
 FINISH_REASON = "repetition"
-"""As vLLM says it."""
+STOP_REASON = "repetition_detected"
+"""vLLM's value for `stop_reason`, for clients that check it beside the finish reason."""
+REPORTED = (FINISH_REASON, "stop", "length")
+"""The finish reasons under which a server can report a loop (--lz-loop-finish-reason)."""
 
 
 class FinishRepetition:
-    """The finish reason of an output that ended in a loop, in the form of upstream's."""
+    """The finish reason of an output that ended in a loop, with the interface of upstream's."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, reported: str) -> None:
+        """Report a loop under one of the reasons in `REPORTED`."""
         self.loop = loop
+        self.reported = reported
 
     def to_json(self) -> dict[str, Any]:
-        """What `/generate` answers; other APIs show `type` and `matched`."""
+        """The finish reason in a `/generate` answer; other APIs show `type` and `matched`."""
         loop = self.loop
         evidence = {"pattern_size": loop.pattern_size, "count": loop.count, "begin": loop.begin}
         matched = " ".join(f"{name}={value}" for name, value in evidence.items())
-        return {"type": FINISH_REASON, "matched": f"repetition_detected {matched}", **evidence}
+        length = {"length": loop.end} if self.reported == "length" else {}  # upstream has it too
+        return {"type": self.reported, "matched": f"{STOP_REASON} {matched}", **evidence, **length}
 
 
 class LoopGuard:
     """Looks for a loop in the output of one request.
 
     Attributes:
-        next_look: the output's length from which on `look` may find one; upstream's step compares
-            it, so that most steps call nothing.
+        next_look: the output length from which `look` may find a loop. Upstream's step compares
+            against it, so that most steps call nothing.
     """
 
     __slots__ = ("_detector", "_ends_thinking", "next_look")
@@ -50,11 +61,11 @@ class LoopGuard:
         self.next_look = self._detector.next_look
 
     def look(self, req: Any) -> None:
-        """Finish a request whose output has become a loop, unless it ended before that token."""
+        """Finish a request whose output has become a loop, unless it already ended earlier."""
         output = req.output_ids
         if self._ends_thinking and req.require_reasoning:
-            # Of a verify step upstream's grammar has accepted all tokens by now; a single token it
-            # accepts later, and an answer of no token is no loop.
+            # After a verify step, upstream's grammar has already accepted all tokens. A single
+            # token is accepted later, but an answer of no tokens cannot be a loop.
             begin = req.grammar.answer_begin if req.grammar is not None else None
             self._detector.skip(len(output) if begin is None else begin)
         loop = self._detector.find(output)
@@ -66,26 +77,45 @@ class LoopGuard:
             end = len(output) if req.finished_len is None else req.finished_len
             if loop.end >= end or reason.to_json()["type"] == "abort":
                 return
-        req.finished_reason = FinishRepetition(loop)
+        req.finished_reason = FinishRepetition(loop, _reported())
         req.finished_len = loop.end
 
 
 def prepare() -> None:
-    """Compile the detector and make the counters, before a server serves."""
+    """Compile the detector and create the counters before the server accepts requests."""
     Detector(RECOMMENDED).find(array("q", [0]))
     metrics.start()
 
 
 def guard_of(sampling_params: Any) -> LoopGuard | None:
-    """The guard of a request with these SamplingParams of upstream's; None if it asked for none."""
+    """The guard for a request with these upstream SamplingParams; None if it requested none."""
     return None if sampling_params.repetition_detection is None else LoopGuard(sampling_params)
 
 
-def after_step(req: Any) -> None:
-    """Look at what a step added to a request's output, and count one that ended (upstream's hook).
+def before_finish(req: Any, new_tokens: int) -> int:
+    """End a request that cannot continue, before upstream checks whether it is finished (its hook).
 
     Args:
-        req: upstream's Req, once upstream has decided whether it is finished.
+        req: upstream's Req, with the new tokens of a step.
+        new_tokens: the number of new tokens.
+
+    Returns:
+        `new_tokens`.
+    """
+    if req.sampling_params.proper_tokens:
+        from sglang_lz.proper.backend import end_without_mask
+
+        end_without_mask(req, new_tokens)
+    if req.grammar is not None:
+        end_constrained(req, new_tokens)
+    return new_tokens
+
+
+def after_step(req: Any) -> None:
+    """Check a request's new tokens for a loop, and count the output if it ended (upstream's hook).
+
+    Args:
+        req: upstream's Req, after upstream has decided whether it is finished.
     """
     if req.loop_guard is not None:
         req.loop_guard.look(req)
@@ -94,15 +124,51 @@ def after_step(req: Any) -> None:
         stopped = reason.loop if isinstance(reason, FinishRepetition) else None
         ended = getattr(req.grammar, "loop", None)
         if ended is not None and ended.end >= len(req.output_ids_through_stop):
-            ended = None  # the output ended with that token
+            ended = None  # the output ended with that same token
         metrics.finished(req, stopped, ended)
 
 
-def complete(response: Any, finish_reason: Any) -> None:
-    """Say in an answer of the Responses API why it is incomplete (upstream's hook).
+def check_reported(value: Any) -> None:
+    """Reject an invalid `--lz-loop-finish-reason`.
+
+    Raises:
+        ValueError: one sentence with the argument, the allowed values and the value given.
+    """
+    if value not in REPORTED:
+        raise ValueError(
+            f"--lz-loop-finish-reason must be one of {', '.join(REPORTED)}, got {shown(value)}."
+        )
+
+
+@cache
+def _reported() -> str:
+    from sglang.srt.runtime_context import get_context
+
+    return str(get_context().config_leaf("lz_loop_finish_reason"))
+
+
+def with_stop_reason(choice: Any) -> Any:
+    """Mark a choice in an answer whose output became a loop (upstream's hook).
 
     Args:
-        response: upstream's ResponsesResponse, which takes every incomplete answer for a long one.
+        choice: a dict, or one of upstream's msgspec structs.
+
+    Returns:
+        The choice unchanged, or for such an output a dict that includes vLLM's `stop_reason`.
+    """
+    is_dict = isinstance(choice, dict)
+    matched = choice.get("matched_stop") if is_dict else choice.matched_stop
+    if not isinstance(matched, str) or not matched.startswith(f"{STOP_REASON} pattern_size="):
+        return choice
+    fields = choice if is_dict else msgspec.structs.asdict(choice)
+    return {**fields, "stop_reason": STOP_REASON}
+
+
+def complete(response: Any, finish_reason: Any) -> None:
+    """Set the reason in an incomplete answer of the Responses API (upstream's hook).
+
+    Args:
+        response: upstream's ResponsesResponse, which blames its length for any incomplete answer.
         finish_reason: upstream's, as a dict, a string or None.
     """
     kind = finish_reason.get("type") if isinstance(finish_reason, dict) else finish_reason

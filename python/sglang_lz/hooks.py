@@ -1,8 +1,8 @@
-"""Check that the functions of upstream that will run still call ours.
+"""Checks that the upstream functions that will run still call ours.
 
-The seal says that the files are ours. A plugin, a monkey patch or another copy of sglang may still
-put a function of its own in the place of one that a patch changed, and the penalty would be
-ignored without a word.
+The seal shows that the files on disk are ours. A plugin, a monkey patch or another copy of sglang
+may still replace a function that one of our patches changed. The penalty would then be silently
+ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CellType, CodeType, FunctionType, MappingProxyType
 
 _OPENAI = "sglang.srt.entrypoints.openai"
 
-# By function, as module and name: the calls that our patches put into it.
+# For each function, as module and name, the calls that our patches add to it.
 HOOKS = MappingProxyType(
     {
         ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): ("plan_step",),
@@ -22,13 +22,25 @@ HOOKS = MappingProxyType(
             "sglang.srt.model_executor.model_runner",
             "ModelRunner._init_post_memory_pool_components",
         ): ("reserve_windows",),
-        ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): ("apply_step",),
+        ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): (
+            "apply_step",
+            "forbid_step",
+        ),
+        ("sglang.srt.managers.scheduler", "Scheduler.init_req_max_new_tokens"): ("refuse_history",),
+        ("sglang.srt.managers.scheduler", "Scheduler._get_new_batch_prefill_raw"): ("with_room",),
+        (
+            "sglang.srt.disaggregation.decode",
+            "SchedulerDisaggregationDecodeMixin._get_new_prebuilt_batch",
+        ): ("takes_room",),
         ("sglang.srt.speculative.eagle_utils", "eagle_sample"): (
             "verify_step",
+            "forbid_nodes",
             "accept_step",
-            "keep_min_p",
         ),
-        ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): ("after_step",),
+        ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): (
+            "before_finish",
+            "after_step",
+        ),
         (
             "sglang.srt.constrained.grammar_manager",
             "GrammarManager.process_req_with_grammar",
@@ -70,7 +82,7 @@ HOOKS = MappingProxyType(
 
 
 def check() -> None:
-    """Refuse to go on in a process in which upstream would not call us.
+    """Refuse to start in a process where upstream would not call our functions.
 
     Raises:
         ValueError: one sentence that names the function.
@@ -83,11 +95,11 @@ def check() -> None:
 
 
 def missing() -> list[str]:
-    """One clause for each function in this process's modules that lacks a call of ours.
+    """One clause for each function in this process's modules that lacks one of our calls.
 
-    A function passes if it makes the call itself or may call one that does: what it wraps, or its
-    base class's method. Whether a wrapper really calls what it holds cannot be told.
-    Modules that are not imported here are not looked at.
+    A function passes if it makes the call itself, or may call a function that does: one that it
+    wraps, or its base class's method. We cannot tell whether a wrapper really calls what it holds.
+    Modules that are not imported in this process are not checked.
     """
     found = []
     for (module, name), calls in HOOKS.items():
@@ -103,7 +115,7 @@ def missing() -> list[str]:
 
 
 def _functions(holder: object, name: str) -> Iterator[FunctionType]:
-    """The function of that dotted name, and those that it goes on to."""
+    """The function with that dotted name, and the functions that it may call in turn."""
     *parents, last = name.split(".")
     for parent in parents:
         holder = getattr(holder, parent)
@@ -115,16 +127,17 @@ def _functions(holder: object, name: str) -> Iterator[FunctionType]:
             continue
         functions = list(_wrapped(vars(base)[last], last, set()))
         yield from functions
-        # An override goes on by super() or by the base class's name.
+        # An override calls its base by super() or by the base class's name.
         if not any(last in function.__code__.co_names for function in functions):
             return
 
 
 def _wrapped(value: object, name: str, seen: set[int]) -> Iterator[FunctionType]:
-    """A function and what it wraps: kept in its closure or its defaults, or among its globals under
-    the same name; what a partial, a callable object or a cache of functools holds.
+    """A function and the functions that it wraps. Those may be in its closure, its defaults, or its
+    globals under the same name, or inside a partial, a callable object or a functools cache.
 
-    Not by `__wrapped__` of a function: what replaces another may name it there, and never call it.
+    The `__wrapped__` attribute of a function does not count: a replacement may set it to the
+    original function without ever calling it.
     """
     if id(value) in seen:
         return
@@ -153,7 +166,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _names(function: FunctionType) -> set[str]:
-    """Every name that a function's code mentions, that of functions inside it included."""
+    """Every name that occurs in a function's code, including functions nested inside it."""
 
     def of(code: CodeType) -> Iterator[str]:
         yield from code.co_names

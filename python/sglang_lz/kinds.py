@@ -1,4 +1,4 @@
-"""The kinds of values that a request field takes: how each is checked, and how it is described."""
+"""The kinds of values that a request field accepts, with their checks and descriptions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """What values a field takes.
+    """Which values a field accepts.
 
     Attributes:
-        takes: whether a value has the right type and is in its range. Its second argument is the
-            upper end of the range where `bound` names it.
-        allowed: the right values, as an error message names them after "must be". "{largest}" in it
-            stands for the upper end.
+        takes: whether a value has the right type and is in range. Its second argument is the upper
+            limit if `bound` names one.
+        allowed: the valid values, as an error message lists them after "must be". "{largest}"
+            in it is replaced by the upper limit.
         schema: the JSON schema of a value.
         text: type and range, in Markdown.
-        argument: what argparse must know to read a value from a command line.
-        bound: the request field or server argument whose value is the upper end; None if it is
-            always the same.
+        argument: what argparse needs to read a value from the command line.
+        bound: the request field or server argument that holds the upper limit; None if the limit
+            is fixed.
     """
 
     takes: Callable[[Any, Any], bool]
@@ -33,7 +33,7 @@ class Kind:
 
 
 def number(smallest: float, largest: float) -> Kind:
-    """A finite number, both ends of its range included. A boolean is not a number."""
+    """A finite number within an inclusive range. A boolean is not a number."""
     return Kind(
         takes=lambda value, _: _is_finite(value) and smallest <= value <= largest,
         allowed=f"a finite number in [{smallest:g}, {largest:g}]",
@@ -44,11 +44,11 @@ def number(smallest: float, largest: float) -> Kind:
 
 
 def integer(smallest: int, largest: int | str) -> Kind:
-    """An integer, both ends of its range included. Neither a boolean nor 1.0 is an integer.
+    """An integer within an inclusive range. Neither a boolean nor 1.0 counts as an integer.
 
     Args:
-        smallest: the lower end.
-        largest: the upper end, or the request field or server argument that holds it.
+        smallest: the lower limit.
+        largest: the upper limit, or the request field or server argument that holds it.
     """
     argument = {"type": int}
     schema = {"type": "integer", "minimum": smallest}
@@ -72,7 +72,7 @@ def integer(smallest: int, largest: int | str) -> Kind:
 
 
 def boolean() -> Kind:
-    """True or false. Neither 0 nor 1 is a boolean."""
+    """True or false. Neither 0 nor 1 counts as a boolean."""
     return Kind(
         takes=lambda value, _: isinstance(value, bool),
         allowed="true or false",
@@ -113,11 +113,11 @@ def token_ids(most: int) -> Kind:
 
 
 def texts(most: int, longest: int) -> Kind:
-    """A list of texts that are not empty.
+    """A list of texts, none of them empty.
 
     Args:
-        most: how many characters all of them have at most beyond their first ones.
-        longest: the most bytes of each, in UTF-8.
+        most: the most characters of all texts together, not counting the first of each.
+        longest: the most bytes of each text, in UTF-8.
     """
     return Kind(
         takes=lambda value, _: (
@@ -137,7 +137,7 @@ def texts(most: int, longest: int) -> Kind:
 
 
 def _bytes(text: str) -> int:
-    """Bytes in UTF-8; 0 of what cannot be written so."""
+    """The number of bytes in UTF-8; 0 if the text cannot be encoded."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -145,7 +145,7 @@ def _bytes(text: str) -> int:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer; a boolean is not."""
+    """Whether a value is an integer; booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,7 +1,7 @@
-"""``python -m sglang_lz.launch_server``: start upstream's server, or say why not in one sentence.
+"""``python -m sglang_lz.launch_server``: start upstream's server, or explain briefly why not.
 
-`sglang-lz serve` becomes this process. It takes the arguments of ``sglang.launch_server`` and has
-upstream read them, once, so that what is checked here is what the server will use.
+`sglang-lz serve` becomes this process. It accepts the arguments of ``sglang.launch_server`` and
+lets upstream parse them exactly once, so that our checks see what the server will use.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
-"""Upstream's variable: the cores of each rank on a CPU, as in ``0,1|2,3``."""
+"""Upstream's variable with the cores of each rank on a CPU, for example ``0,1|2,3``."""
 
 REFUSED = 2
-"""Exit status where the server cannot start as it is asked to; `sglang-lz` has the same."""
+"""Exit status if the server cannot start as requested; `sglang-lz` uses the same."""
 
 
 class CannotServe(Exception):
@@ -35,22 +35,22 @@ class CannotServe(Exception):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the server ends.
+    """Run the server until it ends.
 
     Raises:
-        CannotServe: the arguments, or what the machine offers, do not let it start.
+        CannotServe: the arguments, or the machine's resources, do not allow it to start.
     """
     check_temporary_folder()
-    # They take seconds to import, and the processes that the server spawns import this module.
+    # These imports take seconds, and each process that the server spawns imports this module.
     import sglang
     from sglang.launch_server import load_plugins, prepare_server_args, run_server
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import get_device, kill_process_tree
 
-    if problems := verify_imported(sglang):  # one without our patches would not check itself
+    if problems := verify_imported(sglang):  # an unpatched sglang would not check itself
         raise CannotServe(f"{problems[0]}; reinstall sglang-lz, or mend PYTHONPATH.")
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
-    # Upstream calls it once everything is resolved, and it must not be called twice.
+    # Upstream calls this after it has resolved all arguments; it must not be called twice.
     ServerArgs.check_server_args = _refusing(ServerArgs.check_server_args)
     load_plugins()
     config = _refusing(prepare_server_args)(list(arguments))
@@ -67,12 +67,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
-    """In the place of argparse's `error`, which prints the usage: 480 lines of it."""
+    """Replaces argparse's `error`, which would print 480 lines of usage."""
     raise CannotServe(f"{message}; python -m sglang.launch_server --help lists all arguments.")
 
 
 def _refusing(check: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a check of upstream: errors that it raises on purpose become CannotServe."""
+    """Wrap one of upstream's checks so that its deliberate errors become CannotServe."""
 
     @functools.wraps(check)
     def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,10 +87,10 @@ def _refusing(check: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_temporary_folder() -> None:
-    """Check the folder for temporary files: upstream's sockets and torch's compiler need it.
+    """Check the folder for temporary files, which upstream's sockets and torch's compiler need.
 
     Raises:
-        CannotServe: there is none that can be written to.
+        CannotServe: no such folder is writable.
     """
     try:
         tempfile.gettempdir()
@@ -102,10 +102,10 @@ def check_temporary_folder() -> None:
 
 
 def check_model_path(path: str) -> None:
-    """Refuse a path that does not exist; upstream would look for it on a model hub.
+    """Reject a path that does not exist; upstream would look for it on a model hub.
 
     Raises:
-        CannotServe: nothing is there, and it cannot be a hub's name, OWNER/MODEL.
+        CannotServe: nothing exists there, and it cannot be the name of a hub model, OWNER/MODEL.
     """
     a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
     deep = path.count("/") > 1 and "://" not in path and not a_file_there
@@ -115,10 +115,10 @@ def check_model_path(path: str) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Upstream binds it only when the model is loaded, and may hang where it cannot.
+    """Check the address early: upstream binds it only after loading the model, and may then hang.
 
     Raises:
-        CannotServe: something listens there already, or it is no address of this machine.
+        CannotServe: the port is already in use, or the address does not belong to this machine.
     """
     if not 1 <= port <= 65535:
         raise CannotServe(f"--port must be an integer in [1, 65535], got {port}.")
@@ -141,7 +141,7 @@ def check_address(host: str, port: int) -> None:
                     f"port {port} of {host} is in use; choose another with --port."
                 ) from None
             reason = error.strerror or str(error)
-    if not bound:  # one of several is enough: localhost has an IPv6 address everywhere
+    if not bound:  # one of several is enough: localhost also resolves to an IPv6 address
         raise CannotServe(f"cannot listen on port {port} of {host} ({reason}).")
 
 
@@ -156,7 +156,7 @@ def ranks_here(config: Any) -> int:
 
 
 def cores() -> list[int]:
-    """The physical cores that this process may use, those of one NUMA node side by side."""
+    """The physical cores that this process may use, grouped by NUMA node."""
     from sglang.srt.utils.common import get_cpu_ids_by_node
 
     found = [int(core) for node in get_cpu_ids_by_node() for core in node.split(",")]
@@ -164,7 +164,7 @@ def cores() -> list[int]:
 
 
 def share_cores(cores: Sequence[int], ranks: int) -> str:
-    """Divide cores among ranks, in the syntax of `CORES`; more ranks than cores take turns."""
+    """Divide cores among ranks, in the syntax of `CORES`. If there are too few, ranks share."""
     if ranks > len(cores):
         return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     ends = [rank * len(cores) // ranks for rank in range(ranks + 1)]

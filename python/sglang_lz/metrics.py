@@ -1,9 +1,9 @@
 """Counters of penalties and loops, on upstream's `/metrics`.
 
-They exist with upstream's --enable-metrics only. `requests` is counted where HTTP requests are
-admitted. The others are counted in the scheduler, on one rank, when an output ends: from tokens
-that are on the host, so nothing waits for a device. prometheus_client is imported at the first
-count, as upstream does, because it reads its folder from the environment then.
+They exist only with upstream's --enable-metrics. `requests` is incremented where HTTP requests are
+admitted. The others are incremented in the scheduler, on one rank, when an output ends. They use
+tokens that are already on the host, so nothing waits for a device. Like upstream, we import
+prometheus_client at the first count, because it then reads its folder from the environment.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from sglang_lz.window import SHORTEST_LOOP
 logger = logging.getLogger(__name__)
 
 PREFIX = "sglang_lz:"
-# Of its own: one rank draws, and upstream's ranks must not draw differently.
+# A generator of our own: only one rank draws, and upstream's ranks must all draw the same numbers.
 _RANDOM = random.Random()
 OBSERVE = "lz_observe_loops"
 
 
 PENALTIES = ("off", "always", "onset")
-"""Without the LZ penalty, with `lz_onset` 0, and with more."""
+"""Requests without the LZ penalty, with `lz_onset` 0, and with a positive `lz_onset`."""
 ACTIONS = (STOP, END_THINKING)
 PLACES = ("nowhere", "inside", "end")
 
 
 class Counters:
-    """What is counted."""
+    """The counters."""
 
     def __init__(self) -> None:
         """Register the counters with prometheus_client."""
@@ -74,7 +74,7 @@ class Counters:
         )
 
     def start(self) -> None:
-        """Export what a scheduler counts with 0, so that the first event is seen as a rise."""
+        """Export the scheduler's counters as 0, so that the first event shows as an increase."""
         for penalty in PENALTIES:
             self.tokens.labels(penalty)
             for action in ACTIONS:
@@ -84,7 +84,7 @@ class Counters:
 
 
 def check_share(value: Any, *, enable_metrics: bool) -> None:
-    """Refuse a wrong `--lz-observe-loops`.
+    """Reject an invalid `--lz-observe-loops`.
 
     Raises:
         ValueError: one sentence with the argument, its range and its value.
@@ -100,18 +100,18 @@ def check_share(value: Any, *, enable_metrics: bool) -> None:
 
 
 def start() -> None:
-    """Make the counters of a scheduler."""
+    """Create the counters of a scheduler."""
     if _counts():
         counters().start()
 
 
 def admitted(endpoint: str, penalties: Sequence[LZParams]) -> None:
-    """Count a request over HTTP.
+    """Count an HTTP request.
 
     Args:
         endpoint: the path of its route.
-        penalties: its LZ penalties, resolved, one for each object of sampling parameters; of
-            strength 0 without one. The first with a penalty counts.
+        penalties: its resolved LZ penalties, one for each object of sampling parameters, with
+            strength 0 if there is none. Only the first nonzero penalty is counted.
     """
     if _enabled():
         penalty = next((one for one in penalties if one.penalty), None)
@@ -123,8 +123,8 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
 
     Args:
         req: upstream's Req.
-        stopped: the loop at which the guard stopped it.
-        ended_thinking: the loop at which the guard ended its thinking section.
+        stopped: the loop at which the guard stopped the output.
+        ended_thinking: the loop at which the guard ended the thinking section.
     """
     if not _is_first_rank():
         return
@@ -139,7 +139,7 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
         if _enabled():
             counters().ended.labels(action, penalty).inc()
             counters().tokens.labels(penalty).inc(_repeated(loop))
-    if _counts() and _RANDOM.random() < _share() and not _is_health_check(req):
+    if _counts() and _is_output(req) and _RANDOM.random() < _share():
         _observe(req, stopped, ended_thinking)
 
 
@@ -147,11 +147,11 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     output, params = req.output_ids_through_stop, req.sampling_params.lz_params
     penalty = _name(params)
     found = list(loops(output, RECOMMENDED))
-    # What the guard stopped ends in a loop, by its request's definition.
+    # An output that the guard stopped ends in a loop as its own request defines it.
     at_end = stopped is not None or (bool(found) and found[-1].end == len(output))
     place = "end" if at_end else "inside" if found else "nowhere"
     counters().observed.labels(place, penalty).inc()
-    if stopped is None and ended_thinking is None:  # else its tokens are counted already
+    if stopped is None and ended_thinking is None:  # otherwise its tokens are already counted
         counters().tokens.labels(penalty).inc(sum(map(_repeated, found)))
     if params is not None and params.onset:
         longest = max(params.window_size - 1, 1)
@@ -187,7 +187,7 @@ def _is_first_rank() -> bool:
 
     ranks = get_parallel()
     own = (ranks.attn_tp_rank, ranks.attn_cp_rank, ranks.pp_rank)
-    # A prefill server sees the first token only.
+    # A prefill server only sees the first token.
     return not any(own) and _config("disaggregation_mode") != "prefill"
 
 
@@ -195,10 +195,15 @@ def _counts() -> bool:
     return _enabled() and _is_first_rank()
 
 
-def _is_health_check(req: Any) -> bool:
+def _is_output(req: Any) -> bool:
+    """Whether this output goes to a client.
+
+    Upstream sends its own health checks. Before it samples a prompt several times, it also sends a
+    request for no tokens, which only fills the prefix cache.
+    """
     from sglang.srt.managers.utils import is_health_check_generate_req
 
-    return bool(is_health_check_generate_req(req))
+    return req.sampling_params.max_new_tokens != 0 and not is_health_check_generate_req(req)
 
 
 def _config(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Room in the KV cache for decodes beside a chunk of a prompt (`--enable-mixed-chunk`)."""
+"""Keeps KV cache free for a chunked prompt while others decode (`--enable-mixed-chunk`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 
 def decodes_fit(decodes: ScheduleBatch, budget: PrefillBudget, chunked: Req | None) -> bool:
-    """Whether requests can decode beside a chunk and leave the prompt its room (upstream's hook).
+    """Whether decodes beside a chunk leave the prompt enough room (upstream's hook).
 
-    A prompt is admitted when there is room for all of it. Upstream then lets others decode beside
-    each of its chunks as long as that decode fits, and retracts nobody. So they can take the
-    prompt's room; its next chunk finds none, and the server ends. Here they wait until the prompt
-    is through: the decode step after it retracts what does not fit.
+    A prompt is admitted when there is room for all of it. Upstream then lets other requests decode
+    beside each chunk if that one decode step fits, and retracts none of them. They can thus use up
+    the prompt's room, so that its next chunk finds none and the server crashes. Here the decodes
+    wait until the prompt is finished; the decode step after that retracts requests that do not fit.
 
     Args:
         decodes: the requests that would decode; may be empty.
-        budget: what the step's chunk was admitted with. Its slots are allocated already.
-        chunked: the request whose prompt goes on after this step, if there is one.
+        budget: the budget that admitted the step's chunk. Its slots are already allocated.
+        chunked: the request whose prompt continues after this step, if any.
     """
     if decodes.is_empty() or not decodes.check_decode_mem():
         return False

@@ -1,8 +1,8 @@
 """The penalties over a request's whole history, beside the LZ penalty: fields and ranges.
 
-Frequency, presence and repetition penalty and `min_new_tokens` are upstream's fields, which stand
-in its `SamplingParams`. `HistoryParams` is the table of those that we add. docs/PENALTIES.md
-defines them all.
+The frequency, presence and repetition penalties and `min_new_tokens` are upstream's fields, in its
+`SamplingParams`. `HistoryParams` is the table of the fields that we add. docs/PENALTIES.md defines
+all of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_lz.history import MOST_TAILS
-from sglang_lz.kinds import integer, number, texts, token_ids
-from sglang_lz.params import FieldError, entries_of, field, read
+from sglang_lz.kinds import integer, is_integer, number, texts, token_ids
+from sglang_lz.params import FieldError, entries_of, field, read, shown
 
 LARGEST_NUMBER = 2**30
-"""A window of so many tokens is larger than any context."""
+"""A window of this many tokens is larger than any context."""
 MOST_WHITELISTED = 1024
+LARGEST_HISTORY_MEMORY = 8191
+"""The limit in MiB: addresses in this memory are int32, counted in words."""
 LONGEST_BREAKER = 40
-"""llama.cpp cuts breakers off there."""
+"""llama.cpp truncates breakers to this length."""
 
 NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
@@ -32,7 +34,7 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
         "dry_multiplier": 0,
     }
 )
-"""The fields that turn a penalty on, and the values at which each is off."""
+"""The fields that turn on a penalty, each with the value at which it is off."""
 SEES_PROMPT = ("repetition_penalty", "no_repeat_ngram_size", "dry_multiplier")
 UPSTREAM = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
 
@@ -41,60 +43,63 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class HistoryParams:
-    """What a request asks of its penalties beside upstream's fields, validated."""
+    """The settings of a request's penalties other than upstream's fields, validated."""
 
     penalty_last_n: int = field(
         -1,
         integer(-1, LARGEST_NUMBER),
-        "how many of the newest tokens the frequency, presence and repetition penalties see; -1 "
-        "is all",
+        "how many of the most recent tokens the frequency, presence and repetition penalties "
+        "count; -1 counts all of them",
     )
     no_repeat_ngram_size: int = field(
         0,
         integer(0, LARGEST_NUMBER),
-        "the length in tokens of the n-grams of which none may come twice; 0 is off",
+        "the length in tokens of the n-grams that must not occur twice; 0 turns this off",
     )
     no_repeat_ngram_window: int = field(
         -1,
         integer(-1, LARGEST_NUMBER),
-        "in how many of the newest tokens an n-gram must lie not to be repeated; -1 is all",
+        "how many of the most recent tokens are searched for earlier n-grams; -1 searches all of "
+        "them, 0 turns this off",
     )
     no_repeat_ngram_whitelist: tuple[int, ...] = field(
         (),
         token_ids(MOST_WHITELISTED),
-        "tokens that may complete an n-gram again",
+        "tokens that may complete an n-gram a second time",
     )
     dry_multiplier: float = field(
         0.0,
         number(0, 100),
-        "strength of DRY, in nats; 0 is off",
+        "strength of DRY, in nats; 0 turns it off",
     )
     dry_base: float = field(
         1.75,
         number(1, 100),
-        "by how much DRY grows with each token of a repeat beyond `dry_allowed_length`",
+        "the factor by which DRY grows with each token of a match beyond `dry_allowed_length`",
     )
     dry_allowed_length: int = field(
         2,
         integer(0, LARGEST_NUMBER),
-        "the longest repeat that DRY lets go on for nothing, less one",
+        "the shortest match, in tokens, that DRY penalises",
     )
     dry_penalty_last_n: int = field(
         -1,
         integer(-1, LARGEST_NUMBER),
-        "in how many of the newest tokens DRY looks for repeats; -1 is all, 0 turns it off",
+        "how many of the most recent tokens DRY searches for matches; -1 searches all of them, 0 "
+        "turns DRY off",
     )
     dry_sequence_breakers: tuple[str, ...] = field(
         ("\n", ":", '"', "*"),
         texts(MOST_TAILS, LONGEST_BREAKER),
-        "texts over which no repeat of DRY goes on; a list of them takes the place of the default",
+        "strings that end a DRY match: DRY does not look back beyond the most recent one; a list "
+        "replaces the default",
     )
 
     @classmethod
     def parse(
         cls, fields: Mapping[str, Any], defaults: Mapping[str, Any] = _NOTHING
     ) -> HistoryParams:
-        """Read our fields of a request; arguments and errors as `LZParams.parse`."""
+        """Read our fields of a request; arguments and errors are those of `LZParams.parse`."""
         return cls(**read(ENTRIES, fields, {}, defaults))
 
     @property
@@ -103,8 +108,21 @@ class HistoryParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     def request_fields(self) -> dict[str, Any]:
-        """The fields of a request that asks for this."""
+        """The request fields that specify these settings."""
         return {name: getattr(self, name) for name in FIELDS}
+
+
+def check_history_memory(value: Any) -> None:
+    """Reject an invalid `--lz-history-memory`.
+
+    Raises:
+        ValueError: one sentence with the argument, its range and its value.
+    """
+    if not is_integer(value) or not 1 <= value <= LARGEST_HISTORY_MEMORY:
+        raise ValueError(
+            f"--lz-history-memory must be an integer in [1, {LARGEST_HISTORY_MEMORY}] (MiB), "
+            f"got {shown(value)}."
+        )
 
 
 ENTRIES = entries_of(HistoryParams)
@@ -113,8 +131,8 @@ FIELDS = tuple(ENTRIES)
 
 
 def in_use(values: Mapping[str, Any]) -> Iterator[str]:
-    """The penalties that values turn on, by the field that does. Null is unset, and what is no
-    number is for others to refuse."""
+    """The fields among these values that turn a penalty on. Null counts as unset, and values that
+    are not numbers are left to other checks."""
     for name, neutral in NEUTRAL.items():
         value = values.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -123,10 +141,10 @@ def in_use(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_used(sampling_params: Any) -> bool:
-    """Whether a request has a penalty over its history.
+    """Whether a request has a penalty over its whole history.
 
     Args:
-        sampling_params: upstream's struct, admitted.
+        sampling_params: upstream's struct, after admission.
     """
     own: HistoryParams | None = sampling_params.history_params
     return (
@@ -139,7 +157,7 @@ def is_used(sampling_params: Any) -> bool:
 
 
 def refuse(name: str, value: object, reason: str, whose: str = "") -> FieldError:
-    """The error of a penalty that a server or a request cannot have."""
+    """The error for a penalty that a server or a request cannot have."""
     return FieldError(
         name,
         f"{name} must be {NEUTRAL[name]:g} {reason}, got {value}{whose}: it is not exact there, so "

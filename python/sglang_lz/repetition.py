@@ -1,7 +1,8 @@
 """`repetition_detection`: when an output counts as a loop, and the first token at which it does.
 
-The field's names and meaning are those of vLLM's, and `action` is ours: the newest output tokens
-are `min_count` copies in a row of one pattern of `min_pattern_size` to `max_pattern_size` tokens.
+The field's names and meaning are vLLM's, except for `action`, which is ours. An output is a loop
+when its newest tokens are `min_count` consecutive copies of one pattern of `min_pattern_size` to
+`max_pattern_size` tokens.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ class RepetitionDetection:
     max_pattern_size: int = _field(
         0,
         integer(0, LARGEST_PATTERN_SIZE),
-        "the longest pattern, in tokens; 0 is off",
+        "the longest pattern, in tokens; 0 turns detection off",
     )
     min_pattern_size: int = _field(
         0,
         integer(0, f"{FIELD}.max_pattern_size"),
-        "the shortest pattern, in tokens; 0 counts as 1",
+        "the shortest pattern, in tokens; 0 means 1",
     )
     min_count: int = _field(
         0,
         integer(2, LARGEST_COUNT),
-        "copies in a row that are a loop, the first included",
+        "how many consecutive copies make a loop, the first included",
     )
     action: str = _field(
         STOP,
         choice(STOP, END_THINKING),
-        "`stop` ends the output; `end_thinking` ends the thinking section, once, so that the model "
-        "answers",
+        "`stop` ends the output; `end_thinking` ends the thinking section once, so that the model "
+        "goes on to answer",
     )
 
     @classmethod
@@ -64,7 +65,8 @@ class RepetitionDetection:
         """Read the field of a request; None if it is missing, null or off.
 
         Raises:
-            FieldError: no object, an unknown key, or a value of the wrong type or out of range.
+            FieldError: it is not an object, a key is unknown, or a value has the wrong type or is
+                out of range.
         """
         if value is None:
             return None
@@ -104,9 +106,9 @@ class Loop:
     """A loop in an output.
 
     Attributes:
-        pattern_size: tokens of its shortest pattern that counts.
-        begin: the first of its tokens, counted from 0.
-        end: the first token behind it.
+        pattern_size: the length of its shortest pattern that counts, in tokens.
+        begin: the index of its first token, from 0.
+        end: the index just past its last token.
     """
 
     pattern_size: int
@@ -115,35 +117,35 @@ class Loop:
 
     @property
     def count(self) -> int:
-        """Whole copies of the pattern, the first included."""
+        """Complete copies of the pattern, including the first."""
         return (self.end - self.begin) // self.pattern_size
 
 
 class Detector:
-    """Looks for a loop in an output that grows; most tokens cost it one comparison.
+    """Looks for a loop in a growing output; most tokens cost a single comparison.
 
-    A pattern of k tokens is n copies in a row once k(n - 1) tokens in a row equal the token k
-    before them. Each look tells how many of them the nearest pattern still lacks, and until so many
-    tokens have come, none can be complete.
+    A pattern of k tokens occurs n times in a row once k(n - 1) consecutive tokens each equal the
+    token k before them. Each look computes how many more of these the closest pattern needs. Until
+    the output has grown by that much, no loop can be complete.
 
     Attributes:
-        next_look: the output's length at which a loop can be complete at the earliest.
+        next_look: the smallest output length at which a loop can be complete.
     """
 
     __slots__ = ("_detection", "_first_look", "_looked", "next_look")
 
     def __init__(self, detection: RepetitionDetection, first_look: int = 1) -> None:
-        """Look from an output of `first_look` tokens on."""
+        """Begin at an output of `first_look` tokens."""
         self._detection = detection
         self._first_look = self.next_look = max(first_look, 1)
         self._looked = 0
 
     def skip(self, length: int) -> None:
-        """Look no more at an output of `length` tokens or fewer."""
+        """Stop looking at outputs of `length` tokens or fewer."""
         self.next_look = max(self.next_look, length + 1)
 
     def rollback(self, length: int) -> None:
-        """Go back to an output of `length` tokens, which may go on otherwise now."""
+        """Return to an output of `length` tokens, which may now continue differently."""
         if length < self._looked:
             self.next_look = max(self._first_look, min(self.next_look, length + 1))
             self._looked = length
@@ -153,7 +155,7 @@ class Detector:
         return copy.copy(self)
 
     def find(self, output: array[int]) -> Loop | None:
-        """The first loop in an output that has none up to the last one looked at.
+        """The first loop in an output, given that earlier looks found none.
 
         Args:
             output: token ids, as array("q").
@@ -174,11 +176,11 @@ class Detector:
 
 
 def loops(output: array[int], detection: RepetitionDetection) -> Iterator[Loop]:
-    """All loops of a finished output, in their order, each up to where it breaks off.
+    """All loops of a finished output, in order, each up to where its repetition ends.
 
     Args:
         output: token ids, as array("q").
-        detection: what counts as a loop.
+        detection: the definition of a loop.
     """
     detector = Detector(detection)
     while (found := detector.find(output)) is not None:
@@ -191,7 +193,7 @@ def loops(output: array[int], detection: RepetitionDetection) -> Iterator[Loop]:
 
 @compiled
 def _run(tokens: NDArray[np.int64], end: int, size: int, most: int) -> int:
-    """How many tokens in a row, from the newest on, equal the token `size` before them."""
+    """How many of the newest tokens in a row each equal the token `size` before them."""
     run = 0
     while run < most and run + size < end and tokens[end - 1 - run] == tokens[end - 1 - run - size]:
         run += 1
@@ -204,14 +206,14 @@ def first_loop(
 ) -> tuple[int, int, int]:
     """The length at which tokens first end in a loop, its pattern's size and where it began.
 
-    Without one, the first length above that of `tokens` at which there can be one, and twice 0.
+    If there is none, the first length beyond that of `tokens` at which there can be one, and 0, 0.
 
     Args:
         tokens: int64 [length].
-        end: the first length to look at.
+        end: the first length to check.
         shortest: the shortest pattern, in tokens.
-        longest: the longest.
-        count: the copies in a row, the first included.
+        longest: the longest pattern, in tokens.
+        count: the number of consecutive copies, including the first.
     """
     while end <= len(tokens):
         newest = tokens[end - 1]
@@ -235,7 +237,7 @@ def description() -> str:
         f"`{json.dumps(entry.default)}`)"
         for name, entry in _ENTRIES.items()
     )
-    return f"When the newest tokens repeat, act. {keys}."
+    return f"Acts when the output ends in a repeated pattern. {keys}."
 
 
 def json_schema() -> dict[str, Any]:

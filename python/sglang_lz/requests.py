@@ -1,11 +1,11 @@
 """Our request fields on their way from a request body to the scheduler (docs/SPEC.md section 6).
 
-They are those of the LZ penalty, those of `penalties`, `repetition_detection` and `proper_tokens`.
-Upstream's fields of penalties are checked here too: a mode in which they are not exact refuses
-them.
+These are the fields of the LZ penalty, the fields of `penalties`, `repetition_detection` and
+`proper_tokens`. Upstream's own penalty fields are checked here too, because modes in which they are
+not exact reject them.
 
-Each public name is used by a patch of upstream's request path. A request over HTTP is checked by
-`sglang_lz.gate` first; one of the offline Engine or of gRPC is checked by `admit` only.
+Each public name is used by a patch of upstream's request path. `sglang_lz.gate` checks HTTP
+requests first; requests from the offline Engine or gRPC are checked by `admit` only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
-from sglang_lz import params, penalties, repetition
+from sglang_lz import limits, params, penalties, repetition, stop_regex
 from sglang_lz.params import FieldError, LZParams, shown
 from sglang_lz.penalties import HistoryParams, in_use, refuse
 from sglang_lz.proper import admission
@@ -31,13 +31,13 @@ _SCHEMAS = {
     repetition.FIELD: repetition.json_schema(),
 }
 FIELDS = tuple(_SCHEMAS)
-"""The names of all our fields, as requests spell them."""
+"""The names of all our fields as requests spell them."""
 FIELDS_TEXT = " ".join(f"`{name}`: {schema['description']}" for name, schema in _SCHEMAS.items())
 
 UNPENALISED = {"lz_penalty": 0, admission.FIELD: False, **penalties.NEUTRAL}
-"""Sampling parameters of a request that must not have what the server prefers."""
+"""Sampling parameters for requests to which the server's preferred penalties must not apply."""
 
-# Upstream's own types of these objects, with a description of the keys that we add.
+# Upstream's own types of these objects, with descriptions of the keys that we add.
 GenerateSamplingParams = Annotated[
     list[dict[str, Any]] | dict[str, Any] | None,
     Field(description=f"Sampling parameters, ours among them. {FIELDS_TEXT}"),
@@ -54,9 +54,9 @@ _MODEL_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
 }
 LZFields = create_model("LZFields", **_MODEL_FIELDS)
-"""Base of the OpenAI- and Anthropic-style request models: the fields, at the top level.
+"""Base of the OpenAI- and Anthropic-style request models, with the fields at the top level.
 
-It accepts any value, so that the error message comes from `resolve` on every endpoint.
+It accepts any value, so that `resolve` produces the error message on every endpoint.
 """
 
 
@@ -65,23 +65,23 @@ class LZFieldsInOptions(BaseModel):
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Our fields of a mapping.
+    """Our fields in a mapping.
 
-    Null ones are left out: where upstream merges sampling parameters, they would replace those of
+    Null ones are omitted. Where upstream merges sampling parameters, they would otherwise override
     the server's --preferred-sampling-params.
     """
     return {name: values[name] for name in FIELDS if values.get(name) is not None}
 
 
 def other_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a mapping holds beside our fields."""
+    """The contents of a mapping other than our fields."""
     return {name: value for name, value in values.items() if name not in FIELDS}
 
 
 def without_lz_fields(body: Any) -> Any:
     """The body of a /generate request, without our fields in its `sampling_params`.
 
-    A body of any other form is returned as it is: upstream's schema refuses it.
+    A malformed body is returned unchanged, and upstream's schema rejects it.
     """
     if not isinstance(body, dict):
         return body
@@ -100,12 +100,12 @@ def admit(
     custom_logit_processor: object = None,
     tokenizer: object = None,
 ) -> None:
-    """Validate our fields of a request and set those of its SamplingParams.
+    """Validate our fields of a request and store them in its SamplingParams.
 
     Args:
         sampling_params: upstream's struct. Its `lz_params` becomes the request's LZ penalty,
-            `history_params` what it asks of its other penalties, and `repetition_detection` what
-            counts as a loop; None for none. With `proper_tokens` it always has a constraint.
+            `history_params` the settings of its other penalties, and `repetition_detection` the
+            definition of a loop; each may be None. With `proper_tokens` it always has a constraint.
         requested: the request's own sampling parameters, without the server's preferred ones.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
@@ -113,13 +113,19 @@ def admit(
         tokenizer: the model's.
 
     Raises:
-        FieldError: a wrong value, or what this server cannot do exactly.
+        FieldError: a value is wrong, or this server cannot apply it exactly.
     """
+    stop_regex.check(requested.get(stop_regex.FIELD))
+    limits.check_constraints(sampling_params)
+    sampling_params.stop_regex_max_len = min(
+        sampling_params.stop_regex_max_len, stop_regex.MOST_TOKENS
+    )
+    limits.check_sampling_floats(sampling_params)
     beam_width = sampling_params.beam_width
     sampling_params.repetition_detection = resolve_detection(requested, beam_width=beam_width)
     limit = sampling_params.max_new_tokens
     if limit == 0 and _may_truncate():
-        requested = {**requested, "lz_penalty": 0}  # the client may have asked for more tokens
+        requested = {**requested, "lz_penalty": 0}  # the client may have requested more tokens
     penalty = resolve(
         requested,
         max_new_tokens=limit,
@@ -154,23 +160,23 @@ def resolve(
 ) -> LZParams:
     """The LZ penalty of a request, from its fields, the server's preferred ones and the defaults.
 
-    Where nothing is generated (scores, embeddings, `max_new_tokens` 0), a preferred penalty does
-    not count.
+    If nothing is generated (scores, embeddings, `max_new_tokens` 0), a preferred penalty is
+    ignored.
 
     Args:
         requested: the request's own sampling parameters. A null counts as missing.
-        max_new_tokens: the most tokens to generate; None for no limit.
-        beam_width: beams of beam search; None or 1 for none.
+        max_new_tokens: the maximum number of tokens to generate; None for no limit.
+        beam_width: the number of beams in beam search; None or 1 without beam search.
         is_encoder_decoder: whether the model is one.
         has_input_embeds: whether the prompt came as embeddings instead of tokens.
 
     Raises:
-        FieldError: a wrong value, or a penalty that this server cannot apply exactly.
+        FieldError: a value is wrong, or this server cannot apply the penalty exactly.
     """
     from sglang.srt.runtime_context import get_context
 
     config = get_context().config_leaf
-    # Upstream merges these in too, but lets a null win over them.
+    # Upstream merges these in too, but a null in the request would override them.
     preferred = given_fields(config("preferred_sampling_params") or {})
     penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
     if penalty.penalty == 0:
@@ -206,15 +212,15 @@ def resolve_history(
     has_input_embeds: bool,
     custom_logit_processor: object,
 ) -> HistoryParams | None:
-    """What a request asks of its penalties beside upstream's fields; None for the defaults.
+    """The settings of a request's penalties other than upstream's fields; None for the defaults.
 
     Args:
-        requested: its own sampling parameters, upstream's among them. A null counts as missing.
+        requested: its own sampling parameters, including upstream's. A null counts as missing.
         custom_logit_processor: the request's, if any.
         others: as in `resolve`.
 
     Raises:
-        FieldError: a wrong value, or a penalty or transform that this server cannot apply exactly.
+        FieldError: a value is wrong, or this server cannot apply a penalty or transform exactly.
     """
     from sglang.srt.runtime_context import get_context
 
@@ -229,7 +235,7 @@ def resolve_history(
         if value:
             raise FieldError(
                 name,
-                f"{name} must be left out {what}, which ignores it, got {shown(value)}.",
+                f"{name} must be left out {what}, got {shown(value)}.",
             )
     reasons = list(unsupported_modes(config))
     if is_encoder_decoder:
@@ -251,14 +257,14 @@ def resolve_history(
 def resolve_detection(
     requested: Mapping[str, Any], *, beam_width: int | None
 ) -> RepetitionDetection | None:
-    """What counts as a loop in a request, by its own field or the server's preferred one.
+    """The definition of a loop in a request, from its own field or the server's preferred one.
 
     Args:
         requested: the request's own sampling parameters. A null counts as missing.
-        beam_width: beams of beam search; None or 1 for none.
+        beam_width: the number of beams in beam search; None or 1 without beam search.
 
     Raises:
-        FieldError: a wrong value, or a guard that this server does not have.
+        FieldError: a value is wrong, or this server does not support the guard.
     """
     from sglang.srt.runtime_context import get_context
 
@@ -279,9 +285,9 @@ def resolve_detection(
 
 
 def resent_fields(sampling_params: Any) -> dict[str, Any]:
-    """Our fields to send when a request that was admitted here is sent to another server.
+    """Our fields to include when a request admitted here is forwarded to another server.
 
-    A request without them says so: that server may prefer some.
+    If the request has none, the result turns them off explicitly: that server may prefer some.
     """
     penalty, detection = sampling_params.lz_params, sampling_params.repetition_detection
     return {
@@ -293,7 +299,7 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
 
 
 def _may_truncate() -> bool:
-    """Whether upstream may have lowered a request's `max_new_tokens` to what its prompt leaves."""
+    """Whether upstream may have lowered a request's `max_new_tokens` to fit the context."""
     from sglang.srt.runtime_context import get_context
 
     return bool(get_context().config_leaf("allow_auto_truncate"))

@@ -1,10 +1,11 @@
 """The functions that upstream's sampling calls (patches/sampling); they read its batches.
 
-`reserve_windows` makes the windows of a server when it starts. Of a batch that samples one token a
-row, `plan_step` reads the host's data while the forward batch is made, and `apply_step` applies the
-penalty right before sampling. Of a batch that verifies draft trees, `verify_step` applies it to
-every node, and `accept_step` appends the accepted tokens. `sglang_lz.penalizer` does the rest and
-knows none of upstream's classes.
+`reserve_windows` allocates a server's windows at startup. For a batch that samples one token per
+row, `plan_step` reads host data while the forward batch is being prepared, and `apply_step` applies
+the penalty right before sampling. For a batch that verifies draft trees, `verify_step` applies it
+to every node, and `accept_step` appends the accepted tokens. `forbid_step` and `forbid_nodes` run
+after the grammar's mask, because they must not forbid every token that it allows. The rest is in
+`sglang_lz.penalizer`, which is independent of upstream's classes.
 """
 
 from __future__ import annotations
@@ -18,17 +19,23 @@ import torch
 from torch import Tensor
 
 from sglang_lz import guard, hooks, kernels
-from sglang_lz.breakers import tables_of
+from sglang_lz.breakers import Vocabulary, tables_of
+from sglang_lz.history import SPARE, HistoryNeed, HistoryRoom
 from sglang_lz.history_penalizer import HistoryStep, RowHistory
 from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
-from sglang_lz.penalties import is_used
+from sglang_lz.penalties import MOST_WHITELISTED, HistoryParams, is_used
 from sglang_lz.support import unsupported_modes
 from sglang_lz.window import bytes_of_row
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_policy import PrefillAdder
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -37,63 +44,160 @@ if TYPE_CHECKING:
 
     from sglang_lz.history_penalizer import Tables
     from sglang_lz.params import LZParams
-    from sglang_lz.penalties import HistoryParams
     from sglang_lz.window import Seed
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
 logger = logging.getLogger(__name__)
 
+MOST_NEW_LISTS = 4
+"""The most lists of sequence breakers that are new in one step: each takes some milliseconds."""
+
 
 def reserve_windows(runner: ModelRunner) -> None:
-    """Reserve the windows of a model's requests for good (upstream's hook).
+    """Reserve the windows and histories of a model's requests (upstream's hook).
 
-    Upstream calls it where it has made the pool of request rows, and before it captures CUDA graphs
-    or takes what memory is left. The kernels and the loop guard's detector are compiled here too,
-    so that no request waits.
+    Upstream calls it after creating the pool of request rows, and before it captures CUDA graphs or
+    allocates the remaining memory. It also compiles the kernels and the loop guard's detector, so
+    that no request waits for them.
 
     Args:
         runner: upstream's model runner, with its pool.
 
     Raises:
-        RuntimeError: the memory cannot be had.
-        ValueError: something replaced a function that calls us.
+        RuntimeError: the memory cannot be allocated.
+        ValueError: a function that calls ours has been replaced.
     """
-    if not _samples(runner):
-        return
-    guard.prepare()
-    if any(unsupported_modes(_config_of_any_role)):
+    if _samples(runner):
+        guard.prepare()
+    if not _serves(runner) or any(unsupported_modes(_config_of_any_role)):
         return
     hooks.check()
     pool, capacity = runner.req_to_token_pool, _max_window_size()
     rows = pool.req_to_token.shape[0]
+    room = _history_room(runner, rows)
+    # On every rank of a pipeline, because all must agree on which requests wait.
+    pool.lz_room = room
+    if not _samples(runner):
+        return
     size = f"{rows} request rows of {bytes_of_row(capacity)} bytes"
-    kernels.import_for(torch.device(runner.device))  # an error here is not about memory
+    histories = f"{room.bytes} bytes for the histories of other penalties"
+    kernels.import_for(torch.device(runner.device))  # outside the try: not a memory error
     try:
-        penalizer = BatchedLZPenalizer(
-            rows, capacity, runner.device, runner.model_config.vocab_size
-        )
+        penalizer = BatchedLZPenalizer(rows, capacity, runner.device, room)
     except (RuntimeError, MemoryError) as error:
         cause = (str(error).splitlines() or ["no memory"])[0]
         raise RuntimeError(
             f"the LZ penalty cannot reserve {rows * bytes_of_row(capacity)} bytes on "
-            f"{runner.device} ({size}; {cause}): lower --lz-max-window-size, which is {capacity}, "
-            "or --max-running-requests."
+            f"{runner.device} ({size}) and {histories} ({cause}): lower --lz-max-window-size, "
+            f"which is {capacity}, --lz-history-memory, which is {_history_memory()} MiB, or "
+            "--max-running-requests."
         ) from None
     kernels.warm_up(penalizer.kernels, capacity, penalizer.device, _tree_sizes())
     pool.lz_penalizer = penalizer
     logger.info(
-        "LZ penalty: %s, %.1f MiB in all, reserved", size, rows * bytes_of_row(capacity) / 2**20
-    )
+        "LZ penalty: %s, %.1f MiB in all, and %.1f MiB for the histories of other penalties, "
+        "reserved",
+        size, rows * bytes_of_row(capacity) / 2**20, room.bytes / 2**20,
+    )  # fmt: skip
+
+
+def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
+    """Abort a new request whose history could never fit on this server (upstream's hook).
+
+    Args:
+        req: upstream's request, with its final `max_new_tokens`.
+        pool: upstream's pool of request rows.
+    """
+    room: HistoryRoom | None = getattr(pool, "lz_room", None)
+    if room is None or req.to_finish is not None:
+        return
+    need, params = _need(req, room), req.sampling_params
+    if need.words > room.words:
+        longest = len(req.origin_input_ids) + params.max_new_tokens
+        message = (
+            f"max_new_tokens must be lower with these penalties, got {params.max_new_tokens}: the "
+            f"history of up to {longest} tokens would take {4 * need.words} bytes, and this "
+            f"server has {4 * room.words} (--lz-history-memory)."
+        )
+    elif need.breakers and _vocabulary(req.tokenizer, room.vocab_size) is None:
+        message = (
+            "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
+            f"model's tokens, got {len(need.breakers)} texts."
+        )
+    else:
+        return
+    req.set_finish_with_abort(message)
+    req.lz_need = HistoryNeed()
+    params.max_new_tokens = 0
+
+
+def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool) -> Iterator[Req]:
+    """The waiting requests whose histories have room now, in their order (upstream's hook).
+
+    A request that must wait also holds back later ones with a history, so that it gets its turn.
+    Requests without a history pass it. The decision only uses data that all ranks share, so all
+    ranks decide the same.
+
+    Args:
+        waiting: upstream's queue.
+        adder: admits the requests yielded here, or not.
+        pool: upstream's pool of request rows.
+    """
+    room: HistoryRoom | None = getattr(pool, "lz_room", None)
+    if room is None:
+        yield from waiting
+        return
+    needs = _needs_now(room)
+    free = room.words - sum(need.words for need in needs)
+    lists = {need.breakers for need in needs} - {None}
+    most = min(room.lists, len(lists) + MOST_NEW_LISTS)
+    must_wait = False
+    for req in waiting:
+        need = _need(req, room)
+        if need.words:
+            used = lists | {need.breakers} - {None}
+            must_wait = must_wait or need.words > free or len(used) > most
+            if must_wait:
+                continue
+        try:
+            yield req
+        finally:  # upstream may stop iterating here
+            if need.words and adder.can_run_list and adder.can_run_list[-1] is req:
+                room.holders[id(req)] = req, need
+                free -= need.words
+                lists = used
+
+
+def takes_room(req: Req, pool: ReqToTokenPool) -> bool:
+    """Whether a request that another server prefilled may begin (upstream's hook): if its history
+    fits, this reserves room for it.
+
+    Args:
+        req: upstream's request, which already has its row.
+        pool: upstream's pool of request rows.
+    """
+    room: HistoryRoom | None = getattr(pool, "lz_room", None)
+    if room is None:
+        return True
+    need, needs = _need(req, room), _needs_now(room)
+    if not need.words or id(req) in room.holders:
+        return True
+    lists = {one.breakers for one in (*needs, need)} - {None}
+    has_room = sum(one.words for one in (*needs, need)) <= room.words and len(lists) <= room.lists
+    if has_room:
+        room.holders[id(req)] = req, need
+    return has_room
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
     """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
 
-    Reads host data only. Loops over requests only when their tokens are on the host: at prefill and
-    when they are handed over.
+    It only reads host data. It loops over requests only when their tokens are on the host: at
+    prefill, and when they are handed over.
     """
     _check_hooks_again()
+    _prepare_vocabulary(batch)
     mode = batch.forward_mode
     if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
         return
@@ -116,19 +220,30 @@ def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
             request_rows=forward_batch.req_pool_indices,
             seq_lens=forward_batch.seq_lens,
             input_ids=forward_batch.input_ids,
+            is_masked=bool(forward_batch.sampling_info.grammars),
         )
 
 
-def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZVerify | None:
+def forbid_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
+    """Forbid the tokens that `apply_step` deferred (upstream's hook, after the grammar's mask)."""
+    step: LZStep | None = getattr(forward_batch, "lz_step", None)
+    if step is not None:
+        step.penalizer.forbid(step, logits)
+
+
+def verify_step(
+    trees: VerifyInput, batch: ScheduleBatch, logits: Tensor, grammar_mask: GrammarMask | None
+) -> LZVerify | None:
     """Apply the penalty to every node of a batch of draft trees (upstream's hook, before sampling).
 
     Args:
-        trees: upstream's draft trees, one a batch row; node 0 of each is the newest token.
-        batch: gives the request row of each batch row and the position of its root.
+        trees: upstream's draft trees, one per batch row; node 0 of each is the newest token.
+        batch: has the request row of each batch row and the position of its root.
         logits: next-token logits, float32 [batch x nodes, V]; changed in place.
+        grammar_mask: the mask that is applied to them later, if any.
 
     Returns:
-        What `accept_step` needs; None if no row has a penalty.
+        What `forbid_nodes` and `accept_step` need; None if no row has a penalty.
 
     Raises:
         TypeError: the logits have another dtype.
@@ -152,19 +267,31 @@ def verify_step(trees: VerifyInput, batch: ScheduleBatch, logits: Tensor) -> LZV
         depth=trees.max_tree_depth,
         width=width,
         history=history,
+        is_masked=grammar_mask is not None,
     )
+
+
+def forbid_nodes(verified: LZVerify | None, logits: Tensor) -> None:
+    """Forbid the tokens that `verify_step` deferred (upstream's hook, after the grammar's mask).
+
+    Args:
+        verified: the result of `verify_step`.
+        logits: the same logits; changed in place.
+    """
+    if verified is not None:
+        verified.penalizer.forbid(verified, logits)
 
 
 def accept_step(
     verified: LZVerify | None, accept_index: Tensor, num_correct_drafts: Tensor
 ) -> None:
-    """Append the accepted tokens of the trees that `verify_step` saw (upstream's hook).
+    """Append the accepted tokens of the trees that `verify_step` processed (upstream's hook).
 
     Args:
-        verified: what `verify_step` returned.
+        verified: the result of `verify_step`.
         accept_index: accepted nodes of each row, root first, as rows of the logits, integer
             [batch, depth].
-        num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
+        num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
     """
     if verified is not None:
         verified.penalizer.accept(verified, accept_index, num_correct_drafts)
@@ -173,11 +300,11 @@ def accept_step(
 def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> Tensor:
     """The probabilities of the nodes of draft trees under their requests' min_p (upstream's hook).
 
-    As in plain decoding: what is less likely than min_p times the likeliest is out.
+    As in plain decoding, tokens less likely than min_p times the likeliest are removed.
 
     Args:
         probs: float32 [batch x nodes, V], after top_k and top_p.
-        sampling_info: upstream's, one row a tree.
+        sampling_info: upstream's, with one row per tree.
         nodes: how many nodes a tree has.
     """
     if not sampling_info.need_min_p_sampling:
@@ -190,12 +317,12 @@ def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> T
 
 @functools.cache
 def samples_on_cpu() -> bool:
-    """Whether this is the CPU flavour, which has the operators that sample what is accepted."""
+    """Whether this is the CPU flavour, which has the operators that sample during verification."""
     return find_spec("sglang_lz.cpu") is not None
 
 
 def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:
-    """The rows of `batch` with a penalty, and the seeds of new ones; None if it has none."""
+    """The rows of `batch` with a penalty, and the seeds of new ones; None if it has no such row."""
     prefilled, offset = _split(batch)
     ends = {
         i: req.extend_end
@@ -226,21 +353,24 @@ def _admit(
     """The seed, the width and the step of the histories of a batch.
 
     Args:
+        ends: the number of tokens of each batch row that comes with its history.
         ends: how many tokens the batch rows have that come with their histories.
         others: as in `BatchedLZPenalizer.admit`.
     """
     reqs, pool = batch.reqs, batch.req_to_token_pool
+    room = penalizer.others.room
+    histories = {i: end for i, end in ends.items() if is_used(reqs[i].sampling_params)}
+    for i in histories:
+        room.holders[id(reqs[i])] = reqs[i], _need(reqs[i], room)
     history = penalizer.others.admit(
         rows,
         generation,
-        {
-            i: _row_history(reqs[i], end, batch.model_config.vocab_size)
-            for i, end in ends.items()
-            if is_used(reqs[i].sampling_params)
-        },
+        {i: _row_history(reqs[i], end, room.vocab_size) for i, end in histories.items()},
         pool.req_generation.numpy(),
-        lambda: pool.free_slots,
+        lambda: {req.kv.req_pool_idx for req, _ in room.holders.values() if _holds(req)},
     )
+    for i in history.refused if history is not None else ():
+        _end_without_room(reqs[i])
     windows = {
         i: _history(reqs[i], end)
         for i, end in ends.items()
@@ -248,6 +378,42 @@ def _admit(
     }
     seed, width = penalizer.admit(rows, generation, windows, is_stepped=history is not None)
     return seed, width, history
+
+
+def _end_without_room(req: Req) -> None:
+    """End a request that was admitted although its history has no room. This cannot happen, because
+    admission uses the same numbers, but no request may crash the server."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    logger.error("no room for the history of request %s", req.rid)
+    req.to_finish = FINISH_ABORT(
+        "This server has no room for the history that the request's penalties need: try again.",
+        503,
+        "ServiceUnavailableError",
+    )
+
+
+def _holds(req: Req) -> bool:
+    """Whether a request still needs its history; a retracted request gets a new one later."""
+    return req.kv.holds_kv and not req.finished()
+
+
+def _needs_now(room: HistoryRoom) -> list[HistoryNeed]:
+    """The needs of the requests that still hold room; the others are forgotten."""
+    room.holders = {key: one for key, one in room.holders.items() if _holds(one[0])}
+    return [need for _, need in room.holders.values()]
+
+
+def _need(req: Req, room: HistoryRoom) -> HistoryNeed:
+    """The room that the history of a request needs."""
+    need: HistoryNeed | None = getattr(req, "lz_need", None)
+    if need is None:
+        need = HistoryNeed()
+        params = req.sampling_params
+        if params.max_new_tokens != 0 and is_used(params):
+            need = _row_history(req, 0, room.vocab_size).need(room)
+        req.lz_need = need
+    return need
 
 
 def _has_users(penalizer: BatchedLZPenalizer) -> bool:
@@ -260,12 +426,12 @@ def _handed_over(
     rows: NDArray[np.int64],
     generation: NDArray[np.int64],
 ) -> dict[int, int]:
-    """The rows with a penalty whose prefill was another server's, each only once, and how many
-    tokens they have.
+    """The rows with a penalty that another server prefilled, each reported only once, and their
+    numbers of tokens.
 
-    A decode server (prefill/decode disaggregation) runs no prefill that announces a request: a row
-    whose generation was never looked at is new, so no step loops over all requests. Their tokens on
-    the host are complete only now: nothing was sampled here yet, and the newest is the last.
+    A decode server (prefill/decode disaggregation) runs no prefill that would announce a request.
+    Instead, a row with an unseen generation is new, so no step loops over all requests. Only now
+    are the tokens on the host complete: nothing was sampled here yet, so the newest is the last.
     """
     if not _is_decode_server():
         return {}
@@ -277,11 +443,11 @@ def _handed_over(
 def _history(req: Req, end: int) -> History:
     """The first `end` tokens of a request, as its window sees them.
 
-    They are copied here: upstream may change them before the device has them.
+    They are copied because upstream may change them before they reach the device.
     """
     lz: LZParams = req.sampling_params.lz_params
     first = 0 if lz.include_prompt else len(req.origin_input_ids)
-    # What is always on needs no run that reaches past its window.
+    # Without an onset, no run needs to reach past the window.
     start = first if lz.onset else max(first, end - lz.window_size)
     return History(
         req.full_untruncated_fill_ids[start:end] if start < end else (),
@@ -297,15 +463,15 @@ def _history(req: Req, end: int) -> History:
 
 
 def _row_history(req: Req, end: int, vocab_size: int) -> RowHistory:
-    """The first `end` tokens of a request and its penalties over all of them."""
+    """The first `end` tokens of a request, or its prompt, and its penalties over all of them."""
     params = req.sampling_params
     own: HistoryParams | None = params.history_params
     tables = None
     if own is not None and own.has_dry and own.dry_sequence_breakers:
-        tables = _tables(req.tokenizer, vocab_size, own.dry_sequence_breakers)
+        tables = functools.partial(_tables, req.tokenizer, vocab_size, own.dry_sequence_breakers)
     prompt = len(req.origin_input_ids)
     return RowHistory(
-        req.full_untruncated_fill_ids[:end],
+        req.full_untruncated_fill_ids[:end] if end else req.origin_input_ids,
         prompt,
         prompt + params.max_new_tokens,
         params.frequency_penalty,
@@ -319,63 +485,106 @@ def _row_history(req: Req, end: int, vocab_size: int) -> RowHistory:
 
 
 def _stops(req: Req, vocab_size: int) -> set[int]:
-    """The tokens that may not come before `min_new_tokens` others, as upstream has them. A client
-    may send any number as one."""
+    """The tokens that may not precede `min_new_tokens` others, as upstream defines them. Clients
+    may send any number as a token."""
     own = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     if req.tokenizer is not None:
         own |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {token for token in own if token is not None and 0 <= token < vocab_size}
 
 
-@functools.lru_cache(64)
 def _tables(tokenizer: Any, vocab_size: int, breakers: tuple[str, ...]) -> Tables:
     """The tables of DRY's sequence breakers."""
+    vocabulary = _vocabulary(tokenizer, vocab_size)
+    assert vocabulary is not None, "breakers were admitted without the texts of tokens"
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    return tables_of(breakers, _vocab(tokenizer, vocab_size), encode, vocab_size)
+    return tables_of(breakers, vocabulary, encode, vocab_size)
 
 
 @functools.lru_cache(1)
-def _vocab(tokenizer: Any, vocab_size: int) -> list[bytes]:
-    """The bytes of every token."""
+def _vocabulary(tokenizer: Any, vocab_size: int) -> Vocabulary | None:
+    """The texts of every token; None if they cannot be determined."""
     from xgrammar import TokenizerInfo
 
-    if hasattr(tokenizer, "init_xgrammar"):  # upstream's own tokenizers
-        info, _ = tokenizer.init_xgrammar()
-    else:
-        info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
-    vocab: list[bytes] = info.decoded_vocab
-    return vocab
+    try:
+        if hasattr(tokenizer, "init_xgrammar"):  # upstream's own tokenizers
+            info, _ = tokenizer.init_xgrammar()
+        else:
+            info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+        words: list[bytes] = info.decoded_vocab
+    except Exception as error:  # a user's own tokenizer may raise anything
+        logger.warning("no sequence breakers: the texts of tokens cannot be told (%s)", error)
+        return None
+    return Vocabulary(words[:vocab_size])
+
+
+def _prepare_vocabulary(batch: ScheduleBatch) -> None:
+    """Read the texts of tokens with the first batch, which is the server's own if it warms up. It
+    takes a second with 150,000 tokens."""
+    pool = batch.req_to_token_pool
+    room: HistoryRoom | None = getattr(pool, "lz_room", None)
+    if room is not None and not room.is_prepared:
+        room.is_prepared = True
+        if batch.reqs and batch.reqs[0].tokenizer is not None:
+            _vocabulary(batch.reqs[0].tokenizer, room.vocab_size)
 
 
 @functools.cache
 def _check_hooks_again() -> None:
-    """`hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
+    """Run `hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
     hooks.check()
 
 
+def _history_room(runner: ModelRunner, rows: int) -> HistoryRoom:
+    """The memory for histories: the size in the server's argument, or less if all request rows at
+    their maximum length would need less."""
+    config = runner.model_config
+    is_cpu = torch.device(runner.device).type == "cpu"
+    room = HistoryRoom(config.vocab_size, nodes=0 if is_cpu else _most_nodes())
+    # All tokens may be distinct, including those of images, and any token may stop a request.
+    longest, tokens = config.context_len, config.context_len + SPARE
+    size = RowHistory((), 0, longest, 1.0, params=HistoryParams(dry_multiplier=1)).size(tokens)
+    most = size.words(room.nodes) + config.vocab_size + MOST_WHITELISTED
+    room.words = min(_history_memory() * 2**18, rows * most)
+    room.logits = rows * _most_nodes()
+    return room
+
+
+def _history_memory() -> int:
+    """The memory for histories in MiB."""
+    from sglang.srt.runtime_context import get_exec
+
+    memory: int = get_exec().features.lz_history_memory
+    return memory
+
+
+def _serves(runner: ModelRunner) -> bool:
+    """Whether a runner's model generates tokens for requests, here or on another rank."""
+    return bool(not runner.is_draft_worker and runner.is_generation)
+
+
 def _samples(runner: ModelRunner) -> bool:
-    """Whether a runner samples tokens: no draft model or embedding model does, and of the ranks of
-    a pipeline only the last."""
-    return bool(
-        not runner.is_draft_worker and runner.is_generation and runner.pp_group.is_last_rank
-    )
+    """Whether a runner samples tokens. Draft models and embedding models do not, and in a pipeline
+    only the last rank does."""
+    return bool(_serves(runner) and runner.pp_group.is_last_rank)
 
 
 def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
-    """The penalizer of a batch; None where `reserve_windows` found that the mode is refused."""
+    """The penalizer of a batch; None if the server's mode is unsupported (`reserve_windows`)."""
     penalizer: BatchedLZPenalizer | None = getattr(batch.req_to_token_pool, "lz_penalizer", None)
     return penalizer
 
 
 def _samples_with_penalty(req: Req) -> bool:
-    """Whether this prefill ends in a sampled token (no middle chunk does) that we adjust."""
+    """Whether this prefill samples a token with a penalty; a chunk in the middle samples none."""
     return _generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
 
 
 def _generates_with_penalty(req: Req) -> bool:
-    """Whether a request has a penalty, and room to generate: upstream may have left it none.
+    """Whether a request has a penalty and room to generate; upstream may have left it none.
 
-    What then generates nothing is sampled only in company, and the penalty must not depend on that.
+    A request that generates nothing is only sampled if it shares a batch with others, and the
+    penalty must not depend on that.
     """
     params = req.sampling_params
     return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
@@ -388,11 +597,11 @@ def _request_rows(batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def _split(batch: ScheduleBatch) -> tuple[int, int]:
-    """How many leading rows are prefills, and what turns a later row into its index in input_ids.
+    """How many leading rows are prefills, and the offset from a later row to its input_ids index.
 
-    A decode row of an extend batch is one input token: upstream appends decode rows to a chunk
-    (mixed chunk), or runs a whole decode batch as an extend (`decoding_reqs`). The host does not
-    know those tokens yet, so these rows are appended to from the device.
+    In an extend batch, a decode row is a single input token: upstream appends decode rows to a
+    chunk (mixed chunk), or runs a whole decode batch as an extend (`decoding_reqs`). The host does
+    not know those tokens yet, so the device appends them to these rows.
     """
     if batch.forward_mode.is_decode():
         return 0, 0
@@ -413,7 +622,7 @@ def _max_window_size() -> int:
 
 
 def _tree_sizes() -> set[int]:
-    """How many nodes draft trees may have; empty without speculation."""
+    """The possible numbers of nodes in a draft tree; empty without speculation."""
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
@@ -425,16 +634,23 @@ def _tree_sizes() -> set[int]:
     return sizes
 
 
+def _most_nodes() -> int:
+    """The most nodes in a draft tree, on one path or in total; 1 without speculation."""
+    from sglang.srt.runtime_context import get_spec
+
+    return max({1, *_tree_sizes(), (get_spec().speculative_num_steps or 0) + 1})
+
+
 def _config_of_any_role(name: str) -> Any:
     from sglang.srt.runtime_context import get_context
 
-    # A server may change its role between prefill and decode, and is then sent what it refused.
+    # A server may switch between prefill and decode, and then receives what it would have rejected.
     return "null" if name == "disaggregation_mode" else get_context().config_leaf(name)
 
 
 def _is_decode_server() -> bool:
     from sglang.srt.runtime_context import get_disagg
 
-    # Not the argument of the server's start: a server may change its role.
+    # This is not the startup argument, because a server may change its role.
     mode: str = get_disagg().disaggregation_mode
     return mode == "decode"

@@ -1,4 +1,4 @@
-"""What a server checks before it serves: its LZ settings, and that its files are whole."""
+"""What a server checks before it serves: its LZ settings and the integrity of its files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import logging
 from typing import Any
 
-from sglang_lz import hooks, repetition
+from sglang_lz import guard, hooks, repetition
 from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.metrics import check_share
 from sglang_lz.params import FieldError, LZParams, check_max_window_size
-from sglang_lz.penalties import HistoryParams, in_use, refuse
+from sglang_lz.penalties import HistoryParams, check_history_memory, in_use, refuse
 from sglang_lz.proper import admission
 from sglang_lz.repetition import RepetitionDetection
 from sglang_lz.support import unguarded_modes, unsupported_modes
@@ -31,6 +31,8 @@ def check_server(config: Any) -> None:
     from sglang.srt.environ import envs
 
     max_window_size = check_max_window_size(config.lz_max_window_size)
+    check_history_memory(config.lz_history_memory)
+    guard.check_reported(config.lz_loop_finish_reason)
     check_share(config.lz_observe_loops, enable_metrics=config.enable_metrics)
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):

@@ -1,25 +1,25 @@
-"""Which server modes the penalties and the loop guard are exact in; others are refused."""
+"""Server modes in which the penalties and the loop guard are exact; others are rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Apple's and Ascend's backends sample on their own, and no other was ever run.
+# Apple's and Ascend's backends have their own sampling; no other backend was ever tested.
 SUPPORTED_DEVICES = ("cuda", "cpu")
-# Those that verify in upstream's eagle_sample, where each node of a draft tree has its own window.
-# The others (DFLASH, DSPARK, UNO, plugins) sample in places of their own, or twice a step.
+# Algorithms that verify in upstream's eagle_sample, where each draft node has its own window. The
+# others (DFLASH, DSPARK, UNO, plugins) sample elsewhere, or twice a step.
 SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM")
 
-# Those that run custom logit processors when they verify.
+# Algorithms that run custom logit processors during verification.
 RUNS_PROCESSORS = ("DFLASH", "DSPARK")
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
-    """Server modes in which the penalty is not exact, or not yet shown to be.
+    """Server modes in which the penalty is not exact, or not known to be.
 
     Args:
-        config: looks up the value in effect of a server argument by its name.
+        config: looks up the effective value of a server argument by its name.
     """
     from sglang.srt.environ import envs
 
@@ -28,12 +28,12 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield f"with speculative decoding by {speculation}"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
-    if speculation is not None and config("attn_dp_size") > 1:  # such servers were never run
+    if speculation is not None and config("attn_dp_size") > 1:  # never tested
         yield "with speculative decoding under data-parallel attention"
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
     if config("enable_streaming_session"):
-        # Upstream's own answers go wrong there; and a decode server cannot tell a new turn.
+        # Upstream's own answers are wrong there, and a decode server cannot recognize a new turn.
         if speculation is not None:
             yield "with speculative decoding under --enable-streaming-session"
         if config("disaggregation_mode") == "decode":
@@ -51,26 +51,31 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
 
 
 def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
-    """Fields of requests that upstream ignores in a server's mode, and the mode's name.
+    """Request fields that upstream does not support in a server's mode, the mode, and the reason.
 
     Args:
         config: as in `unsupported_modes`.
     """
+    if config("enable_deterministic_inference"):  # an assertion would crash the scheduler
+        yield "min_p", "with --enable-deterministic-inference, which cannot sample with it"
     speculation = config("speculative_algorithm")
     if speculation is None:
         return
     if speculation not in SUPPORTED_SPECULATION:
-        yield "min_p", f"with speculative decoding by {speculation}"
+        yield "min_p", f"with speculative decoding by {speculation}, which ignores it"
     if speculation not in RUNS_PROCESSORS:
-        yield "custom_logit_processor", f"with speculative decoding by {speculation}"
+        yield (
+            "custom_logit_processor",
+            f"with speculative decoding by {speculation}, which ignores it",
+        )
 
 
 def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[str]:
-    """Server modes in which the loop guard is not exact, or not yet shown to be.
+    """Server modes in which the loop guard is not exact, or not known to be.
 
     Args:
-        config: looks up the value in effect of a server argument by its name.
-        ends_thinking: whether the guard is to end thinking sections.
+        config: looks up the effective value of a server argument by its name.
+        ends_thinking: whether the guard should end thinking sections.
     """
     field = "repetition_detection"
     if config("decoupled_spec_role") != "null":
@@ -81,7 +86,7 @@ def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Ite
         yield f'{field}.action must be "stop" on a server without --reasoning-parser'
     if ends_thinking and config("skip_tokenizer_init"):
         yield f'{field}.action must be "stop" on a server with --skip-tokenizer-init'
-    # Upstream's others cannot narrow the vocabulary to the tokens that end the section.
+    # Upstream's other backends cannot restrict the vocabulary to the tokens that end the section.
     if ends_thinking and config("grammar_backend") != "xgrammar":
         yield f'{field}.action must be "stop" on a server without --grammar-backend xgrammar'
 

@@ -1,9 +1,9 @@
-"""`"action": "end_thinking"`: the end of a thinking section that has become a loop.
+"""`"action": "end_thinking"`: ends a thinking section that has become a loop.
 
-Upstream's reasoning grammar can force the tokens that end a thinking section, exactly: it masks all
-others, knows every token before each sampled one, also under overlap scheduling, and walks each
-path of a draft tree forth and back. `GuardedThinking` is that grammar, and forces them from the
-first token on that makes the section a loop.
+Upstream's reasoning grammar can force the tokens that end a thinking section, and does so exactly.
+It masks all other tokens, it knows every token before the next one is sampled (even with overlap
+scheduling), and it walks each path of a draft tree forward and back. `GuardedThinking` is that
+grammar, but forces those tokens as soon as the section has become a loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_lz.upstream import describes_thinking
 
 
 class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
-    """A reasoning grammar that ends the thinking section where it has become a loop.
+    """A reasoning grammar that ends the thinking section once it has become a loop.
 
     Attributes:
         loop: the loop that ended the section; None without one.
@@ -41,18 +41,18 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
         detection: RepetitionDetection,
         min_new_tokens: int,
     ) -> GuardedThinking:
-        """Guard a reasoning grammar that has not seen a token yet; it is used up.
+        """Guard a reasoning grammar that has seen no token yet; do not use that grammar afterwards.
 
         Args:
             grammar: upstream's.
-            token_filter: the backend's function that narrows a row of the vocabulary's mask.
-            detection: what counts as a loop.
+            token_filter: the backend's function that restricts a row of the vocabulary mask.
+            detection: the definition of a loop.
             min_new_tokens: the shortest output that counts, in tokens.
         """
         guarded = cls.__new__(cls)
         guarded.__dict__.update(vars(grammar))
         if not guarded.enable_token_filter:
-            # Upstream sets a limit in any case, but obeys it with strict thinking only.
+            # Upstream always sets a limit, but only enforces it with strict thinking.
             guarded.max_think_tokens = -1
         guarded.enable_token_filter = True
         guarded.token_filter_fn = token_filter
@@ -63,11 +63,11 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
 
     @property
     def answer_begin(self) -> int | None:
-        """How many output tokens came before the answer; None while the model thinks."""
+        """How many output tokens precede the answer; None while the model thinks."""
         return len(self._tokens) - self.tokens_after_end if self._is_generation() else None
 
     def accept_token(self, token: int) -> None:
-        """Go on by one token."""
+        """Advance by one token."""
         super().accept_token(token)
         self._tokens.append(token)
         if self.loop is None and self._is_thinking():
@@ -96,10 +96,10 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
 
 
 def guard_thinking(req: Any, manager: Any) -> None:
-    """Guard the thinking section of a request that asks for it (upstream's hook).
+    """Guard the thinking section of a request that requested it (upstream's hook).
 
     Args:
-        req: upstream's Req, with its grammar, with a future of it, or without one.
+        req: upstream's Req, with its grammar, a future for it, or neither.
         manager: upstream's GrammarManager.
     """
     detection = req.sampling_params.repetition_detection
@@ -113,7 +113,7 @@ def guard_thinking(req: Any, manager: Any) -> None:
         manager._apply_request_reasoning_config(req)
     grammar = req.grammar
     if not isinstance(grammar, ReasonerGrammarObject) or (
-        # Such a grammar also covers outputs that skip the section, and decides what ends it.
+        # This kind of grammar also covers outputs without a section, and decides what ends it.
         describes_thinking(grammar)
     ):
         req.set_finish_with_abort(

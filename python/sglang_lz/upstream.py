@@ -1,7 +1,7 @@
-"""What our code must know of differences between the upstream releases that we support.
+"""Differences between the upstream releases that we support.
 
-Every such difference is a function here, decided by what upstream's object has and never by a
-version. It names the release that needs it, and goes when that release does.
+Each difference is a function here. It checks what upstream's object has, never a version number.
+It names the release that needs it, and is deleted when we drop support for that release.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sglang_lz.guard import FINISH_REASON
 def applies_constraint(grammar: Any) -> bool:
     """Whether upstream's ReasonerGrammarObject constrains the next token.
 
-    0.5.22 has no `_grammar_active`: there a constraint begins with the answer.
+    0.5.22 has no `_grammar_active`; there, a constraint begins with the answer.
     """
     active = getattr(grammar, "_grammar_active", None)
     if active is not None:
@@ -25,32 +25,32 @@ def applies_constraint(grammar: Any) -> bool:
 def describes_thinking(grammar: Any) -> bool:
     """Whether the constraint of upstream's ReasonerGrammarObject covers the thinking section too.
 
-    0.5.22 has no `reasoning_in_grammar`: there none does.
+    0.5.22 has no `reasoning_in_grammar`; there, no constraint does.
     """
     return getattr(grammar, "reasoning_in_grammar", False) and grammar.grammar is not None
 
 
 def frames_answers(backend: Any, kind: str) -> bool:
-    """Whether upstream's ReasonerGrammarBackend puts tokens around answers to such a constraint.
+    """Whether upstream's ReasonerGrammarBackend adds tokens around answers under this constraint.
 
-    0.5.22 has no `_is_framed`: there none does.
+    0.5.22 has no `_is_framed`; there, it never does.
 
     Args:
         backend: upstream's.
-        kind: of the constraint, such as "json".
+        kind: the kind of constraint, such as "json".
     """
     framed = getattr(backend, "_is_framed", None)
     return framed is not None and bool(framed(kind))
 
 
 def event_maker(event_type: Any, response: dict[str, Any]) -> Any:
-    """What makes the last event of a stream of the Responses API.
+    """The function that creates the last event of a stream of the Responses API.
 
-    0.5.22 checks it against OpenAI's own types, which know no reason of ours; 0.5.23 does not.
+    0.5.22 validates the event against OpenAI's types, which reject our reason; 0.5.23 does not.
 
     Args:
         event_type: OpenAI's type of the event.
-        response: what the event is to hold.
+        response: the response that the event will contain.
     """
     ours = (response.get("incomplete_details") or {}).get("reason") == FINISH_REASON
     return event_type.construct if ours else event_type

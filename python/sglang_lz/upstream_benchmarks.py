@@ -19,12 +19,12 @@ BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
 
 
 def add_arguments(parser: argparse.ArgumentParser, **penalty: Any) -> None:
-    """Add an argument for each request field, as `--lz-window-size` for `lz_window_size`.
+    """Add an argument for each request field, such as `--lz-window-size` for `lz_window_size`.
 
     Args:
-        parser: gets the arguments as a group.
-        penalty: further arguments of `add_argument` for `--lz-penalty`. With `nargs` it is swept,
-            and `--lz-variants` sweeps everything that a request may set.
+        parser: receives the arguments as a group.
+        penalty: further arguments of `add_argument` for `--lz-penalty`. With `nargs`, it is swept,
+            and `--lz-variants` sweeps any sampling parameters of a request.
     """
     group = parser.add_argument_group("LZ penalty")
     for name in FIELDS:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, **penalty: Any) -> None:
 
 
 class _Sweep:
-    """What `LZBenchArgs` does with its values."""
+    """The methods of `LZBenchArgs`."""
 
     lz_penalty: tuple[float, ...]
     lz_variants: tuple[str, ...]
@@ -57,7 +57,7 @@ class _Sweep:
         return [given_fields(vars(self) | {"lz_penalty": value}) for value in self.lz_penalty]
 
     def lz_strongest(self) -> dict[str, Any]:
-        """The request fields of the largest strength. A warm-up with these compiles all kernels."""
+        """The request fields of the largest strength. A warm-up with them compiles all kernels."""
         return max(self.lz_sweep(), key=lambda fields: fields.get("lz_penalty", 0.0))
 
 
@@ -73,9 +73,10 @@ LZBenchArgs = make_dataclass(
 )
 """The LZ arguments of one_batch; upstream's `BenchArgs` inherits from it.
 
-`lz_penalty` holds strengths, in nats per bit: the innermost loop of the benchmark's sweep. They may
-be repeated, so that they alternate in one process. The other fields hold for every strength; None
-takes the default. `lz_variants` holds JSON objects of any sampling parameters instead.
+`lz_penalty` holds strengths in nats per bit, which form the innermost loop of the benchmark's
+sweep. They may be repeated, so that they alternate in one process. The other fields apply to every
+strength; None means the default. `lz_variants` holds JSON objects of any sampling parameters
+instead.
 
 Raises:
     ValueError: a wrong value; the message names the field, the value and the range.
@@ -83,7 +84,7 @@ Raises:
 
 
 def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
-    """Give upstream's requests some sampling parameters, as a server would admit them.
+    """Give upstream's requests sampling parameters, as a server would admit them.
 
     Raises:
         ValueError: the fields are wrong for the server arguments in effect, such as a window above
@@ -96,10 +97,10 @@ def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
 
 
 def request_fields(args: Any) -> dict[str, Any]:
-    """The request fields that serving's arguments ask for; empty if they ask for none.
+    """The request fields specified by serving's arguments; empty if there are none.
 
     Raises:
-        ValueError: a wrong value, or a backend that does not know the fields.
+        ValueError: a value is wrong, or the backend does not support the fields.
     """
     fields = given_fields(vars(args))
     if fields and (args.backend not in BACKENDS or getattr(args, "rust_client", False)):
@@ -112,9 +113,9 @@ def request_fields(args: Any) -> dict[str, Any]:
 
 
 def into_sampling_params(payload: dict[str, Any]) -> dict[str, Any]:
-    """The body of a /generate request with its LZ fields in `sampling_params`.
+    """The body of a /generate request, with its LZ fields moved to `sampling_params`.
 
-    serving puts the extra fields of a request at the top level, whatever the endpoint.
+    serving puts a request's extra fields at the top level on every endpoint.
     """
     params = {**payload["sampling_params"], **given_fields(payload)}
     return {**other_fields(payload), "sampling_params": params}

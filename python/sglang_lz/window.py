@@ -16,9 +16,9 @@ PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE, ONSET = range(6)
 PARAMS = 6
 
 SHORTEST_LOOP = 16
-"""A run of fewer tokens is no loop (docs/SPEC.md section 9)."""
+"""A run of fewer tokens does not count as a loop (docs/SPEC.md section 9)."""
 LONGEST_RUN = 32767
-"""Runs saturate there."""
+"""Runs saturate at this value."""
 
 
 def bytes_of_row(capacity: int) -> int:
@@ -29,17 +29,16 @@ def bytes_of_row(capacity: int) -> int:
 
 @dataclass(slots=True)
 class Seed:
-    """What rows get when their histories arrive whole, at prefill. On the host, one row each.
+    """The initial state of rows, built whole on the host at prefill, with one entry per row.
 
     Attributes:
         rows: request rows, int64 [rows], distinct.
-        position: where the newest token of each stands, int64 [rows].
-        end: where its tokens end in `history`, int64 [rows].
-        history: the visible tokens of all rows, one row after the other, oldest first, int64. Of a
-            row that is always on, those of its window are enough.
-        sampled: how many tokens of each row's history came before its first sampled one, int64
-            [rows].
-        params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to give a row up.
+        position: the position of the newest token of each, int64 [rows].
+        end: where the tokens of each end in `history`, int64 [rows].
+        history: the visible tokens of all rows, one row after the other, oldest first, int64. For a
+            row without an onset, the tokens of its window are enough.
+        sampled: how many tokens of each row's history precede its first sampled one, int64 [rows].
+        params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to clear a row.
     """
 
     rows: NDArray[np.int64]
@@ -51,20 +50,20 @@ class Seed:
 
 
 class WindowState:
-    """Tokens, run lengths and parameters of each request row; rows never move when a batch does.
+    """Tokens, run lengths and parameters of each request row; rows do not move when a batch does.
 
     The position of the newest token (0-based, prompt included) is an argument of each step.
 
     Attributes:
         capacity: the largest window, in tokens.
-        tokens: the token of position p in column p % capacity, int32 [rows, capacity].
+        tokens: the token at position p in column p % capacity, int32 [rows, capacity].
         run: the run length of period k in column k (docs/SPEC.md section 9), int16 [rows,
-            capacity]; the match length of the source there is that run, as far as buffer and
-            window reach. Column 0 and those past the visible tokens hold anything.
+            capacity]. The match length of the source there is the same run, limited by buffer and
+            window. Column 0 and the columns past the visible tokens are undefined.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
-            1 for the `rate` cost, and the onset, negative once it is reached. A row whose penalty
-            is 0 is skipped. (Positions below 2**24 are exact.)
-        arrays: these three as numpy sees them; none on a device.
+            1 for the `rate` cost, and the onset, which becomes negative once it is reached. A row
+            whose penalty is 0 is skipped. (Positions below 2**24 are exact.)
+        arrays: these three as numpy views; empty on a device other than the CPU.
     """
 
     def __init__(

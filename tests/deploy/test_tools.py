@@ -7,16 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _tools import ROOT
+import pytest
 
+from _tools import IMAGE_TOOLS, ROOT
+
+FILE = "tests/deploy/test_cuda_image.py"
 COMMAND = [
     *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1"),
-    *("tests/deploy/test_report_page.py", "-k", "test_charts_have_names"),
+    *(FILE, "-k", "test_a_missing_base"),
 ]
 
 
+@pytest.fixture
+def missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The packages that a session below misses, which searches an empty folder for them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packages = IMAGE_TOOLS.missing()
+    assert "podman" in packages
+    return " ".join(packages)
+
+
 def run_without_programs(folder: Path, **variables: str) -> tuple[int, list[str]]:
-    """Status and output of a session that finds no browser."""
+    """Status and output of a session that finds no podman."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
         [*COMMAND, f"--basetemp={folder / 'pytest'}"],
@@ -29,20 +41,20 @@ def run_without_programs(folder: Path, **variables: str) -> tuple[int, list[str]
     return done.returncode, done.stdout.splitlines()
 
 
-def test_tests_without_their_tools_are_named_at_the_end(tmp_path: Path) -> None:
+def test_tests_without_their_tools_are_named_at_the_end(tmp_path: Path, missing: str) -> None:
     status, output = run_without_programs(tmp_path, CI="")
     assert status == 0
     *_, passed, title, tests, why, _, install, run = output
     assert "1 skipped" in passed
     assert "1 TESTS NOT RUN" in title
-    assert tests == "tests/deploy/test_report_page.py: 1"
-    assert why.endswith("not installed: chromium")
-    assert install.strip() == "apt-get install chromium"
-    assert run.strip() == "scripts/test full tests/deploy/test_report_page.py"
+    assert tests == f"{FILE}: 1"
+    assert why.endswith(f"not installed: {missing}")
+    assert install.strip() == f"apt-get install {missing}"
+    assert run.strip() == f"scripts/test full {FILE}"
 
 
-def test_in_ci_they_are_errors(tmp_path: Path) -> None:
+def test_in_ci_they_are_errors(tmp_path: Path, missing: str) -> None:
     status, output = run_without_programs(tmp_path, CI="true")
     assert status == 1
     assert "1 error" in output[-1]
-    assert "not installed: chromium" in "\n".join(output)
+    assert f"not installed: {missing}" in "\n".join(output)

@@ -403,6 +403,36 @@ def edit(name: str, before: str, after: str) -> Callable[[Release], None]:
     return change
 
 
+def append_lines(name: str) -> Callable[[Release], None]:
+    """The file's own lines once more."""
+
+    def change(release: Release) -> None:
+        file = release.folder / name
+        file.write_bytes(file.read_bytes() * 2)
+
+    return change
+
+
+def huge(name: str) -> Callable[[Release], None]:
+    """100 GB without taking the place on the disk."""
+    return lambda release: os.truncate(release.folder / name, 10**11)
+
+
+def pipe(name: str) -> Callable[[Release], None]:
+    def change(release: Release) -> None:
+        (release.folder / name).unlink()
+        os.mkfifo(release.folder / name)
+
+    return change
+
+
+def legacy(release: Release) -> None:
+    """The hash in the place of what was hashed, and the signature said to be of no hash."""
+    sums = release.folder / "SHA256SUMS"
+    sums.write_bytes(hashlib.blake2b(sums.read_bytes()).digest())
+    edit("SHA256SUMS.minisig", "\nRU", "\nRW")(release)
+
+
 def other_wheel(release: Release) -> None:
     shutil.copy(release.folder / CUDA, release.folder / CPU)
 
@@ -441,6 +471,18 @@ TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
         "signature",
         "SHA256SUMS.minisig does not sign SHA256SUMS with this key (signature verification",
     ),
+    "legacy signature of what was hashed": (
+        legacy,
+        "signature",
+        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (legacy signature",
+    ),
+    "more behind the signature": (
+        append_lines("SHA256SUMS.minisig"),
+        "signature",
+        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (invalid number",
+    ),
+    "huge SBOM": (huge(SBOM), "SBOM", f"{SBOM} cannot be read (larger than"),
+    "SBOM that is a pipe": (pipe(SBOM), "SBOM", f"{SBOM} cannot be read (not a regular file"),
     "no signature in it": (
         lambda release: (release.folder / "SHA256SUMS.minisig").write_text("") and None,
         "signature",
@@ -507,6 +549,31 @@ def test_wrong_key(released: Release) -> None:
     status, said = released.verify(CPU, key=other.to_base64().decode())
     assert status == 1
     assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key (incompatible key" in said
+
+
+@pytest.mark.parametrize("name", sorted(SIGNED))
+@pytest.mark.parametrize("change", [huge, pipe])
+def test_unsigned_files_are_read_in_bounds(
+    release: Release, name: str, change: Callable[[str], Callable[[Release], None]]
+) -> None:
+    change(name)(release)
+    status, said = release.verify(CPU)
+    assert status == 2
+    assert f"{release.folder / name} cannot be read" in said
+
+
+def test_a_key_is_no_file_of_its_name(release: Release, tmp_path: Path) -> None:
+    """Whoever forges a release may put a key of their own where the right one's text leads."""
+    right = minisign.PublicKey.from_file(release.public).to_base64().decode()
+    forger = minisign.KeyPair.generate()
+    sums = (release.folder / "SHA256SUMS").read_bytes()
+    (release.folder / "SHA256SUMS.minisig").write_bytes(bytes(forger.secret_key.sign(sums)))
+    (tmp_path / right).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / right).write_bytes(bytes(forger.public_key))
+    wheel = release.folder / CPU
+    done = release.world.run("verify", wheel, "--public-key", right, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key" in done.stdout
 
 
 @pytest.mark.parametrize("name", sorted(SIGNED))

@@ -93,10 +93,14 @@ def adaptive_sizes() -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
-def test_every_node_is_judged_and_only_the_accepted_path_is_kept(runner: Runner, kind: str) -> None:
+def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
+    runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rounds of drafts between plain decodes, for rows with and without the penalty."""
     sizes = adaptive_sizes() if kind == "adaptive" else [7]
     assert kind != "adaptive" or sizes == [1, 2, 4, 6, 8]
+    monkeypatch.setattr(sampling, "_tree_sizes", lambda: set(sizes))
+    sampling.reserve_windows(runner.bench.torch_runner)
     rng = random.Random(f"trees {kind != 'tree'}")
     torch.manual_seed(0)
     parameters = [LZ | given for given in PARAMETERS]

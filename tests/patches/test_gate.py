@@ -320,7 +320,7 @@ def test_encoder_decoder_models_refuse_before_a_stream(
 
     from sglang.srt.entrypoints import http_server
 
-    config = SimpleNamespace(is_encoder_decoder=True)
+    config = SimpleNamespace(is_encoder_decoder=True, is_multimodal=False, is_audio_model=False)
     state = SimpleNamespace(tokenizer_manager=SimpleNamespace(model_config=config))
     monkeypatch.setattr(http_server, "get_global_state", lambda: state)
     body = {"text": "a", "stream": True, "sampling_params": {"lz_penalty": 1}}

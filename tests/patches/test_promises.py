@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import json
 import os
 import pickle
@@ -16,6 +17,7 @@ from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -23,9 +25,10 @@ import torch
 
 from inprocess import LZ, make_request
 from sglang_lz import requests
+from sglang_lz.guard import FinishRepetition
 from sglang_lz.params import LZParams
 from sglang_lz.penalties import NEUTRAL, HistoryParams
-from sglang_lz.repetition import RepetitionDetection
+from sglang_lz.repetition import Loop, RepetitionDetection
 from sglang_lz.requests import FIELDS, UNPENALISED
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
@@ -275,6 +278,46 @@ def test_the_openapi_document_describes_the_fields_of_every_endpoint() -> None:
             assert f"`{name}`" in schemas[model]["properties"][untyped]["description"], model
 
 
+class TestFinishReasons:
+    """guard/finish-reasons"""
+
+    @pytest.mark.parametrize("reason", ["repetition", "stop", "length"])
+    def test_a_choice_names_a_loop_as_vllm_does(self, reason: str) -> None:
+        from sglang.srt.entrypoints.openai import protocol
+        from sglang.srt.entrypoints.openai.sse_utils import build_sse_content
+
+        loop = FinishRepetition(Loop(pattern_size=2, begin=1, end=7), reason).to_json()
+        message = protocol.ChatMessage(role="assistant", content="a")
+        for model, content in (
+            ("CompletionResponseChoice", {"text": "a"}),
+            ("CompletionResponseStreamChoice", {"text": "a"}),
+            ("ChatCompletionResponseChoice", {"message": message}),
+            ("ChatCompletionResponseStreamChoice", {"delta": protocol.DeltaMessage()}),
+        ):
+            choice = getattr(protocol, model)
+            ended = choice(
+                index=0, finish_reason=loop["type"], matched_stop=loop["matched"], **content
+            )
+            for dumped in (ended.model_dump(), json.loads(ended.model_dump_json())):
+                assert dumped["finish_reason"] == reason
+                assert dumped["stop_reason"] == "repetition_detected"
+            other = choice(index=0, finish_reason="stop", matched_stop="a", **content)
+            assert "stop_reason" not in other.model_dump()
+        for matched, found in ((loop["matched"], "repetition_detected"), ("a", None), (7, None)):
+            chunk = build_sse_content("i", 0, "m", 0, finish_reason=reason, matched_stop=matched)
+            (choice,) = json.loads(chunk.removeprefix("data: "))["choices"]
+            assert choice.get("stop_reason") == found
+            assert (choice["finish_reason"], choice["matched_stop"]) == (reason, matched)
+
+    def test_its_name_is_a_server_argument(self, model_path: str) -> None:
+        from sglang.srt.server_args import prepare_server_args
+
+        given = ["--model-path", model_path, "--device", "cpu"]
+        assert prepare_server_args(given).lz_loop_finish_reason == "repetition"
+        changed = prepare_server_args([*given, "--lz-loop-finish-reason", "length"])
+        assert changed.lz_loop_finish_reason == "length"
+
+
 class TestServer:
     """server/max-window-size and server/startup-check"""
 
@@ -431,3 +474,168 @@ class TestVerification:
     def test_all_greedy_requests_take_the_likeliest(self) -> None:
         logits = torch.randn(4, 50)
         assert self.verify([0.0] * 4, logits, 0) == logits.argmax(1).tolist()
+
+
+class TestResponsesLength:
+    """fixes/responses-length"""
+
+    def test_it_is_openais(self) -> None:
+        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
+
+        for limit in (1, 2, 100):
+            request = ResponsesRequest(input="a", max_output_tokens=limit)
+            assert request.to_sampling_params()["max_new_tokens"] == limit
+        assert ResponsesRequest(input="a").to_sampling_params()["max_new_tokens"] is None
+
+    @pytest.mark.parametrize("limit", [0, -1])
+    def test_it_has_a_range_of_its_own(self, limit: int) -> None:
+        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
+
+        with pytest.raises(ValueError, match="max_output_tokens"):
+            ResponsesRequest(input="a", max_output_tokens=limit)
+
+
+class TestClients:
+    """fixes/stop-regex, fixes/abort-by-whole-id and fixes/session-replace"""
+
+    def test_stop_regex_does_not_backtrack(self) -> None:
+        req = make_request([5])
+        req.sampling_params.stop_regex_strs = ["(a|a)+b", "a{3}$"]
+        req.sampling_params.stop_regex_max_len = 4096
+        req.tokenizer = SimpleNamespace(decode=lambda ids: "a" * len(ids))
+        req.output_ids.extend([7] * 2)
+        assert not req._check_str_based_finish(1)
+        req.output_ids.extend([7] * 5000)
+        assert req._check_str_based_finish(2)
+        assert req.finished_reason.matched == "a{3}$"
+
+    def test_an_abort_names_one_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sglang.srt.constrained.grammar_manager import GrammarManager
+        from sglang.srt.managers import scheduler as module
+        from sglang.srt.managers.io_struct import AbortReq
+        from sglang.srt.managers.scheduler import Scheduler
+
+        waiting, running = ([make_request([5]) for _ in range(2)] for _ in range(2))
+        for reqs in (waiting, running):
+            for rid, req in zip(("a", "ab"), reqs, strict=True):
+                req.rid = rid
+        queued = [MagicMock(rid=rid, grammar=None) for rid in ("a", "ab")]
+        monkeypatch.setattr(module, "_make_abort_req", MagicMock())
+        scheduler: Any = MagicMock(spec=Scheduler)
+        grammars = SimpleNamespace(grammar_queue=queued)
+        grammars.abort_requests = lambda request: GrammarManager.abort_requests(grammars, request)
+        scheduler.configure_mock(
+            chunked_req=None,
+            mm_receiver=None,
+            dllm_config=None,
+            waiting_queue=waiting,
+            disaggregation_mode=None,
+            grammar_manager=grammars,
+            beam_coordinator=MagicMock(),
+            ipc_channels=MagicMock(),
+            collect_inflight_reqs=lambda: running,
+        )
+        Scheduler.abort_request(scheduler, AbortReq(rid="a"))
+        assert [req.rid for req in waiting] == ["ab"]
+        assert running[0].to_finish is not None
+        assert running[1].to_finish is None
+        queued[0].set_finish_with_abort.assert_called_once()
+        queued[1].set_finish_with_abort.assert_not_called()
+
+    def test_a_session_replaces_its_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from sglang.srt.managers.io_struct import SessionParams
+        from sglang.srt.session import session_controller
+        from sglang.srt.session.session_controller import Session
+
+        session = Session(1000, "s")
+
+        def turn(name: str, **params: Any) -> None:
+            def make(*values: Any, **fields: Any) -> Any:
+                req = make_request([5])
+                req.rid = name
+                return req
+
+            asked = MagicMock(rid=name, input_ids=array("q", [5]), mm_inputs=None)
+            asked.session_params = SessionParams(id="s", **params)
+            monkeypatch.setattr(session_controller, "Req", make)
+            takes = inspect.signature(session.create_req).parameters
+            factory = {"req_factory": make} if "req_factory" in takes else {}
+            req = session.create_req(asked, None, 100, **factory)
+            assert req.to_finish is None
+            req.finished_reason = SimpleNamespace()
+
+        turn("0")
+        for i in range(1, 1200):
+            turn(str(i), rid=str(i - 1))
+        turn("again", rid="0", replace=True)
+        assert set(session.req_nodes) == {"0", "again"}
+        turn("again", rid="again")
+        turn("last", replace=True)
+        assert set(session.req_nodes) == {"last"}
+
+
+class TestDeadEnds:
+    """fixes/dead-ends"""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sglang_lz.dead_ends._ends_alone", lambda: True)
+        monkeypatch.setattr("sglang_lz.guard.metrics.finished", MagicMock())
+
+    @staticmethod
+    def grammar(allowed: int) -> Any:
+        """A grammar that allows the first tokens of 64, so many."""
+        from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+
+        def fill(mask: torch.Tensor, row: int) -> None:
+            mask[row] = 0
+            mask[row, 0] = (1 << allowed) - 1
+
+        grammar = MagicMock(finished=False, fill_vocab_mask=fill, loop=None)
+        grammar.is_terminated.return_value = False
+        grammar.allocate_vocab_mask = lambda vocab_size, batch_size, device: torch.full(
+            (batch_size, 2), -1, dtype=torch.int32
+        )
+        grammar.fill_vocab_mask_batched = BaseGrammarObject.fill_vocab_mask_batched
+        grammar.move_vocab_mask = lambda mask, device: mask
+        del grammar.lz_dead_end, grammar.grammar, grammar.matcher
+        return grammar
+
+    def test_rows_that_allow_nothing_allow_all(self) -> None:
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+        live, dead = self.grammar(3), self.grammar(0)
+        info = SimpleNamespace(
+            grammars=[live, None, dead], vocab_size=64, temperatures=[1] * 3, device="cpu"
+        )
+        SamplingBatchInfo.update_regex_vocab_mask(info)
+        assert info.grammar_mask.vocab_mask.tolist() == [[7, 0], [-1, -1], [-1, -1]]
+        assert not hasattr(live, "lz_dead_end")
+        req = make_request([5])
+        req.grammar, req.sampling_params.regex = dead, "x"
+        req.output_ids.extend([1, 2])
+        req.update_finish_state()
+        reason = req.finished_reason.to_json()
+        assert reason["message"].startswith("regex must allow some token")
+        assert reason["status_code"] == 400
+        assert req.finished_len == 1
+
+    def test_no_draft_goes_on_from_there(self) -> None:
+        """A dead end of a tree ends its request only where the output has come to it."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+        from sglang.srt.speculative.spec_utils import generate_token_bitmask
+
+        dead = self.grammar(0)
+        req = make_request([5])
+        req.grammar, req.sampling_params.ebnf = dead, "x"
+        links = torch.tensor([[1, -1], [-1, -1]]), torch.full((2, 2), -1)
+        other = SimpleNamespace(grammar=None)
+        mask, _ = generate_token_bitmask([other, req], *links, torch.tensor([[1, 2], [1, 2]]), 64)
+        assert (mask == -1).all()
+        dead.accept_token.assert_not_called()
+        req.output_ids.append(3)
+        req.update_finish_state()
+        assert req.finished_reason is None
+        req.to_finish = FINISH_ABORT("Grammar accept_token failed: no", 500)
+        req.update_finish_state()
+        assert req.finished_reason.to_json()["status_code"] == 400

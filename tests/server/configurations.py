@@ -136,7 +136,11 @@ CONFIGURATIONS = {
         ),
         Config("tp2", ("--tp", "2", *OBSERVES), HELPED),
         # Here also seeds count, whichever server a request comes to and whatever else is there.
-        Config("dp2", ("--dp", "2", "--enable-deterministic-inference"), FORKED),
+        Config(
+            "dp2",
+            ("--dp", "2", "--enable-deterministic-inference", "--lz-loop-finish-reason", "stop"),
+            FORKED,
+        ),
         Config("pp2", ("--pp-size", "2"), FORKED),
         Config(
             "dp-attention",
@@ -149,6 +153,7 @@ CONFIGURATIONS = {
                 *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "4"),
                 *("--lora-target-modules", "q_proj", "v_proj"),
                 "--enable-return-hidden-states",
+                *("--lz-loop-finish-reason", "length"),
             ),
             FORKED,
         ),

@@ -98,11 +98,10 @@ def _chat(content: str, new_tokens: int, fields: Json) -> Json:
 
 
 def _responses(content: str, new_tokens: int, fields: Json) -> Json:
-    # Upstream keeps two tokens of max_output_tokens back.
     return {
         "model": "m",
         "input": content,
-        "max_output_tokens": new_tokens + 2,
+        "max_output_tokens": new_tokens,
         "temperature": 0,
         **fields,
     }

@@ -203,6 +203,59 @@ def test_every_endpoint_says_so(server: Server, endpoint: Endpoint, stream: bool
         (ended,) = [choice for choice in choices if choice["finish_reason"]]
         assert ended["finish_reason"] == "repetition"
         assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
+        assert ended["stop_reason"] == "repetition_detected"
+        assert [choice for choice in choices if "stop_reason" in choice] == [ended]
+
+
+RENAMED: dict[str, Json] = {
+    "dp2": {
+        "finish_reason": "stop",
+        "status": "completed",
+        "incomplete_details": None,
+        "stop_reason": "end_turn",
+    },
+    "adapters": {
+        "finish_reason": "length",
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "stop_reason": "max_tokens",
+    },
+}
+
+
+@on(*RENAMED)
+@every_endpoint
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_a_server_that_renames_it(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    """What says that it was a loop stays beside the other name."""
+    wanted = RENAMED[server.config.name]
+    fields = {"repetition_detection": LOOP}
+    answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines() if stream else [answer.text]
+    events = [json.loads(line) for line in map(_json_of, lines) if line]
+    path = endpoint.path
+    if path == "/generate":
+        reason, outputs = events[-1]["meta_info"]["finish_reason"], events[-1]["output_ids"]
+        assert reason["type"] == wanted["finish_reason"]
+        assert reason["matched"].startswith("repetition_detected pattern_size=")
+        assert reason.get("length", len(outputs)) == len(outputs) < 300
+    elif path == "/v1/responses":
+        last = events[-1].get("response", events[-1])
+        assert last["status"] == wanted["status"]
+        assert last["incomplete_details"] == wanted["incomplete_details"]
+        assert last["usage"]["output_tokens"] < 300
+    elif path == "/v1/messages":
+        reasons = [event.get("delta", event).get("stop_reason") for event in events]
+        assert wanted["stop_reason"] in reasons
+    elif path.startswith("/api/"):
+        assert events[-1]["done_reason"] == "stop"
+    else:
+        choices = [choice for event in events for choice in event["choices"]]
+        (ended,) = [choice for choice in choices if choice["finish_reason"]]
+        assert ended["finish_reason"] == wanted["finish_reason"]
+        assert ended["stop_reason"] == "repetition_detected"
+        assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
 
 
 def _json_of(line: str) -> str:
@@ -350,6 +403,27 @@ def test_loops_are_counted_once(server: Server) -> None:
     )
     for penalty, least in tokens.items():
         assert found[f'tokens_in_loops_total{{penalty="{penalty}"}}'] >= least > 0
+
+
+SAMPLES: tuple[tuple[str, Json, int], ...] = (
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 3, "n": 2}}, 2),
+    ("/generate", {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 3, "n": 5}}, 10),
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}, 1),
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 0}}, 0),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 3, "n": 2}, 2),
+)
+
+
+@on("mixed-chunk", "tp2")
+def test_every_output_is_observed_once(server: Server) -> None:
+    """Upstream runs a prompt once more to cache it, before it samples it several times."""
+    for path, body, outputs in SAMPLES:
+        before = counted(server)
+        post_ok(server, path, {"model": "m", **body} if path.startswith("/v1") else body)
+        found = counted(server)
+        found.subtract(before)
+        observed = sum(n for name, n in found.items() if name.startswith("observed_outputs"))
+        assert observed == outputs, (path, body)
 
 
 @on("mixed-chunk", "eagle-tree")

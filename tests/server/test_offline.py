@@ -32,6 +32,7 @@ WRONG = (
     ("lz_onset", 65),
     ("repetition_detection", 20),
 )
+WRONG_PROMPTS = ([5, -1], [5, vocab_size()], [5, 2**70], [[5], [5, -1]], [5, "6"])
 LOOP = {"max_pattern_size": 4, "min_count": 3}
 TIMEOUT_SECONDS = 600
 
@@ -78,7 +79,10 @@ def test_offline_engine(tmp_path: Path) -> None:
             **logprobs,
         },
         "bare": {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, **logprobs},
-        "wrong": [{"input_ids": [5], "sampling_params": {field: value}} for field, value in WRONG],
+        "wrong": [
+            *({"input_ids": [5], "sampling_params": {field: value}} for field, value in WRONG),
+            *({"input_ids": prompt} for prompt in WRONG_PROMPTS),
+        ],
     }
     answers = run_engine(job, tmp_path)
     stops = 0
@@ -97,6 +101,9 @@ def test_offline_engine(tmp_path: Path) -> None:
         assert stopped == (loop is not None and loop[0] < c.new_tokens), loop
         stops += stopped
     assert stops
-    for (field, value), message in zip(WRONG, answers["wrong"], strict=True):
+    for (field, value), message in zip(WRONG, answers["wrong"], strict=False):
         assert field in message
         assert repr(value) in message
+    for message in answers["wrong"][len(WRONG) :]:
+        assert f"input_ids must be token ids in [0, {vocab_size() - 1}]" in message
+    assert len(answers["wrong"]) == len(WRONG) + len(WRONG_PROMPTS)

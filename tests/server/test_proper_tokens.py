@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import requests
 
 from server.client import OFF, Lz, generate, post, post_ok, request_body, to_sample
 from server.configurations import THINKS, on
@@ -248,6 +249,7 @@ def test_each_endpoint_takes_the_field(server: Server, endpoint: Endpoint, strea
     assert text
 
 
+DEEP = '{"type": "object", "properties": {"a": ' * 400 + '{"type": "string"}' + "}}" * 400
 REFUSED = {
     "recursive": ({"json_schema": json.dumps(RECURSIVE)}, "recursive"),
     "any object": ({"json_schema": '{"type": "object"}'}, "recursive"),
@@ -256,7 +258,18 @@ REFUSED = {
     "broken schema": ({"json_schema": "{"}, "cannot be read"),
     "not text": ({"regex": "a\0b"}, "NUL"),
     "too large": ({"regex": "((a{100}){100}){100}"}, "places"),
+    "too deep": ({"json_schema": DEEP}, "deeper than"),
+    "too long": ({"regex": "a" * 70_000}, "70000 characters"),
 }
+HARD = (
+    r"[^\n]*입니다",
+    r"[^a-z]*가",
+    ".*\u0323",
+    "([ab]{0,100}){0,300}",
+    "(abcdefghijklmnopqrstuvwxyz0123456789){500}",
+    "[ab]*a[ab]{16}",
+    "([a-z]{0,9} ?){0,9}[^a-z]*가",
+)
 
 
 @on("overlap")
@@ -290,6 +303,88 @@ def test_what_cannot_be_exact_is_refused(server: Server, case: str, stream: bool
         answer = post(server, path, body)
         assert answer.status_code == 400, (path, answer.text)
         assert reason in answer.text, answer.text
+
+
+@on("overlap", "ngram", "eagle-tree")
+def test_hard_constraints_hold_up_nobody(server: Server) -> None:
+    """Served or refused with a reason, while a request beside them goes on, and one after them."""
+
+    def send(regex: str) -> Any:
+        fields = {"regex": regex, "max_new_tokens": 16, "temperature": 1.0, **PROPER}
+        return post(server, "/generate", {"text": "a", "sampling_params": fields})
+
+    with ThreadPoolExecutor(len(HARD)) as pool:
+        answers = [pool.submit(send, regex) for regex in HARD]
+        plain = {"text": "once", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
+        beside = 0
+        while not all(answer.done() for answer in answers):
+            post_ok(server, "/generate", plain)
+            beside += 1
+    assert beside
+    for regex, future in zip(HARD, answers, strict=True):
+        answer = future.result()
+        assert answer.status_code in (200, 400), (regex, answer.text)
+        assert answer.status_code == 200 or "proper_tokens" in answer.text, answer.text
+    body = {"text": "a", "sampling_params": {"regex": "[a-z]{1,5}", **PROPER}}
+    assert re.fullmatch("[a-z]{1,5}", post_ok(server, "/generate", body)["text"])
+
+
+LONGEST = itertools.count(8000)
+
+
+def given_up() -> str:
+    """A regex that no other test has, for a search of the same one goes on from what was found.
+
+    Behind "time" a search meets nothing but dead ends, more than it may look at. Before it nothing
+    tells of that, for "q" leads to an end.
+    """
+    return f"Once upon a time(q|b[ae 1\\n.']{{0,{next(LONGEST)}}}e\u0301)"
+
+
+def assert_given_up(server: Server) -> None:
+    """A constraint is given up in the middle of an output; an answer and a stream tell why."""
+
+    def send(stream: bool) -> Any:
+        fields = {"regex": given_up(), "max_new_tokens": 40, **PROPER}
+        body = {"text": "Say", "sampling_params": fields, "stream": stream}
+        return post(server, "/generate", body)
+
+    answer = send(stream=False)
+    assert answer.status_code == 400, answer.text
+    assert "proper_tokens: the constraint was given up here" in answer.text
+    events = send(stream=True).text.split("data: ")
+    told = [i for i, event in enumerate(events) if "the constraint was given up here" in event]
+    assert told, events
+    # Of a verify step that ends so, no token counts.
+    text = json.loads(events[told[0] - 1])["text"]
+    assert text, events
+    assert "Once upon a time".startswith(text), events
+    assert "[DONE]" in events[-1], events
+
+
+@on("overlap", "tp2", "ngram", "eagle-tree", "eagle-tp2", "pp2")
+def test_a_search_that_takes_too_much_ends_its_request(server: Server) -> None:
+    """On all ranks and stages at the same token, so that they go on together."""
+    assert_given_up(server)
+    body = {"text": "a", "sampling_params": {"regex": "[a-z]{1,5}", **PROPER}}
+    assert re.fullmatch("[a-z]{1,5}", post_ok(server, "/generate", body)["text"])
+
+
+@on("overlap")
+@pytest.mark.parametrize("how", ["abort", "leave"])
+def test_a_client_that_goes_during_a_search(server: Server, how: str) -> None:
+    """Whoever comes next is served as if it had not been."""
+    fields = {"regex": given_up(), "max_new_tokens": 40, **PROPER}
+    rid = f"{how} {time.monotonic()}"
+    body = {"text": "Say", "sampling_params": fields, "stream": True, "rid": rid}
+    url = f"{server.url}/generate"
+    with requests.post(url, json=body, stream=True, timeout=300) as stream:
+        lines = stream.iter_lines()
+        assert any(b'"text"' in line for line in lines)
+        if how == "abort":
+            assert post(server, "/abort_request", {"rid": rid}).ok
+            assert any(b"[DONE]" in line for line in lines)
+    assert_given_up(server)
 
 
 @on("overlap")

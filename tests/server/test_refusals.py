@@ -1,4 +1,4 @@
-"""What the penalty does not cover is refused by a real server, which then goes on.
+"""What a server cannot do, or only wrongly, is refused by a real one, which then goes on.
 
 Modes of a whole server are in tests/patches/test_refused_modes.py: upstream needs a C++ compiler,
 several machines or a GPU to start most of them. They are refused where a wrong value is, whose
@@ -7,14 +7,18 @@ answer at every endpoint is in test_surface.py.
 
 from __future__ import annotations
 
+import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import requests
 
-from server.client import OFF, Lz, generate, post, request_body
+from server.client import OFF, Json, Lz, generate, post, request_body
 from server.configurations import on
 from server.contract import check
-from server.launch import Server
+from server.launch import Server, vocab_size
 from server.prompts import repetitive
 
 
@@ -57,3 +61,306 @@ def test_speculation_refuses_custom_logit_processors(server: Server, stream: boo
     answer = post(server, "/generate", body)
     assert answer.status_code == 400
     assert "custom_logit_processor must be left out with speculative decoding" in answer.text
+
+
+WRONG_IDS = (-1, vocab_size(), 2**31, 2**62, -(2**62), 2**70)
+ASKED: Json = {"max_new_tokens": 2, "temperature": 0}
+LABELS: Json = {"model": "m", "label_token_ids": [1]}
+
+
+def with_id(token: int) -> list[tuple[str, Json]]:
+    """Requests with this token id in every place where a client can put one."""
+    ids, several = [5, token], [[5], [5, token]]
+    message = {"role": "user", "content": "a"}
+    chat: Json = {"model": "m", "messages": [message], "max_tokens": 2}
+    return [
+        ("/generate", {"input_ids": ids}),
+        ("/generate", {"input_ids": several}),
+        ("/generate", {"input_ids": ids, "image_data": "x"}),
+        ("/generate", {"input_ids": [5], "return_logprob": True, "token_ids_logprob": [token]}),
+        ("/generate", {"input_ids": [5], "sampling_params": {"logit_bias": {str(token): 1}}}),
+        ("/generate", {"input_ids": ids, "sampling_params": {"n": 2}}),
+        ("/v1/completions", {"model": "m", "prompt": ids, "max_tokens": 2}),
+        ("/v1/completions", {"model": "m", "prompt": several, "max_tokens": 2}),
+        ("/v1/chat/completions", {**chat, "logit_bias": {str(token): 1}}),
+        ("/vertex_generate", {"instances": [{"input_ids": ids}]}),
+        ("/encode", {"input_ids": ids}),
+        ("/classify", {"input_ids": several}),
+        ("/v1/embeddings", {"model": "m", "input": ids}),
+        ("/v1/score", {**LABELS, "query": ids, "items": [[5]]}),
+        ("/v1/score", {**LABELS, "query": [5], "items": several}),
+        ("/v1/score", {"model": "m", "query": [5], "items": [[5]], "label_token_ids": [token]}),
+        ("/v1/detokenize", {"model": "m", "tokens": ids}),
+        ("/v1/detokenize", {"model": "m", "tokens": several}),
+    ]
+
+
+@on("overlap")
+@pytest.mark.parametrize("token", WRONG_IDS)
+def test_token_ids_that_do_not_exist(server: Server, token: int) -> None:
+    """Each would end the scheduler, or answer HTTP 500: on every route that takes ids it is 400."""
+    for path, body in with_id(token):
+        for stream in [False, True] if path in ("/generate", "/v1/completions") else [False]:
+            answer = post(server, path, {**body, "stream": stream} if stream else body)
+            assert answer.status_code == 400, f"{path} {body}: {answer.text[:500]}"
+    assert generate(server, [5], 2).outputs
+
+
+@on("overlap")
+def test_the_refusal_of_a_token_id_is_a_sentence(server: Server) -> None:
+    answer = post(server, "/v1/completions", {"model": "m", "prompt": [5, -1], "stream": True})
+    expected = f"input_ids must be token ids in [0, {vocab_size() - 1}], got -1 among them."
+    assert answer.json()["message"] == expected
+    answer = post(server, "/generate", {"input_ids": [True, 5], "stream": True})
+    assert answer.status_code == 400
+    assert "true" in answer.text  # a boolean is no integer
+
+
+@on("overlap")
+def test_a_session_takes_no_token_ids_that_do_not_exist(server: Server) -> None:
+    name = post(server, "/open_session", {"capacity_of_str_len": 1000}).json()
+    session: Json = {"session_params": {"id": name}, "sampling_params": ASKED}
+    for ids in ([5, 6], [-1], [vocab_size()], [7]):
+        answer = post(server, "/generate", {"input_ids": ids, **session})
+        assert answer.status_code == (200 if ids in ([5, 6], [7]) else 400), answer.text
+    post(server, "/close_session", {"session_id": name})
+
+
+ENDS_UPSTREAM: tuple[tuple[str, Json], ...] = (
+    ("/generate", {"text": ""}),
+    ("/generate", {"text": ["a", ""]}),
+    ("/generate", {"text": "", "session_params": {"id": None}}),
+    ("/v1/score", {**LABELS, "query": "", "items": [""]}),
+    ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": vocab_size() + 1}),
+    ("/v1/completions", {"model": "m", "prompt": "a", "logprobs": 2**40}),
+    ("/generate", {"text": "a", "custom_labels": {"unknown": "x"}}),
+    ("/generate", {"text": "a", "session_params": {"id": ["s"]}}),
+    ("/generate", {"text": "a", "http_worker_ipc": "ipc:///nowhere"}),
+    ("/generate", {"text": "a", "token_indices_to_pool": [99]}),
+    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"lora_id": "x"}}),
+    ("/generate", {"text": "a", "sampling_params": {"n": 10**9}}),
+    ("/v1/completions", {"model": "m", "prompt": "a", "n": 10**9}),
+    ("/v1/completions", {"model": "m", "prompt": "a", "stop_token_ids": [2**70]}),
+    ("/v1/completions", {"model": "m", "prompt": "a", "min_tokens": 2**40, "max_tokens": 2**41}),
+    ("/api/generate", {"model": "m", "prompt": "a", "options": {"top_k": 2**40}}),
+)
+
+
+@on("overlap")
+@pytest.mark.parametrize(("path", "body"), ENDS_UPSTREAM, ids=str)
+def test_what_would_end_the_server(server: Server, path: str, body: Json) -> None:
+    """Values of upstream's own fields that nobody checked."""
+    answer = post(server, path, body)
+    assert answer.status_code == 400, answer.text[:500]
+    assert generate(server, [5], 2).outputs
+
+
+def streamed(options: Json) -> list[tuple[str, Json]]:
+    """Streams of every route that samples, with these sampling parameters."""
+    message = {"role": "user", "content": "a"}
+    chat: Json = {"model": "m", "messages": [message], "max_tokens": 2, "stream": True, **options}
+    ollama = {"num_predict": 2, **options}  # by default more than the context has room for
+    return [
+        ("/generate", {"text": "a", "stream": True, "sampling_params": options}),
+        ("/v1/completions", {"model": "m", "prompt": "a", "stream": True, **options}),
+        ("/v1/chat/completions", chat),
+        ("/invocations", chat),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"model": "m", "input": "a", "stream": True, **options}),
+        ("/api/chat", {"model": "m", "messages": [message], "options": ollama}),
+        ("/api/generate", {"model": "m", "prompt": "a", "options": ollama}),
+    ]
+
+
+@on("overlap")
+@pytest.mark.parametrize("options", [{"temperature": -1}, {"top_p": 5}], ids=str)
+def test_a_stream_that_is_refused_is_no_stream(server: Server, options: Json) -> None:
+    """Upstream sends HTTP 200 first, and then an error in the stream, or nothing at all."""
+    for path, body in streamed(options):
+        answer = post(server, path, body)
+        assert answer.status_code == 400, f"{path}: {answer.text[:500]}"
+        assert next(iter(options)) in answer.text, f"{path}: {answer.text[:500]}"
+
+
+MISTAKES: tuple[tuple[str, Any], ...] = (
+    ("/api/chat", {"model": "m", "messages": []}),
+    ("/api/chat", {"model": "m", "messages": [], "stream": False}),
+    ("/api/generate", {"model": "m", "prompt": "a", "options": {"temperature": "hot"}}),
+    ("/api/generate", {"model": "m", "prompt": "a", "options": {"stop": 5}}),
+    ("/api/generate", {"model": "m", "prompt": "a", "options": {"num_predict": 1.5}}),
+    ("/generate", {"input_embeds": []}),
+    ("/generate", {"input_embeds": [[None]]}),
+    ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}),
+    ("/generate", {"text": "a", "sampling_params": {"n": None}}),
+    ("/generate", {"text": "a", "sampling_params": {"stop_regex": ["("]}}),
+    ("/encode", {}),
+    ("/classify", {}),
+    ("/encode", {"text": "a", "rid": "x", "sampling_params": []}),
+    ("/vertex_generate", {"instances": [{"text": 5}]}),
+    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"text": "b"}}),
+    ("/v1/messages", {"model": "m", "max_tokens": 2, "messages": []}),
+    ("/v1/messages/count_tokens", {"model": "m", "messages": []}),
+    ("/v1/detokenize", {"model": "m", "tokens": [-1]}),
+    ("/parse_function_call", {"text": "a", "tools": [], "tool_call_parser": "unknown"}),
+    ("/separate_reasoning", {"text": "a", "reasoning_parser": "unknown"}),
+)
+
+
+@on("overlap")
+@pytest.mark.parametrize(("path", "body"), MISTAKES, ids=str)
+def test_a_mistake_of_the_client_is_no_error_of_the_server(
+    server: Server, path: str, body: Json
+) -> None:
+    answer = post(server, path, body)
+    assert answer.status_code == 400, answer.text[:500]
+    assert len(answer.text) > 20
+
+
+@on("overlap")
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/tokenize", "/encode"])
+def test_bodies_have_a_bound(server: Server, path: str) -> None:
+    """One that says its size, and one that comes in parts and does not say it."""
+    large = b'{"text": "' + b"a" * (17 << 20) + b'"}'
+    headers = {"Content-Type": "application/json"}
+    for data in (large, (large[i : i + (1 << 20)] for i in range(0, len(large), 1 << 20))):
+        try:
+            answer = requests.post(f"{server.url}{path}", data=data, headers=headers)
+        except requests.ConnectionError:
+            continue  # it does not read the rest
+        assert answer.status_code == 400, answer.text[:500]
+        assert "body" in answer.text
+    assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
+
+
+@on("overlap")
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages", "/encode"])
+@pytest.mark.parametrize("body", ["null", "[]", '"a"', "5"])
+def test_a_body_is_an_object(server: Server, path: str, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(f"{server.url}{path}", data=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert "The body must be a JSON object" in answer.text
+
+
+@on("overlap")
+def test_a_text_that_no_context_holds(server: Server) -> None:
+    for path, body in (
+        ("/generate", {"text": "x" * 100_000}),
+        ("/v1/completions", {"model": "m", "prompt": ["a", "x" * 100_000]}),
+        ("/v1/tokenize", {"model": "m", "prompt": "x" * 100_000}),
+    ):
+        answer = post(server, path, body)
+        assert answer.status_code == 400
+        assert "text must be at most 65536 characters" in answer.text
+
+
+@on("overlap", "no-overlap", "ngram", "eagle-tree")
+def test_a_constraint_that_is_too_slow_ends_its_request(server: Server) -> None:
+    """XGrammar reads it in so many ways that a token takes half a minute."""
+    slow = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
+    letters = post(server, "/v1/tokenize", {"model": "m", "prompt": "aébcdefghijklmnop"})
+    bias = {str(token): 50 for token in letters.json()["tokens"]}
+    for temperature in (1, 0):
+        asked = {"regex": slow, "temperature": temperature, "logit_bias": bias, "ignore_eos": True}
+        answer = post(server, "/generate", request_body([5, 6, 7], 60, **asked))
+        assert answer.status_code == 400, answer.text[:500]
+        assert "regex must have next tokens that are found within 0.1 s" in answer.text
+    assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
+
+
+@on("overlap", "no-overlap", "ngram", "eagle-tree")
+def test_a_token_that_would_take_minutes_ends_its_request(server: Server) -> None:
+    """It held all requests until upstream's watchdog ended the server."""
+    endless = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
+    for prefix in ("", "abc", ".{0,4}x"):
+        for temperature in (1, 0):
+            asked = {"regex": prefix + endless, "temperature": temperature, "ignore_eos": True}
+            answer = post(server, "/generate", request_body([5, 6, 7], 60, **asked))
+            assert answer.status_code == 400, answer.text[:500]
+            assert "regex must have next tokens that are found within 0.1 s" in answer.text
+    schema = json.dumps({"type": "string", "pattern": f"^{endless}$"})
+    answer = post(server, "/generate", request_body([5, 6, 7], 60, json_schema=schema))
+    assert answer.status_code == 400, answer.text[:500]
+    assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
+
+
+SAMPLING = {
+    "top_k": 2**31,
+    "n": 1025,
+    "stop_regex": "(",
+    "stream_interval": 0,
+}
+FIELDS = {
+    "session_params": {"id": ["a"]},
+    "lora_id": ["a"],
+    "positional_embed_overrides": 5,
+    "rid": "HEALTH_CHECK",
+    "logprob_start_len": -2,
+    "top_logprobs_num": vocab_size() + 1,
+}
+COMPLETION = {"logprobs": vocab_size() + 1, "top_k": 2**31, "n": 1025}
+
+
+@on("overlap", "ngram", "eagle")
+def test_what_upstream_lets_pass(server: Server) -> None:
+    """Each of these ended the server, held it, or was answered 500."""
+    plain = request_body([5, 6, 7], 4)
+    bodies = [
+        request_body([5, 6, 7], 4, temperature=1, **{name: value})
+        for name, value in SAMPLING.items()
+    ]
+    bodies += [plain | {name: value} for name, value in FIELDS.items()]
+    answers = {str(body): post(server, "/generate", body) for body in bodies}
+    prompt = {"model": "m", "prompt": "a", "max_tokens": 4, "stream": True}
+    for name, value in COMPLETION.items():
+        answers[name] = post(server, "/v1/completions", prompt | {name: value})
+    vertex = {"sampling_params": {"is_normalized": True, "temperature": 0}}
+    body = {"instances": [{"input_ids": [5]}], "parameters": vertex}
+    answers["vertex"] = post(server, "/vertex_generate", body)
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(
+        answers, 400
+    )
+    assert post(server, "/generate", plain).status_code == 200
+
+
+@on("overlap", "ngram")
+def test_stop_regex_does_not_backtrack(server: Server) -> None:
+    """After some thirty tokens Python's `re` holds the server until its watchdog ends it."""
+    given = {"regex": "a{64}", "stop_regex": "(a|a)+b"}
+    answer = post(server, "/generate", request_body([5, 6, 7], 64, **given))
+    assert answer.json()["text"] == "a" * 64
+    given = {"regex": "a{64}", "stop_regex": ["b", "a{7}"]}
+    answer = post(server, "/generate", request_body([5, 6, 7], 64, **given))
+    assert answer.json()["text"].startswith("a" * 7)
+    assert answer.json()["meta_info"]["finish_reason"]["matched"] == "a{7}"
+
+
+@on("overlap", "ngram")
+def test_an_abort_ends_no_other_request(server: Server) -> None:
+    """A client that goes away, and whose request's id begins as another's does."""
+    others = [request_body([5, 6, 7], 200) | {"rid": f"abort-{i}"} for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(post, server, "/generate", body) for body in others]
+        gone = request_body([5, 6, 7], 4000) | {"rid": "abort-", "stream": True}
+        del gone["return_flat_raw_output_top_logprobs"], gone["return_flat_raw_top_logprobs_b64"]
+        with requests.post(f"{server.url}/generate", json=gone, stream=True) as answer:
+            next(answer.iter_content(16))
+        ends = [future.result().json()["meta_info"]["finish_reason"] for future in futures]
+    assert ends == [{"type": "length", "length": 200}] * 3
+
+
+@on("overlap", "ngram")
+def test_sessions_replace_requests(server: Server) -> None:
+    """All requests of a session, and an id that was used twice."""
+    opened = requests.post(f"{server.url}/open_session", json={"capacity_of_str_len": 1000})
+    body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2}}
+    turns: list[dict[str, object]] = [
+        *({}, {"replace": True}, {"rid": "turn"}, {"rid": "turn"}),
+        *({"rid": "turn", "replace": True}, {"replace": True}),
+    ]
+    for i, turn in enumerate(turns):
+        params = {"id": opened.json(), **turn}
+        rid = {} if i == 0 else {"rid": "turn"}
+        answer = post(server, "/generate", body | {"session_params": params} | rid)
+        assert answer.status_code == 200, answer.text
+    post(server, "/close_session", {"session_id": opened.json()})

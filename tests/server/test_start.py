@@ -30,6 +30,10 @@ def why(*arguments: str) -> str:
         ("--polici x", "unrecognized arguments: --polici x; "),
         ("--model-path /no/model", "--model-path /no/model does not exist."),
         ("--lz-max-window-size 0", "--lz-max-window-size must be an integer in [1, "),
+        (
+            "--lz-history-memory 0",
+            "--lz-history-memory must be an integer in [1, 8191] (MiB), got",
+        ),
         # One that upstream itself refuses.
         ("--tokenizer-worker-num 0", "Tokenizer worker num must >= 1"),
     ],

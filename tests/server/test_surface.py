@@ -407,6 +407,29 @@ def test_the_clouds_own_routes_take_the_fields(server: Server) -> None:
 
 
 @on("overlap")
+@pytest.mark.parametrize("new_tokens", [1, 2, 3, 17])
+def test_max_output_tokens_is_what_is_generated(server: Server, new_tokens: int) -> None:
+    """Of /v1/responses, as of OpenAI's."""
+    body = {"model": "m", "input": "What is a list?", "max_output_tokens": new_tokens}
+    body |= {"temperature": 0, "lz_penalty": 0.1}
+    answer = post_ok(server, "/v1/responses", body)
+    assert answer["usage"]["output_tokens"] == new_tokens
+    assert answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@on("overlap")
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+@pytest.mark.parametrize("new_tokens", [0, -1])
+def test_max_output_tokens_has_a_range(server: Server, new_tokens: int, stream: bool) -> None:
+    body = {"model": "m", "input": "a", "max_output_tokens": new_tokens, "stream": stream}
+    answer = post(server, "/v1/responses", body)
+    assert answer.status_code == 400
+    assert "max_output_tokens" in answer.text
+    assert "greater than or equal to 1" in answer.text
+
+
+@on("overlap")
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
 def test_a_misspelt_field_is_refused(server: Server, endpoint: Endpoint, stream: bool) -> None:

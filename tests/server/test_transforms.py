@@ -1,6 +1,7 @@
 """The contract beside everything else that changes logits (docs/SPEC.md section 5).
 
-The penalty acts first; each other transform is applied here from its own definition.
+The penalty acts first; each other transform is applied here from its own definition. What forbids
+tokens yields to a grammar (docs/PENALTIES.md), and no request leaves a server nothing to sample.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +20,11 @@ import xgrammar
 from transformers import AutoTokenizer
 
 from oracle import Penalties, penalised
-from server.client import OFF, Lz, Rows, generate, penalty_fields
+from server.client import OFF, Lz, Rows, generate, penalty_fields, post, post_ok
 from server.configurations import on
 from server.contract import check
 from server.launch import Server, model_path, vocab_size
+from server.model import stop_ids
 from server.prompts import repetitive, token_ids
 
 PARAMETERS = (
@@ -153,3 +158,128 @@ def test_logit_bias(server: Server) -> None:
             )
             mode = f"{server.config.name}: logit_bias"
             check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+
+FORBIDDING = (
+    Penalties(no_repeat_ngram_size=1),
+    Penalties(no_repeat_ngram_size=2, frequency_penalty=0.4),
+    Penalties(min_new_tokens=60),
+    Penalties(min_new_tokens=60, no_repeat_ngram_size=1, dry_multiplier=0.5),
+)
+
+
+@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) -> None:
+    """Where all that the grammar allows is forbidden, a position is as if nothing forbade."""
+    rng = random.Random(f"yields {temperature}")
+    kind = {"regex": "(ab|ba|cab ){3,5}"}
+    grammar = Grammar(**kind)
+    for others in FORBIDDING:
+        prompt = repetitive(rng, 30)
+        whole = replace(others, stops=tuple(stop_ids()))
+
+        def transform(
+            logits: Rows,
+            before: Sequence[int],
+            prompt: list[int] = prompt,
+            whole: Penalties = whole,
+        ) -> Rows:
+            return penalised(grammar.transform(logits, before), prompt, before, whole)
+
+        fields = {"ignore_eos": False, **penalty_fields(others), **kind}
+        sample = generate(server, prompt, 60, OFF, temperature=temperature, **fields)
+        assert sample.outputs[-1] in grammar.eos
+        mode = f"{server.config.name}: forbidden under a regex"
+        check(server, sample, OFF, mode, temperature=temperature, transform=transform)
+
+
+THE = {"regex": "(the ){300}"}
+HARMFUL: tuple[dict[str, Any], ...] = (
+    {"regex": "(a ){5}", "no_repeat_ngram_size": 1},
+    {"regex": "a", "min_new_tokens": 5},
+    {"regex": "a", "min_new_tokens": 5, "proper_tokens": True},
+    {"regex": "(a ){5}", "no_repeat_ngram_size": 1, "proper_tokens": True},
+    {
+        **THE,
+        "dry_multiplier": 100,
+        "dry_base": 100,
+        "dry_sequence_breakers": [],
+        "max_new_tokens": 200,
+    },
+    {**THE, "dry_multiplier": 100, "dry_base": 100, "no_repeat_ngram_size": 2},
+    {"regex": "(a|b)*", "no_repeat_ngram_size": 1, "min_new_tokens": 20},
+    {"repetition_penalty": 1e-38},
+    {"repetition_penalty": 1e-45},
+    {"repetition_penalty": 0.01, "temperature": 1e-6},
+    {"temperature": 1e-38},
+    {"temperature": 1e39, "regex": "(a|b){20}"},
+    {"temperature": 1e30, "regex": "(a|b){20}"},
+    {"top_p": 1e-45},
+    {"top_p": 1e-30},
+    {"min_p": 1e-45},
+    {"min_p": 1.0, "top_k": 3},
+    {"frequency_penalty": -2, "temperature": 1e-6},
+    {"presence_penalty": 1e39},
+    {"sampling_seed": -(2**63)},
+    {"sampling_seed": 2**63 - 1},
+    {"logit_bias": {"5": 1e38}},
+    {"logit_bias": {"5": 1e39}},
+    {"logit_bias": {"5": -1e29, "6": 1e29}, "temperature": 1e-6},
+    {"logit_bias": {str(token): -1e29 for token in range(1, 2000)}, "min_new_tokens": 5},
+)
+
+
+@on("overlap", "no-overlap", "ngram", "eagle-tree", "dp2")
+def test_nothing_leaves_a_server_without_a_token(server: Server) -> None:
+    """Each answers HTTP 200 or 400, sampled and greedy, and the server lives on."""
+    plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    before = post_ok(server, "/generate", plain)["output_ids"]
+    for sampling in HARMFUL:
+        for temperature in {sampling.get("temperature", 1.0), 0.0}:
+            asked = {"max_new_tokens": 40, **sampling, "temperature": temperature}
+            body = {"text": "a b a b", "sampling_params": asked}
+            answer = post(server, "/generate", body)
+            assert answer.status_code in (200, 400), (asked, answer.text[:500])
+            if answer.status_code == 400:
+                assert any(f"{name} must" in answer.text for name in sampling), answer.text
+            elif "regex" in sampling:
+                reason = answer.json()["meta_info"]["finish_reason"]["type"]
+                assert reason in ("stop", "length"), (asked, reason)
+    assert post_ok(server, "/generate", plain)["output_ids"] == before
+
+
+DEAD_ENDS: tuple[dict[str, Any], ...] = (
+    {"ebnf": "root ::= root"},
+    {"ebnf": 'root ::= "a b a b " b\nb ::= b'},
+    {"json_schema": json.dumps({"$ref": "#"})},
+    {"json_schema": json.dumps({"type": "integer", "minimum": 5, "maximum": 3})},
+)
+
+
+@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2")
+def test_a_constraint_that_allows_nothing_ends_its_request(server: Server) -> None:
+    """With an error that says so, whatever is sampled and however long the output may be; others
+    go on."""
+    plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    before = post_ok(server, "/generate", plain)["output_ids"]
+    for constraint in DEAD_ENDS:
+        for own in ({"temperature": 0}, {"temperature": 1}, {"max_new_tokens": 1}):
+            asked = {"max_new_tokens": 40, **constraint, **own}
+            body = {"text": "a b a b a b ab ab", "sampling_params": asked}
+            answer = post(server, "/generate", body)
+            if own.get("max_new_tokens") == 1 and answer.status_code == 200:
+                assert answer.json()["meta_info"]["finish_reason"]["type"] == "length"
+                continue  # the end comes later than that
+            assert answer.status_code == 400, (asked, answer.text[:500])
+            assert re.search(r"must allow some token|Failed to compile", answer.text), answer.text
+    assert post_ok(server, "/generate", plain)["output_ids"] == before
+
+
+@on("dp2")
+def test_min_p_and_seeds_exclude_each_other(server: Server) -> None:
+    """An assertion of upstream's would end the scheduler."""
+    sampling = {"max_new_tokens": 4, "min_p": 0.1}
+    answer = post(server, "/generate", {"text": "a", "sampling_params": sampling})
+    assert answer.status_code == 400
+    assert "min_p must be left out with --enable-deterministic-inference" in answer.text

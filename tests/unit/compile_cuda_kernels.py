@@ -5,6 +5,7 @@ kernel, whether with histories, block, registers, bytes of stack, order of its m
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_lz.kernels import cuda as cuda_kernels
+from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -25,10 +27,8 @@ POINTERS = {
         ("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"), "*i64"
     ),
     **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
-    **dict.fromkeys(
-        ("slots_ptr", "distinct_ptr", "ring_ptr", "numbers_ptr", "ids_ptr", "tails_ptr"), "*i32"
-    ),
-    **dict.fromkeys(("walk_ptr", "scratch_ptr"), "*i32"),
+    **dict.fromkeys(("memory_ptr", "numbers_ptr", "tails_ptr", "walk_ptr"), "*i32"),
+    "forbidden_ptr": "*i32",
     "mask_ptr": "*i64",
     "run_ptr": "*i16",
     **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
@@ -41,14 +41,14 @@ MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
 LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 
-def compiled_for_hopper(kernel, block: int, history: bool):
-    constants = {"BLOCK": block, "NODES": cuda_kernels.SMALLEST_TREE, "HISTORY": history}
+def compiled_for_hopper(kernel, block: int, history: bool, nodes: int, launch: dict[str, int]):
+    constants = {"BLOCK": block, "NODES": nodes, "HISTORY": history}
     types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(
         kernel, signature, {name: constants[name] for name in signature if name in constants}
     )
-    return triton.compile(source, HOPPER, {"num_warps": cuda_kernels._warps(block)})
+    return triton.compile(source, HOPPER, launch)
 
 
 def resources(compiled) -> str:
@@ -66,8 +66,16 @@ def order(compiled) -> str:
     )
 
 
-for name in ("_step", "_verify", "_accept"):
-    for block, history in ((512, False), (1024, False), (512, True)):
-        program = compiled_for_hopper(getattr(cuda_kernels, name), block, history)
-        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
-        print(f"{name} {int(history)} {block} {registers} {stack} {order(program)}")
+def say(name: str, block: int, history: bool, nodes: int, launch: dict[str, int]) -> None:
+    program = compiled_for_hopper(getattr(cuda_kernels, name), block, history, nodes, launch)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
+    print(f"{name} {int(history)} {block} {registers} {stack} {order(program)}")
+
+
+blocks = [1 << n for n in range(7, 14)]
+assert (blocks[0], blocks[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
+for name, block, history in itertools.product(("_step", "_verify", "_accept"), blocks, (0, 1)):
+    launch = cuda_kernels._launch(block)
+    say(name, block, bool(history), cuda_kernels.SMALLEST_TREE, launch)
+say("_verify", 1024, True, 512, cuda_kernels._launch(1024))
+say("_forbid", 0, False, 0, {"num_warps": cuda_kernels.FORBID_WARPS})

@@ -51,7 +51,7 @@ def test_alarms_are_those_of_the_recommended_setting() -> None:
 
 
 def test_answers_are_counted_against_those_without_a_guard() -> None:
-    items = [Item(str(i), "", "1 2", "text") for i in range(3)]
+    items = [Item(str(i), "", "1 2") for i in range(3)]
     right, wrong = "Answer: 1 2", "Answer: 3"
     none = [
         outputs.Answer([1] * 40, "length", "", thinking=True),

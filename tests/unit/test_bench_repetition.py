@@ -23,8 +23,7 @@ import pytest
 from bench.repetition import grid, repetition, run_directory, sampling, scores
 from bench.repetition.detector import Repetition
 from bench.repetition.items import Item, digest
-from bench.repetition.result import agreement, unchanged
-from bench.repetition.worst import WORST, worst
+from bench.repetition.result import unchanged
 from sglang_lz.params import LZParams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +43,6 @@ class Stub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.known = {"lz_penalty", "lz_cost", "repetition_penalty", "return_token_ids"}
         self.honours_seeds = True
-        self.judges = True
         self.fails: Counter[int] = Counter()
         self.asked: list[dict[str, Any]] = []
         self.seconds = 0.0
@@ -66,11 +64,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         stub = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if "max_completion_tokens" in body:  # the judge's
-            stub.asked.append(body)
-            loops = "Verdict: " + ("yes" if LOOP in body["messages"][1]["content"] else "no")
-            said = {"content": loops if stub.judges else "I would rather not."}
-            return self.answer(200, {"choices": [{"message": said}]})
         for status in [status for status, left in stub.fails.items() if left]:
             stub.fails[status] -= 1
             return self.answer(status, {"error": {"message": "not today"}})
@@ -239,7 +232,7 @@ class TestGrid:
             grid.check_temperatures([0.5, bad])
 
     def test_keys(self) -> None:
-        items = [Item(f"t/{i}", "", None, None) for i in range(20)]
+        items = [Item(f"t/{i}", "", None) for i in range(20)]
         variants = grid.expand(["none", "lz"])
         keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
         assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
@@ -478,37 +471,6 @@ class TestProbes:
         assert result["cells"][0]["degenerate"]["mean"] == 0.3333
 
 
-class TestJudge:
-    def test_verdicts_are_asked_for_once_and_kept_beside_the_detectors(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        """The stub's judge says yes to every output without a penalty that loops."""
-        run(stub, problems, tmp_path)
-        ask = ["judge", str(tmp_path), "--judge-url", f"{stub.url}/v1", "--judge-model"]
-        stub.asked.clear()
-        repetition.main([*ask, "stub"])
-        assert len(stub.asked) == SAMPLES
-        judged = (tmp_path / "judge.jsonl").read_bytes()
-        (tmp_path / "judge.jsonl").write_bytes(judged[:-5])
-        repetition.main([*ask, "stub"])
-        assert len(stub.asked) == SAMPLES + 1
-        none = json.loads((tmp_path / "result.json").read_text())["cells"][0]
-        assert none["agreement"] == {"both": 2, "detector_only": 0, "judge_only": 0, "neither": 4}
-        assert none["judge"]["mean"] == 0.3333
-        with pytest.raises(SystemExit, match="verdicts of stub"):
-            repetition.main([*ask, "another"])
-
-    def test_answers_without_a_verdict_are_counted(
-        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        run(stub, problems, tmp_path)
-        stub.judges = False
-        ask = ["--judge-url", f"{stub.url}/v1", "--judge-model", "stub"]
-        for _ in range(2):
-            repetition.main(["judge", str(tmp_path), *ask])
-            assert f"{SAMPLES} answers of the judge have no verdict" in capsys.readouterr().err
-
-
 def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     own = {"regex": "[0-9]+", "lz_penalty": 0.5}
@@ -527,9 +489,9 @@ def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: P
 
 
 def test_fields_are_part_of_the_digest_where_there_are_any() -> None:
-    plain = Item("t/1", "p", None, None)
+    plain = Item("t/1", "p", None)
     assert digest([plain]) != digest([dataclasses.replace(plain, fields={"regex": "a"})])
-    before = [{"id": "t/1", "prompt": "p", "answer": None, "kind": None, "group": "", "level": ""}]
+    before = [{"id": "t/1", "prompt": "p", "answer": None, "group": "", "level": ""}]
     assert digest([plain]) == hashlib.sha256(json.dumps(before).encode()).hexdigest()
 
 
@@ -558,15 +520,6 @@ class TestScores:
         assert none["groups"]["a"]["loops"] == looped | {"cut_off": 1}
         assert penalised["loops"]["cut_off"] == penalised["loops"]["longest_period"] == 0
         assert none["levels"] == {}
-        assert none["judge"] is None
-        assert {example["item"] for example in result["worst"]} == {
-            "jsonl/0",
-            "jsonl/1",
-        }
-        example = result["worst"][0]
-        assert (example["repeats"], example["period"], example["start"]) == (25, 1, 5)
-        assert example["counterpart"]["variant"] == lz
-        assert example["unit_text"].strip() in example["text"]
 
     def test_summary(self) -> None:
         values = {"a": {0: 1.0, 1: 0.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 0.0, 1: 0.0}}
@@ -598,10 +551,10 @@ class TestScores:
         assert high - low == pytest.approx(2 * 1.96 * means.std() / 20, rel=0.1)
 
     def test_what_ends_in_a_loop_is_cut_off_only_at_the_limit(self) -> None:
-        item = Item("t/1", "p", None, None)
+        item = Item("t/1", "p", None)
         ids = [5, *([1, 2] * 10)]
         cut, whole = (
-            scores.score(item, sample_line("t/1", token_ids=ids) | {"finish_reason": reason}, None)
+            scores.score(item, sample_line("t/1", token_ids=ids) | {"finish_reason": reason})
             for reason in ("length", "stop")
         )
         assert cut.cut_off == Repetition(1, 2, 10)
@@ -619,55 +572,21 @@ class TestScores:
         assert 0.5 < scores.compression_ratio(noise) < 0.7
 
     def test_empty_outputs_have_no_ratio(self) -> None:
-        item = Item("t/1", "p", "1", "text")
+        item = Item("t/1", "p", "1")
         sample = sample_line("t/1", text="", token_ids=[])
-        found = scores.score(item, sample, None)
+        found = scores.score(item, sample)
         assert found.values == {"accuracy": 0.0, "degenerate": 0.0, "tokens": 0.0}
 
-    def test_agreement(self) -> None:
-        item = Item("t/1", "p", None, None)
-        loop, plain = [7] * 20, [*range(20)]
-        pairs = [(loop, True), (loop, True), (loop, False), (plain, True), (plain, None)]
-        samples = [
-            scores.score(item, sample_line("t/1", seed=i, token_ids=ids), verdict)
-            for i, (ids, verdict) in enumerate(pairs)
-        ]
-        assert agreement(samples) == {
-            "both": 2,
-            "detector_only": 1,
-            "judge_only": 1,
-            "neither": 0,
-        }
-        assert scores.summary(scores.collect(samples, "judge"))["mean"] == 0.75
-        assert agreement(samples[-1:]) is None
-
     def test_unchanged_compares_the_same_item_and_seed(self) -> None:
-        item = Item("t/1", "p", None, None)
+        item = Item("t/1", "p", None)
 
         def samples(*texts: str) -> list[scores.Scored]:
             lines = (sample_line("t/1", seed=i, text=text) for i, text in enumerate(texts))
-            return [scores.score(item, line, None) for line in lines]
+            return [scores.score(item, line) for line in lines]
 
         assert unchanged(samples("a", "b", "c"), samples("a", "c", "b")) == 1
         assert unchanged(samples("a", "b"), samples("a")) == 1
         assert unchanged(samples("a"), []) == 0
-
-    def test_the_worst_are_spread_over_groups(self) -> None:
-        items = {f"t/{i}": Item(f"t/{i}", "p", None, None, "ab"[i < 3]) for i in range(30)}
-        variants = grid.expand(["none", "repetition_penalty=1.2", "lz"])
-        run = {"variants": [dataclasses.asdict(variant) for variant in variants]}
-        samples = [
-            scores.score(item, sample_line(item.id, variant=v.name, token_ids=[7] * (20 + i)), None)
-            for i, item in enumerate(items.values())
-            for v in variants
-        ]
-        found = worst(run, items, samples)
-        assert len(found) == len({example["item"] for example in found}) == WORST
-        groups = Counter((e["variant"], items[e["item"]].group) for e in found)
-        assert {variant for variant, _ in groups} == {"none", "repetition 1.2"}
-        assert {group for _, group in groups} == {"a", "b"}
-        assert found[0]["repeats"] == 49
-        assert all(e["counterpart"]["variant"].endswith(" 0.15") for e in found)
 
 
 def sample_line(item: str, **changed: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from bench.soak.check import Answer, check, is_reached_by, outputs_of
 from bench.soak.drive import Driver, Log, body_of
 from bench.soak.schedule import (
     ANSWER,
+    HOSTILE,
     LEAVE,
     REFUSED,
     SHARES,
@@ -46,7 +47,11 @@ def test_schedules_ask_for_everything_and_for_nothing_that_is_wrong() -> None:
     assert {action.how for action in actions} == set(SHARES)
     for action in actions:
         request, sampling = action.request, body_of(action)["sampling_params"]
-        assert bool(request.wrong) == (action.how == REFUSED) == bool(action.reason)
+        assert bool(request.wrong) == (action.how in (REFUSED, HOSTILE))
+        assert bool(action.reason) == (action.how == REFUSED)
+        if action.how == HOSTILE:
+            assert set(body_of(action)) == {"input_ids", "sampling_params"}
+            continue
         assert len(request.prompt) + request.new_tokens <= 640
         assert sampling.get("min_new_tokens", 0) <= request.new_tokens
         if request.regex is not None:
@@ -69,7 +74,7 @@ def test_schedules_ask_for_everything_and_for_nothing_that_is_wrong() -> None:
 
 def test_every_other_wave_of_a_server_that_mixes_chunks_has_tokens_only() -> None:
     schedule = Schedule("mixed-chunk", 0, mixes=True)
-    assert {action.how for action in schedule.wave(1).actions} == {TOKENS, REFUSED}
+    assert {action.how for action in schedule.wave(1).actions} == {TOKENS, REFUSED, HOSTILE}
     assert ANSWER in {action.how for action in schedule.wave(2).actions}
 
 
@@ -190,5 +195,8 @@ def test_what_should_not_happen_is_an_error(driven: tuple[Driver, list[Answer]])
     assert "not refused" in send(driver, REFUSED, 400, "must be more")[0]
     assert "not refused" in send(driver, REFUSED, 200, "must be less")[0]
     assert "not refused" in send(driver, REFUSED, 500, "must be less")[0]
+    assert send(driver, HOSTILE, 200) == send(driver, HOSTILE, 400) == []
+    assert "status 500" in send(driver, HOSTILE, 500)[0]
+    assert "no answer" in send(driver, HOSTILE, 0)[0]
     assert send(driver, LEAVE, 200) == []
     assert len(answers) == 2, "what is refused or left is not checked"

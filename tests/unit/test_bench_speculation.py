@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 
 from bench.speculation import __main__ as speculation
-from bench.speculation.drafters import Penalty, Text, best_source, drafters, likeliest, play
 from bench.speculation.steps import Answer, onset_reached, same_until
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
-LOOP = [1, 2, 3, 4] * 6
-
-
-def penalties(tokens: list[int], onset: int) -> dict[int, float]:
-    text = Text.of([])
-    for token in tokens:
-        text = text.then(token)
-    return Penalty(1.0, onset, 16).of(text.tokens, text.runs)
 
 
 class TestOnset:
@@ -35,54 +26,6 @@ class TestOnset:
         line = list(range(40))
         assert onset_reached(line * 3, 2, window_size=41) == 120
         assert onset_reached(line * 3, 2, window_size=40) is None
-
-
-class TestPenalty:
-    def test_the_examples_of_the_specification(self) -> None:
-        assert penalties(LOOP, 2) == pytest.approx({1: 21.006, 2: 2.415, 3: 3, 4: 4}, abs=1e-3)
-        after = {7: 4, 4: 3, 3: 2.415, 2: 2, 1: 1.678}
-        assert penalties([*LOOP, 7], 2) == pytest.approx(after, abs=1e-3)
-        assert penalties([5] * 20, 2) == pytest.approx({5: 106.668}, abs=1e-3)
-
-    def test_without_an_onset_it_is_the_papers(self) -> None:
-        found = penalties([0, 1, 2, 0, 1], 0)
-        assert found == pytest.approx({2: 4.830, 1: 4, 0: 3}, abs=1e-3)
-
-
-class TestDrafters:
-    def test_runs_grow_as_the_text_does(self) -> None:
-        text = Text.of([1, 2, 1, 2, 1])
-        assert text.tokens.tolist() == [1, 2, 1, 2, 1]
-        assert text.runs.tolist() == [0, 3, 0, 1, 0]
-        assert text.visible == 0
-        assert text.then(1).visible == 1
-
-    def test_a_plain_one_repeats_and_a_penalised_one_does_not(self) -> None:
-        text = Text.of([])
-        for token in LOOP:
-            text = text.then(token)
-        future = [1, 2, 3, 4, 1, 2, 3, 4]
-        assert likeliest(text, future, 7, None) == 7
-        assert likeliest(text, future, 7, Penalty(10.0, 2, 16)) == 0
-        assert likeliest(text, [9], 7, None) == 0
-
-    def test_the_best_source_is_chosen_with_the_answer_known(self) -> None:
-        text = Text.of([1, 2, 3, 9, 1, 5, 6, 1])
-        assert best_source(text, [2, 3, 9, 4], 7) == 3
-        assert best_source(text, [5, 6, 1, 5], 7) == 4
-        assert best_source(text, [5, 6, 1, 5], 2) == 2
-        assert best_source(text, [3], 7) == 0
-
-    def test_a_step_yields_its_accepted_drafts_and_one_token(self) -> None:
-        assert play([1], list(range(9)), 1, lambda _, future: min(3, len(future))) == 2
-        assert play([1], list(range(9)), 1, lambda *_: 0) == 8
-        assert play([1], list(range(9)), 9, lambda *_: 0) == 0
-
-    def test_only_tokens_from_the_onset_on_count(self) -> None:
-        found = drafters([[1], [1]], [[5] * 19, [5, 6]], Penalty(0.15, 2, 16), 7)
-        assert found["tokens"] == 2
-        assert found["verify_steps"]["best source"] == 1
-        assert found["accept_length"]["best source"] == 2
 
 
 class Server:
@@ -139,17 +82,3 @@ def test_the_guide_shows_the_result_of_the_puzzles() -> None:
     file = RESULTS / "speculation-pocket.json"
     page = (RESULTS.parent / "README.md").read_text()
     assert speculation.markdown(json.loads(file.read_text())) in page
-
-
-def test_the_guide_shows_the_other_drafters() -> None:
-    page = (RESULTS.parent / "README.md").read_text()
-    for stem, model, names in (
-        ("ngram", "demo model", ("marginal", "onset 2")),
-        ("pocket", "pocket reasoner", ("marginal",)),
-    ):
-        variants = json.loads((RESULTS / f"speculation-{stem}.json").read_text())["variants"]
-        for name in names:
-            lengths = variants[f"lz_penalty 0.15, {name}"]["drafters"]["accept_length"]
-            order = ("server", "plain", "penalised", "best source")
-            cells = " | ".join(f"{lengths[drafter]:.2f}" for drafter in order)
-            assert f"| {model}, {name} | {cells} |" in page

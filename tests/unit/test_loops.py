@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import sys
+import zlib
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sglang_lz import past_outputs
 from sglang_lz.distribution.cli import main
 from sglang_lz.repetition import RECOMMENDED, Loop, RepetitionDetection, loops
 
@@ -22,6 +28,10 @@ def test_all_loops_of_an_output_in_their_whole_length() -> None:
     assert first.count == 25
     assert list(loops(output, RECOMMENDED)) == [first, Loop(1, len(LOOP) + 50, len(output))]
     assert list(loops(array("q", FINE), RepetitionDetection(8, 0, 2))) == []
+
+
+def stdin_of(text: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -79,14 +89,14 @@ def test_other_files_are_one_text_each(tmp_path: Path, capsys: pytest.CaptureFix
 def test_pieces_of_a_text_stand_for_tokens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, looping: bool
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(text)))
+    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(text)))
     assert report(capsys, "-")["outputs_with_a_loop"] == looping
 
 
 def test_outputs_without_loops_need_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"tokens": FINE})))
+    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps({"tokens": FINE})))
     assert main(["loops", "-"]) == 0
     assert "needed" in capsys.readouterr().out
 
@@ -100,7 +110,15 @@ def test_outputs_without_loops_need_nothing(
         ('{"tokens": [9223372036854775808]}', "line 2 holds token ids below 0 or above"),
         ('{"content": [1]}', "line 2 holds no output"),
         ('{"choices": [1]}', "line 2 holds no output"),
+        ('[{"text": "a"}', "ends inside an array"),
+        ("\0\1", "line 2 is no JSON"),
+        ("[" * 100_000, "line 2 is nested too deeply"),
+        ('{"response":' * 900 + "1" + "}" * 900, "line 2"),
+        ('{"a": ' + "1" * 5000 + "}", "line 2 is no JSON"),
+        ('{"resps": [[["-1.5", "False"]]]}', "line 2 holds no output: its resps"),
+        ('{"output": [{"type": "web_search_call"}]}', "line 2 holds no output"),
     ],
+    ids=range(13),
 )
 def test_a_bad_record_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
@@ -109,7 +127,7 @@ def test_a_bad_record_is_named(
     file.write_text(f'{{"text": "a"}}\n{line}\n')
     assert main(["loops", str(file)]) == 2
     printed = capsys.readouterr()
-    assert f"{file}, {message}" in printed.err
+    assert f"{file}{'' if message.startswith('ends') else ','} {message}" in printed.err
     assert printed.out == ""
 
 
@@ -119,3 +137,281 @@ def test_a_bad_setting_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert main(["loops", "--max-pattern-size", "0", "x"]) == 2
     assert main(["loops", str(tmp_path / "none.jsonl")]) == 2
     assert "cannot be used" in capsys.readouterr().err
+
+
+TEXT = "so it goes, " * 30
+TWO = [{"text": TEXT}, {"text": "fine"}]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.log", "a"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps(TWO),
+        json.dumps(TWO, indent=2),
+        json.dumps([TEXT, "fine"]),
+        "\n".join(json.dumps(one, indent=2) for one in TWO),
+        "\n".join(map(json.dumps, TWO)),
+        "\ufeff" + "\r\n".join(map(json.dumps, TWO)),
+    ],
+    ids=["array", "indented", "texts", "values", "lines", "mark"],
+)
+@pytest.mark.parametrize("encode", [str.encode, lambda text: gzip.compress(text.encode())])
+def test_json_is_read_in_all_its_forms(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    written: str,
+    encode: Callable[[str], bytes],
+) -> None:
+    data = encode(written)
+    file = tmp_path / (f"{name}.gz" if data[:1] == b"\x1f" else name)
+    file.write_bytes(data)
+    found = report(capsys, str(file))
+    assert (found["outputs"], found["outputs_with_a_loop"]) == (2, 1)
+
+
+def test_values_go_on_over_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a number, which would be one in either half."""
+    file = tmp_path / "a.json"
+    records = [{"output_ids": LOOP}, {"text": TEXT}, {"output_ids": [123456]}] * 5
+    file.write_text(json.dumps(records, indent=1))
+    for size in range(1, 40):
+        monkeypatch.setattr(past_outputs, "CHUNK", size)
+        found = report(capsys, str(file))
+        assert (found["outputs"], found["outputs_with_a_loop"]) == (15, 10)
+
+
+def test_a_line_is_named_behind_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n\n' * 200_000 + "{")
+    assert main(["loops", str(file)]) == 2
+    assert "line 400001 is no JSON" in capsys.readouterr().err
+
+
+UTF_16 = json.dumps(TWO).encode("utf-16")
+
+
+def packed(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x80\x04\x95", "is neither gzip nor text in UTF-8"),
+        (b"a\0b" * 100, "is no text: it holds zero bytes"),
+        (b"", "holds no output"),
+        (packed(b""), "holds no output"),
+        (b"[]", "holds no output"),
+        (packed(b"so it goes" * 99)[:-9], "is a damaged gzip file"),
+        (
+            packed(b"so it goes" * 99)[:20] + b"?" * 40,
+            "is a damaged gzip file",
+        ),
+        (b"\x1f\x8b?", "is a damaged gzip file"),
+        (
+            packed(packed(b"a")),
+            "is neither gzip nor text in UTF-8",
+        ),
+        (zlib.compress(TEXT.encode()), "is neither gzip nor text in UTF-8"),
+        (UTF_16[:-1], "is neither gzip nor text"),
+        (b"[[" * 600, "is nested too deeply"),
+        (b"a" * 3000, "is one text of more than 2,000 characters"),
+        (b'{"text": "' + b"a" * 3000, "is no JSON of at most 2,000 characters"),
+        (b"[2026-01-02 03:04:05] a\n" + b"a" * 3000, "has a line of more than 2,000 characters"),
+        (packed(b"\n" * 9000), "unpacks to more than 8,000 bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_no_output_without_loops(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    data: bytes,
+    message: str,
+) -> None:
+    monkeypatch.setattr(past_outputs, "CHUNK", 500)
+    monkeypatch.setattr(past_outputs, "LARGEST_RECORD", 2000)
+    monkeypatch.setattr(past_outputs, "MOST_UNPACKED", 8000)
+    file = tmp_path / "answers"
+    file.write_bytes(data)
+    assert main(["loops", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_utf_16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answers"
+    file.write_bytes(UTF_16)
+    assert report(capsys, str(file))["outputs"] == 2
+
+
+def test_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as Python does where it is closed
+    assert main(["loops", "-"]) == 2
+    assert "Standard input is closed" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", stdin_of("so it goes"))
+    assert main(["loops", "-"]) == 2
+    assert "line 1 is no JSON" in capsys.readouterr().err
+    assert sys.stdin.buffer.read() == b""  # left open
+
+
+@pytest.mark.parametrize("text", ["[a link](b), " * 40, '"Well," he said. ' * 40, "{x} " * 40])
+def test_a_text_that_begins_like_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    file = tmp_path / "answer.txt"
+    file.write_text(text)
+    found = report(capsys, str(file))
+    assert (found["outputs"], found["outputs_with_a_loop"]) == (1, 1)
+
+
+def test_empty_outputs_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin_of('{"text": ""}'))
+    assert main(["loops", "-"]) == 0
+    assert capsys.readouterr().out.endswith("The outputs are empty: they tell nothing.\n")
+
+
+@pytest.mark.parametrize(
+    ("record", "outputs"),
+    [
+        # lm_eval --log_samples: as many repeats as were asked for, of each request.
+        ({"doc_id": 0, "resps": [[TEXT], [TEXT, TEXT]], "filtered_resps": ["fine"]}, 3),
+        ({"message": {"role": "assistant", "content": "fine", "thinking": TEXT}}, 1),
+        ({"choices": [{"message": {"content": "fine", "reasoning": TEXT}}]}, 1),
+        ({"output": [{"type": "message", "content": [{"type": "output_text", "text": TEXT}]}]}, 1),
+        ({"output": [{"type": "reasoning", "content": [], "summary": [{"text": TEXT}]}]}, 1),
+        ({"output": [{"type": "function_call", "arguments": TEXT}]}, 1),
+        ({"content": [{"type": "tool_use", "input": {"a": TEXT}}]}, 1),
+        ({"choices": [{"message": {"tool_calls": [{"function": {"arguments": TEXT}}]}}]}, 1),
+    ],
+)
+def test_outputs_in_all_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    record: Any,
+    outputs: int,
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(record)))
+    found = report(capsys, "-")
+    assert found["outputs"] == found["outputs_with_a_loop"] == outputs
+
+
+# What upstream's RequestLogger writes, at its levels 2 and 3; a client may write what looks alike.
+FORGED = "', out={'text': 'fine', 'output_ids': [1], "
+NOW = "[2026-11-24 20:30:14] "
+CUT = "a" * 1024 + "..." + "b" * 1024
+SGLANG_TEXT = [
+    "some warning",
+    "[2026-11-24 20:30:13 TP0] Decode batch, #running-req: 1",
+    f"{NOW}Receive: obj=GenerateReqInput(rid='7', text={FORGED!r})",
+    f"{NOW}Finish: obj=GenerateReqInput(rid='7', text={FORGED!r}, sampling_params={{'n': 1}}), "
+    f"out={{'text': {TEXT!r}, 'output_ids': {LOOP}, 'meta_info': {{'id': '7'}}}}",
+    f"{NOW}Finish: obj=GenerateReqInput(rid='7', text='a'), out={{'text': {TEXT!r}, "
+    "'meta_info': {}}",
+    f"{NOW}Finish: obj=GenerateReqInput(rid='HEALTH_CHECK_1', text=None), out={{'text': '', "
+    "'output_ids': [1], 'meta_info': {}}",
+    f"{NOW}Finish: obj=EmbeddingReqInput(rid='7', text='a'), out={{'embedding': [0.1]}}",
+    f"{NOW}Finish: obj=GenerateReqInput(rid='7', text='a' ... 'b'), out={{'text': {'a' * 1024!r} "
+    f"... {'b' * 1024!r}, 'output_ids': {[1] * 1024} ... {[2] * 1024}, 'meta_info': {{}}}}",
+]
+SGLANG_JSON = [
+    'INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 200 OK',
+    *(
+        NOW + json.dumps({"timestamp": "2026-11-24T20:30:14", "event": f"request.{event}", **more})
+        for event, more in [
+            ("received.openai", {"obj": {"text": "fine"}}),
+            ("received", {"rid": "7", "obj": {"text": "fine"}}),
+            ("finished", {"rid": "7", "obj": {}, "out": {"text": TEXT, "output_ids": LOOP}}),
+            ("finished", {"rid": "7", "obj": {"text": "fine"}, "out": {"text": TEXT}}),
+            ("finished", {"rid": "HEALTH_CHECK_1", "obj": {}, "out": {"text": "a"}}),
+            ("finished", {"rid": "7", "obj": {}, "out": {"embedding": [0.1]}}),
+            ("finished", {"rid": "7", "obj": {}, "out": {"text": CUT}}),
+        ]
+    ),
+]
+AT = "(APIServer pid=7) INFO 08-01 12:00:00 [logger.py:71] "
+LOOKS_DONE = "Generated response x: output: 'fine', finish_reason: stop"
+VLLM = [
+    "INFO 08-01 12:00:00 [api_server.py:1805] vLLM API server version 0.10.1",
+    f"{AT}Received request cmpl-1: prompt: {LOOKS_DONE!r}, params: SamplingParams(n=1).",
+    f"{AT}Generated response cmpl-1: output: {TEXT!r}, output_token_ids: {LOOP}, "
+    "finish_reason: stop",
+    f"{AT}Generated response cmpl-2 (streaming delta): output: 'so', output_token_ids: [1], "
+    "finish_reason: None",
+    f"{AT}Generated response cmpl-2 (streaming complete): output: {TEXT!r}, "
+    "output_token_ids: None, finish_reason: repetition",
+    f"{AT}Generated response cmpl-3: output: {TEXT + chr(39)!r}, finish_reason: length",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "outputs", "cut"),
+    [(SGLANG_TEXT, 3, 1), (SGLANG_JSON, 3, 1), (VLLM, 3, 0)],
+    ids=["sglang-text", "sglang-json", "vllm"],
+)
+def test_logs_of_servers(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    outputs: int,
+    cut: int,
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text("\n".join(lines) + "\n")
+    found = report(capsys, str(file))
+    assert found["outputs"] == found["outputs_with_a_loop"] == outputs
+    assert found["outputs_cut_short"] == cut
+    with gzip.open(tmp_path / "server.log.gz", "wt") as packed:
+        packed.write("\n".join(lines))
+    assert report(capsys, str(tmp_path / "server.log.gz"))["outputs"] == outputs
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"{NOW}Server is ready", "holds no output"),
+        (f"{NOW}Finish: obj=GenerateReqInput(rid='7'), out={{'meta_info': {{}}}}", "level 3"),
+        (f'{NOW}{{"event": "request.finished", "out": {{"meta_info": {{}}}}}}', "level 3"),
+        (f"{NOW}Finish: obj=GenerateReqInput(text='a", "in a form that is not known"),
+        (f"{AT}Generated response cmpl-1: output: 'a", "in a form that is not known"),
+        (f"{NOW}{{", "line 2 is no JSON"),
+        (NOW + '{"a":' * 100_000, "line 2 is nested too deeply"),
+    ],
+)
+def test_a_log_without_outputs_tells_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(f"{NOW}a\n{line}\n")
+    assert main(["loops", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_log_that_cuts_outputs_gives_no_all_clear(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = "".join(f"{n} " for n in range(999))[:1024]
+    record = {"event": "request.finished", "rid": "7", "out": {"text": f"{cut}...{cut}"}}
+    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(record)))
+    assert main(["loops", "-"]) == 0
+    said = capsys.readouterr().out
+    assert "needed" not in said
+    assert "--log-requests-level 3" in said
+
+
+def test_a_long_line_is_read_in_time_that_grows_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What begins like an output in many places, and never is one."""
+    file = tmp_path / "server.log"
+    file.write_text(f"{NOW}Finish: obj=(" + "'a', out=(, " * 300_000)
+    assert main(["loops", str(file)]) == 2
+    assert "in a form that is not known" in capsys.readouterr().err

@@ -40,11 +40,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
     monkeypatch.setattr(metrics, "_is_first_rank", lambda: True)
     monkeypatch.setattr(metrics, "_enabled", lambda: True)
     monkeypatch.setattr(metrics, "_share", lambda: 1.0)
+    monkeypatch.setattr(guard, "_reported", lambda: guard.FINISH_REASON)
     return counters.found
 
 
 def request(tokens: list[int], reason: Any = None, **fields: Any) -> Any:
-    params = SimpleNamespace(lz_params=LZParams.parse(fields, 1024) if fields else None)
+    lz_params = LZParams.parse(fields, 1024) if fields else None
+    params = SimpleNamespace(lz_params=lz_params, max_new_tokens=4096)
     output = array("q", tokens)
     return SimpleNamespace(
         rid="some-id",
@@ -68,6 +70,15 @@ def test_observed_outputs_by_where_they_loop(
 ) -> None:
     guard.after_step(request(tokens))
     assert +counted == +Counter({("observed", place, "off"): 1, ("tokens", "off"): repeated})
+
+
+def test_a_request_for_no_token_has_no_output(counted: Counter[tuple[str, ...]]) -> None:
+    """The token that upstream samples all the same is cut off. So it fills the prefix cache."""
+    req = request([7], SimpleNamespace(to_json=lambda: {"type": "length"}))
+    req.sampling_params.max_new_tokens = 0
+    req.output_ids_through_stop = array("q")
+    guard.after_step(req)
+    assert not +counted
 
 
 def test_loops_that_the_penalty_ended(counted: Counter[tuple[str, ...]]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from device import DEVICE
 from oracle import COSTS, Penalties, delta_bits, is_reached, penalised, visible_history
 from sglang_lz import kernels, penalizer, sampling
-from sglang_lz.breakers import tables_of
+from sglang_lz.breakers import Vocabulary, tables_of
+from sglang_lz.history import HistoryRoom
 from sglang_lz.params import LZParams
 from sglang_lz.penalties import FIELDS, UPSTREAM, HistoryParams, is_used
 from sglang_lz.window import WindowState
@@ -40,6 +42,8 @@ TOLERANCE = 1e-4
 WORDS = (b"a", b"b", b"ab", b"c", b"bca")
 """The text of each token."""
 EOS = 4
+MOST_NODES = 7
+ROOM = HistoryRoom(VOCAB, words=2**20, nodes=MOST_NODES, logits=ROWS * MOST_NODES)
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +51,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_max_window_size", lambda: MAX_WINDOW)
     monkeypatch.setattr(sampling, "_is_decode_server", lambda: False)
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
+    monkeypatch.setattr(sampling, "_most_nodes", lambda: MOST_NODES)
+    monkeypatch.setattr(sampling, "_history_memory", lambda: 4)
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
     monkeypatch.setattr(
-        sampling, "_tables", lambda _, size, breakers: tables_of(breakers, WORDS, encode, size)
+        sampling,
+        "_tables",
+        lambda _, size, breakers: tables_of(breakers, Vocabulary(WORDS), encode, size),
     )
 
 
@@ -125,6 +133,19 @@ class Request:
     """It goes round in a loop of so many tokens."""
     row: int | None = None
     extend_end: int = 0
+    to_finish: object = None
+    is_finished: bool = False
+    rid: str = "r"
+
+    @property
+    def kv(self) -> SimpleNamespace:
+        return SimpleNamespace(holds_kv=self.row is not None, req_pool_idx=self.row)
+
+    def finished(self) -> bool:
+        return self.is_finished
+
+    def set_finish_with_abort(self, message: str) -> None:
+        self.to_finish = message
 
     @property
     def known(self) -> list[int]:
@@ -186,7 +207,7 @@ RUNNER = SimpleNamespace(
     is_generation=True,
     device="cpu",
     pp_group=SimpleNamespace(is_last_rank=True),
-    model_config=SimpleNamespace(vocab_size=VOCAB),
+    model_config=SimpleNamespace(vocab_size=VOCAB, context_len=4096),
 )
 """Upstream's model runner; its device is that of the batches, too."""
 
@@ -197,6 +218,20 @@ def reserved_pool(**kind: object) -> Pool:
     runner = SimpleNamespace(**vars(RUNNER) | kind, req_to_token_pool=pool)
     sampling.reserve_windows(runner)
     return pool
+
+
+def run_kernels_of_a_gpu(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run them on DEVICE, with the scratch that they need."""
+    history_room = sampling._history_room
+    monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
+    monkeypatch.setattr(RUNNER, "device", DEVICE)
+    monkeypatch.setattr(
+        sampling,
+        "_history_room",
+        lambda runner, rows: history_room(
+            SimpleNamespace(device="cuda", model_config=runner.model_config), rows
+        ),
+    )
 
 
 def batch_tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -223,6 +258,7 @@ def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request])
         seq_lens_cpu=torch.tensor(lengths),
     )
     forward_batch = SimpleNamespace(
+        sampling_info=SimpleNamespace(grammars=None),
         req_pool_indices=rows.to(RUNNER.device),
         seq_lens=batch_tensor(lengths),
         # Padding after the real tokens, as data-parallel attention leaves it.
@@ -233,14 +269,36 @@ def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request])
 
 
 def forward(
-    pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]
+    pool: Pool,
+    mode: str,
+    prefills: list[Request],
+    decodes: list[Request],
+    *,
+    masks: bool = False,
 ) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
-    """Run both hooks on one batch; returns the plan, the logits before and those after."""
+    """Run the hooks on one batch; returns the plan, the logits before and those after. A grammar
+    may mask both, if it `masks`."""
     forward_batch = plan(pool, mode, prefills, decodes)
     before = torch.randn(len(prefills) + len(decodes), VOCAB)
+    masked = random_mask(random, len(before)) if masks else None
     after = before.to(RUNNER.device, copy=True)
+    forward_batch.sampling_info.grammars = None if masked is None else [object()]
     sampling.apply_step(after, forward_batch)
+    if masked is not None:
+        before[masked] = -math.inf
+        after[masked.to(RUNNER.device)] = -math.inf
+    sampling.forbid_step(after, forward_batch)
     return getattr(forward_batch, "lz_step", None), before, after.cpu()
+
+
+def random_mask(rng: Any, rows: int) -> torch.Tensor | None:
+    """What a grammar does not allow in each row, bool [rows, V], never all; None without one."""
+    if rng.random() < 0.5:
+        return None
+    masked = torch.ones(rows, VOCAB, dtype=torch.bool)
+    for row in masked:
+        row[rng.sample(range(VOCAB), rng.choice([1, 2, VOCAB]))] = False
+    return masked
 
 
 def assert_exact(
@@ -285,8 +343,14 @@ def verify_forward(
         retrieve_next_sibling=batch_tensor(sibling),
     )
     before = torch.randn(len(reqs) * nodes, VOCAB)
+    masked = random_mask(rng, len(before))
     judged = before.to(RUNNER.device, copy=True)
-    verified = sampling.verify_step(verify_input, batch, judged)
+    grammar_mask = None if masked is None else object()
+    verified = sampling.verify_step(verify_input, batch, judged, grammar_mask)
+    if masked is not None:
+        before[masked] = -math.inf
+        judged[masked.to(RUNNER.device)] = -math.inf
+    sampling.forbid_nodes(verified, judged)
     after = judged.cpu()
     accepted, indices = [], []
     for i, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
@@ -453,7 +517,7 @@ class Scheduler(RuleBasedStateMachine):
             self.waiting.append(req)
 
     def step(self, mode: str, prefills: list[Request], decodes: list[Request]) -> None:
-        _, before, after = forward(self.pool, mode, prefills, decodes)
+        _, before, after = forward(self.pool, mode, prefills, decodes, masks=True)
         for i, req in enumerate([*prefills, *decodes]):
             if req in prefills and req.extend_end < len(req.full_untruncated_fill_ids):
                 assert torch.equal(after[i], before[i])
@@ -473,8 +537,7 @@ def test_scheduler_with_the_kernels_of_a_gpu(
     cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same on Triton's interpreter, or on the GPU at hand."""
-    monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
-    monkeypatch.setattr(RUNNER, "device", DEVICE)
+    run_kernels_of_a_gpu(cuda_kernels, monkeypatch)
     run_state_machine_as_test(
         Scheduler, settings=settings(max_examples=8, stateful_step_count=20, deadline=None)
     )
@@ -644,22 +707,29 @@ def test_a_mode_that_is_refused_keeps_no_windows(monkeypatch: pytest.MonkeyPatch
 class NoMemory(TorchDispatchMode):
     """Lets no tensor of more than some bytes be made."""
 
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made.nbytes > 100:
+        if isinstance(made, torch.Tensor) and made.nbytes > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
         return made
 
 
-def test_memory_that_is_not_there_ends_the_start_in_one_sentence() -> None:
+@pytest.mark.parametrize("most", [100, 2**16])
+def test_memory_that_is_not_there_ends_the_start_in_one_sentence(most: int) -> None:
+    """That of the windows, and that of the histories."""
     pool = Pool()
-    with pytest.raises(RuntimeError) as caught, NoMemory():
+    with pytest.raises(RuntimeError) as caught, NoMemory(most):
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
     size = MAX_WINDOW * 6 + 24
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
-        f"of {size} bytes; CUDA out of memory. Tried to allocate 1.00 GiB.): lower "
-        f"--lz-max-window-size, which is {MAX_WINDOW}, or --max-running-requests."
+        f"of {size} bytes) and {pool.lz_room.bytes} bytes for the histories of other penalties "
+        "(CUDA out of memory. Tried to allocate 1.00 GiB.): lower --lz-max-window-size, which is "
+        f"{MAX_WINDOW}, --lz-history-memory, which is 4 MiB, or --max-running-requests."
     )
     assert not hasattr(pool, "lz_penalizer")
 
@@ -756,7 +826,7 @@ class Launches:
 @pytest.fixture
 def launches(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
     """Let the device be one without data, on which no kernel runs."""
-    made = {name: Launches() for name in ("_step", "_verify", "_accept")}
+    made = {name: Launches() for name in ("_step", "_verify", "_accept", "_forbid")}
     for name, stand_in in made.items():
         monkeypatch.setattr(cuda_kernels, name, stand_in)
     monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
@@ -764,7 +834,17 @@ def launches(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[
 
 
 @pytest.mark.parametrize(
-    "others", [{}, {"frequency_penalty": 0.5, "dry_multiplier": 0.5, "min_new_tokens": 3}], ids=str
+    "others",
+    [
+        {},
+        {
+            "frequency_penalty": 0.5,
+            "dry_multiplier": 0.5,
+            "dry_sequence_breakers": [],
+            "min_new_tokens": 3,
+        },
+    ],
+    ids=str,
 )
 def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_device(
     launches: dict[str, Launches], others: dict[str, object]
@@ -775,7 +855,9 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
     reqs = [
         admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW, **others)) for _ in range(rows)
     ]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "meta")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(
+        ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
+    )
     logits = torch.zeros(rows, vocab, device="meta")
     for mode in ("extend", "decode"):
         batch = SimpleNamespace(
@@ -789,6 +871,7 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
         forward_batch = SimpleNamespace(
             req_pool_indices=torch.empty(rows, dtype=torch.int64, device="meta"),
             seq_lens=torch.empty(rows, dtype=torch.int64, device="meta"),
+            sampling_info=SimpleNamespace(grammars=None),
             input_ids=torch.empty(rows, dtype=torch.int64, device="meta"),
         )
         with DeviceWatch() as watch:
@@ -808,7 +891,9 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     vocab, rows, nodes = 100_000, 3, 4
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "meta")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(
+        ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
+    )
     on_device = {"dtype": torch.int64, "device": "meta"}
     batch = SimpleNamespace(
         forward_mode=Mode("extend"),
@@ -830,7 +915,8 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     logits = torch.zeros(rows * nodes, vocab, device="meta")
     accepted = torch.empty(rows, nodes, **on_device), torch.empty(rows, **on_device)
     with DeviceWatch() as watch:
-        verified = sampling.verify_step(verify_input, batch, logits)
+        verified = sampling.verify_step(verify_input, batch, logits, None)
+        sampling.forbid_nodes(verified, logits)
         sampling.accept_step(verified, *accepted)
     assert verified is not None
     assert watch.waits == []
@@ -842,7 +928,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
     """Although windows are there, of a request that waits for its turn."""
     pool = Pool()
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "cpu")
+    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "cpu", ROOM)
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])
@@ -860,7 +946,8 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
     taken = state.tokens.nbytes + state.run.nbytes + state.params.nbytes
     assert taken == (ROWS + 1) * each
     assert [record.getMessage() for record in caplog.records] == [
-        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, reserved"
+        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, and 0.6 MiB for the "
+        "histories of other penalties, reserved"
     ]
 
 
@@ -984,8 +1071,7 @@ def test_each_penalty_alone(
 ) -> None:
     """On texts of two tokens or more, which repeat themselves; a prefill, trees, two decodes."""
     if name == "cuda":
-        monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
-        monkeypatch.setattr(RUNNER, "device", DEVICE)
+        run_kernels_of_a_gpu(cuda_kernels, monkeypatch)
     rng = random.Random(f"{penalties}")
     is_quick = name == "cpu" or DEVICE != "cpu"  # Triton's interpreter takes seconds
     for _ in range(5 if is_quick else 1):
@@ -997,7 +1083,7 @@ def test_each_penalty_alone(
             req = request(text[:split], lz_penalty=0.0, **penalties)
             req.output_ids.extend(text[split:])
             reqs.append(admitted(pool, req))
-        _, before, after = forward(pool, "extend", reqs, [])
+        _, before, after = forward(pool, "extend", reqs, [], masks=True)
         for req, *rows in zip(reqs, before, after, strict=True):
             assert_exact(req, *rows)
             req.output_ids.append(rng.randrange(2))
@@ -1005,10 +1091,34 @@ def test_each_penalty_alone(
         for req, tokens in zip(reqs, verify_forward(pool, reqs, trees, rng), strict=True):
             req.output_ids.extend(tokens)
         for _ in range(2 if is_quick else 1):
-            _, before, after = forward(pool, "decode", [], reqs)
+            _, before, after = forward(pool, "decode", [], reqs, masks=True)
             for req, *rows in zip(reqs, before, after, strict=True):
                 assert_exact(req, *rows)
                 req.output_ids.append(rng.randrange(2))
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_lz_repetition_and_dry_act_on_one_token(
+    name: str, cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads the logit that the one before has written, whoever wrote it."""
+    if name == "cuda":
+        run_kernels_of_a_gpu(cuda_kernels, monkeypatch)
+    rng = random.Random(name)
+    pool = reserved_pool()
+    fields = {"lz_penalty": 2.0, "repetition_penalty": 1.7, "dry_multiplier": 0.8}
+    reqs = [
+        admitted(pool, request([token, (token + 1) % VOCAB] * 6, lz_cost=cost, **fields))
+        for token, cost in ((0, "rate"), (1, "marginal"), (3, "rate"))
+    ]
+    _, before, after = forward(pool, "extend", reqs, [])
+    for req, *rows in zip(reqs, before, after, strict=True):
+        assert_exact(req, *rows)
+        req.output_ids.append(req.origin_input_ids[0])
+    trees = [Tree.random(rng, req.known[-1], 3) for req in reqs]
+    for req, tree in zip(reqs, trees, strict=True):
+        tree.tokens[1:] = [req.origin_input_ids[1]] * 2
+    verify_forward(pool, reqs, trees, rng)
 
 
 # The examples of llama.cpp's own test of DRY: probabilities are equal before.
@@ -1028,7 +1138,9 @@ def test_dry_gives_what_llama_cpp_documents(
     tokens, vocab, multiplier, allowed, last_n, breakers, expected = example
     words = (b"a", b"b", b"c", b"d", b"e")
     monkeypatch.setattr(
-        sampling, "_tables", lambda _, size, given: tables_of(given, words, encode, size)
+        sampling,
+        "_tables",
+        lambda _, size, given: tables_of(given, Vocabulary(words), encode, size),
     )
     pool = reserved_pool()
     req = request(
@@ -1046,32 +1158,230 @@ def test_dry_gives_what_llama_cpp_documents(
     torch.testing.assert_close(logits.softmax(1)[0], torch.tensor(expected), atol=1e-6, rtol=0)
 
 
-def test_histories_grow_and_are_given_up() -> None:
-    """Slots of requests that ended are taken again; longer requests get room."""
+def leave(pool: Pool, *reqs: Request) -> None:
+    """Requests end, and their rows are free."""
+    for req in reqs:
+        pool.free_slots.append(req.row)
+        req.row, req.is_finished = None, True
+
+
+def assert_all_exact(pool: Pool, reqs: list[Request]) -> None:
+    _, before, after = forward(pool, "extend", reqs, [])
+    for req, *rows in zip(reqs, before, after, strict=True):
+        assert_exact(req, *rows)
+
+
+def places(pool: Pool) -> list[tuple[int, int]]:
+    """Where the histories lie, and how many words each has."""
+    return list(pool.lz_penalizer.others._places.values())
+
+
+def test_each_history_is_as_long_as_its_own_request_needs() -> None:
+    """A long one beside short ones takes nothing for them."""
     pool = reserved_pool()
-    for round_, prompt in enumerate(([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300)):
+    longest = admitted(pool, request([0, 1, 2, 3] * 300, max_new_tokens=900, dry_multiplier=0.5))
+    short = [admitted(pool, request([1, 2, 1], max_new_tokens=5, dry_multiplier=0.5)) for _ in "ab"]
+    counted = admitted(pool, request([1, 2], max_new_tokens=5, frequency_penalty=0.5))
+    assert_all_exact(pool, [longest, *short, counted])
+    sizes = [words for _, words in places(pool)]
+    counts, spare = 3 * VOCAB, 2 * 64
+    assert sizes == [
+        *(counts + 2 * (2100 + spare), *[counts + 2 * (8 + spare)] * 2),
+        counts + spare,
+    ]
+
+
+def test_memory_is_taken_at_the_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories come and go in it; where gaps are, they move together."""
+    pool = narrow_pool(monkeypatch)
+    state = pool.lz_penalizer.others.state
+    tensors = [state.memory, state.numbers, state.strengths, state.breakers.mask, state.forbidden]
+    rng, moved = random.Random(3), 0
+    running: list[Request] = []
+    for _ in range(60):
+        req = request(
+            [rng.randrange(3) for _ in range(rng.randint(1, 40))],
+            max_new_tokens=rng.choice([10, 200]),
+            **rng.choice([{"dry_multiplier": 0.5}, {"no_repeat_ngram_size": 2}]),
+        )
+        adder = SimpleNamespace(can_run_list=[])
+        for one in sampling.with_room([req], adder, pool):
+            adder.can_run_list.append(admitted(pool, one))
+        if adder.can_run_list:
+            step, before, after = forward(pool, "extend", [req], [])
+            moved += len(step.history.moves)
+            assert_exact(req, before[0], after[0])
+            req.land()
+            req.flying = [rng.randrange(3)]
+            running.append(req)
+        else:
+            assert running
+        while len(running) == ROWS or (running and not adder.can_run_list):
+            leave(pool, running.pop(rng.randrange(len(running))))
+            adder.can_run_list.append(req)
+        if running:
+            _, before, after = forward(pool, "decode", [], running)
+            for one, *rows in zip(running, before, after, strict=True):
+                assert_exact(one, *rows)
+                one.land()
+                one.flying = [rng.randrange(3)]
+    assert moved
+    assert tensors == [
+        state.memory,
+        state.numbers,
+        state.strengths,
+        state.breakers.mask,
+        state.forbidden,
+    ]
+    assert state.memory.nbytes == 2**14
+
+
+def narrow_pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    """A pool with 16 KiB for histories."""
+    monkeypatch.setattr(
+        sampling,
+        "_history_room",
+        lambda runner, rows: HistoryRoom(VOCAB, words=4096, nodes=0, logits=rows),
+    )
+    return reserved_pool()
+
+
+def waiting_that_run(pool: Pool, waiting: list[Request], most: int = ROWS) -> list[Request]:
+    """Those that upstream's loop over its queue would let begin."""
+    adder = SimpleNamespace(can_run_list=[])
+    for req in sampling.with_room(waiting, adder, pool):
+        if len(adder.can_run_list) == most:
+            break
+        adder.can_run_list.append(req)
+    return adder.can_run_list
+
+
+def test_requests_wait_for_room_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a history they pass; a smaller one does not pass a larger one that waits."""
+    pool = narrow_pool(monkeypatch)
+    large = [request([1], max_new_tokens=900, lz_penalty=0.0, dry_multiplier=1) for _ in "abc"]
+    small = request([1], max_new_tokens=1, lz_penalty=0.0, dry_multiplier=1)
+    plain = request([1], lz_penalty=0.0)
+    assert waiting_that_run(pool, [*large, small, plain]) == [large[0], plain]
+    admitted(pool, large[0])
+    assert waiting_that_run(pool, [*large[1:], small, plain]) == [plain]
+    assert waiting_that_run(pool, [small, *large[1:]]) == [small]
+    forward(pool, "extend", [large[0]], [])
+    leave(pool, large[0])
+    assert waiting_that_run(pool, [*large[1:], small]) == [large[1]]
+    assert_all_exact(pool, [admitted(pool, large[1])])
+    assert sampling._needs_now(pool.lz_room) == [large[1].lz_need]
+
+
+def test_the_last_request_that_is_let_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream looks no further behind the one that fills its batch."""
+    pool = reserved_pool()
+    reqs = [request([1], dry_multiplier=1) for _ in "ab"]
+    adder = SimpleNamespace(can_run_list=[])
+    for req in sampling.with_room(reqs, adder, pool):
+        adder.can_run_list.append(req)
+        break
+    assert [req for req, _ in pool.lz_room.holders.values()] == reqs[:1]
+
+
+def test_who_is_retracted_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = narrow_pool(monkeypatch)
+    first, second = (request([1], max_new_tokens=900, dry_multiplier=1) for _ in "ab")
+    assert waiting_that_run(pool, [first, second]) == [first]
+    assert_all_exact(pool, [admitted(pool, first)])
+    pool.free_slots.append(first.row)
+    first.row = None
+    assert waiting_that_run(pool, [second, first]) == [second]
+    assert_all_exact(pool, [admitted(pool, second)])
+    leave(pool, second)
+    assert waiting_that_run(pool, [first]) == [first]
+
+
+@pytest.mark.usefixtures("decode_server")
+def test_a_decode_server_lets_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = narrow_pool(monkeypatch)
+    first, second = (
+        handed_over(pool, request([1], max_new_tokens=900, dry_multiplier=1)) for _ in "ab"
+    )
+    plain = handed_over(pool, request([1]))
+    assert [sampling.takes_room(req, pool) for req in (first, first, second, plain)] == [
+        *(True, True, False, True)
+    ]
+    forward(pool, "decode", [], [first, plain])
+    leave(pool, first)
+    assert sampling.takes_room(second, pool)
+    _, before, after = forward(pool, "decode", [], [second, plain])
+    assert_exact(second, before[0], after[0])
+
+
+def test_no_room_ends_the_request_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it was let in, as no queue of upstream's would."""
+    ended = []
+    monkeypatch.setattr(sampling, "_end_without_room", ended.append)
+    pool = narrow_pool(monkeypatch)
+    first, second = (
+        admitted(pool, request([1, 2, 1, 2], max_new_tokens=900, dry_multiplier=1)) for _ in "ab"
+    )
+    assert_all_exact(pool, [first])
+    forward(pool, "mixed", [second], [first])
+    assert ended == [second]
+    first.output_ids.append(1)
+    second.output_ids.append(1)
+    _, before, after = forward(pool, "decode", [], [first, second])
+    assert_exact(first, before[0], after[0])
+
+
+def test_what_never_fits_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = narrow_pool(monkeypatch)
+    req = request([1, 2, 1], max_new_tokens=4000, dry_multiplier=1)
+    sampling.refuse_history(req, pool)
+    assert req.to_finish == (
+        "max_new_tokens must be lower with these penalties, got 4000: the history of up to 4003 "
+        "tokens would take 33108 bytes, and this server has 16384 (--lz-history-memory)."
+    )
+    assert not waiting_that_run(pool, [req])[0].lz_need.words
+    fits = request([1, 2, 1], max_new_tokens=900, no_repeat_ngram_size=2)
+    sampling.refuse_history(fits, pool)
+    assert fits.to_finish is None
+
+
+def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampling, "_vocabulary", lambda tokenizer, size: None)
+    pool = reserved_pool()
+    req = request([1, 2, 1], dry_multiplier=1, dry_sequence_breakers=["x", "y"])
+    sampling.refuse_history(req, pool)
+    assert req.to_finish == (
+        "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
+        "model's tokens, got 2 texts."
+    )
+
+
+def test_histories_are_given_up() -> None:
+    """Those of requests that ended, and of rows that others have now."""
+    pool = reserved_pool()
+    for prompt in ([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300):
         reqs = [
             admitted(pool, request(prompt, dry_multiplier=0.5, lz_penalty=0.3 * (i % 2)))
             for i in range(ROWS)
         ]
-        _, before, after = forward(pool, "extend", reqs, [])
-        for req, *rows in zip(reqs, before, after, strict=True):
-            assert_exact(req, *rows)
-        state = pool.lz_penalizer.others.state
-        assert state.slots == 8, round_
-        assert state.reach >= len(prompt) + 1024
-        pool.free_slots = [req.row for req in reqs]
+        assert_all_exact(pool, reqs)
+        assert len(places(pool)) == ROWS
+        leave(pool, *reqs)
     plain = admitted(pool, request([1, 1], lz_penalty=0.0))
     beside = admitted(pool, request([1, 1], lz_penalty=0.0, frequency_penalty=1.0))
     _, before, after = forward(pool, "extend", [plain, beside], [])
     assert torch.equal(before[0], after[0])
     assert_exact(beside, before[1], after[1])
+    assert len(places(pool)) == 1
 
 
 def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> None:
     pool = reserved_pool()
     lists = (["c"], ["ab"], ["c"], ["bca", "a"])
-    for again in range(3):
+    made = set()
+    for again in range(12):
         reqs = [
             admitted(
                 pool,
@@ -1083,8 +1393,22 @@ def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> Non
             )
             for one in lists
         ]
-        _, before, after = forward(pool, "extend", reqs, [])
-        for req, *rows in zip(reqs, before, after, strict=True):
-            assert_exact(req, *rows)
-        assert len(pool.lz_penalizer.others.state.breakers.mask) <= 3
-        pool.free_slots = [req.row for req in reqs] + pool.free_slots
+        assert_all_exact(pool, reqs)
+        others = pool.lz_penalizer.others
+        made |= {id(others.state.breakers.mask)}
+        assert set(others._list_of_row.values()) <= set(others._lists)
+        leave(pool, *reqs)
+    assert len(made) == 1
+
+
+def test_lists_of_breakers_come_into_use_a_few_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends a thousand lists waits for itself."""
+    pool = reserved_pool()
+    pool.lz_room.lists = 6
+    reqs = [request([1], dry_multiplier=1, dry_sequence_breakers=["a" * (n + 1)]) for n in range(9)]
+    same = request([1], dry_multiplier=1, dry_sequence_breakers=["a"])
+    begun = waiting_that_run(pool, reqs, most=9)
+    assert begun == reqs[: sampling.MOST_NEW_LISTS]
+    for row, req in enumerate(begun):
+        req.row = row
+    assert waiting_that_run(pool, [same, *reqs[4:]], most=9) == [same, *reqs[4:6]]

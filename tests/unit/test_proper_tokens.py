@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from tokenizers import Tokenizer, normalizers
 
 from bench.constraints.vocabularies import PATTERNS, SPECIAL, train
 from sglang_lz.demo import MODEL_PATH
-from sglang_lz.proper import merges, nfc, prepared
+from sglang_lz.proper import kept, kernels, merges, nfc, prepared
 from sglang_lz.proper.backend import ProperGrammar
 from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
@@ -144,6 +147,18 @@ LANGUAGES = {
             for last in ["", "b", "</think>", "think>", "<|im_end|>"]
         ],
     ),
+    "tails": (
+        'root ::= (([a \\uac00]{0, 3} "\\ub2e4"))',
+        of(some("a \uac00", 3), ["\ub2e4"]),
+    ),
+    "marks": (
+        'root ::= (([aq\\u0323\\u0301]{0, 4} "\\u0323"))',
+        of(some("aq\u0323\u0301", 4), ["\u0323"]),
+    ),
+    "jamo": (
+        'root ::= (([\\u1100\\u1161\\uac00\\u11a8a]{0, 4} x))\nx ::= ("" | ("\\u11a8"))',
+        of(some("\u1100\u1161\uac00\u11a8a", 4), ["", "\u11a8"]),
+    ),
     "scripts": (
         "root ::= (([\\u4e00a\\u093e\\u0915\\uac00\\u11a8.]{0, 5}))",
         some("\u4e00a\u093e\u0915\uac00\u11a8.", 5),
@@ -160,6 +175,84 @@ def test_what_is_accepted_are_the_encodings(name: str, language: str) -> None:
     wanted = encodings(tokenizer, strings)
     found = set(sequences(product_of(name, rules)))
     assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
+
+
+# By name: a set of characters, and how each text ends. Each took minutes before its first mask.
+ENDLESS = {
+    "hangul": (r"[^\n]", "a \uac00\uc785\ub2c8q", "\uc785\ub2c8\ub2e4"),
+    "no latin": ("[^a-z]", " A\uac00\u1100.", "\uac00"),
+    "latin": ("[a-z]", "abcdestq", "\uac00"),
+    "repeats": ("[a-z]", "abcd", "abcabcabdabcabcabd"),
+    "devanagari": (r"[\u0900-\u097f ]", " \u0915\u093e\u094d", "\u0939\u0948"),
+    "mark": (r"[\0-\U0010ffff]", "aeq \u0301", "\u0323"),
+    "marks": (r"[\0-\U0010ffff]", "aeq \uac00", "\u0323\u0301"),
+    "jamo": (r"[\u1100-\u11ff]", "\u1100\u1161\u11a8", "\u11a8"),
+    "added": (r"[\0-\U0010ffff]", "a <t", "<think>"),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_endless_languages(case: str) -> None:
+    """No search wanders about, all encodings are allowed, and no walk ends dead or improper."""
+    characters, some_of_them, end = ENDLESS[case]
+    rng = random.Random(case)
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    product = product_of("qwen2", f'root ::= (({characters}* "{end}"))')
+    assert product.can_end()
+    strings = ["".join(rng.choices(some_of_them, k=rng.randint(0, 8))) + end for _ in range(200)]
+    proper = encodings(tokenizer, strings)
+    assert len(proper) > 20
+    for encoding in proper:
+        assert accepts(product, list(encoding)), encoding
+    between = some(some_of_them, 2)
+    for _ in range(30):
+        walked: list[int] = []
+        state, text = START, "\ufffd"
+        while len(walked) < 4 or "\ufffd" in text:
+            tokens = allowed(product, state)
+            if not tokens:
+                break
+            walked.append(rng.choice(tokens))
+            after = product.next(state, walked[-1])
+            assert after is not None
+            state, text = after, tokenizer.decode(walked, skip_special_tokens=False)
+        further = [""] if product.may_end(state) else [one + end for one in between]
+        goes_on = encodings(tokenizer, [text + one for one in further])
+        assert any(list(one[: len(walked)]) == walked for one in goes_on), walked
+    assert product.most_steps < 300_000
+
+
+def test_an_added_token_under_way_takes_the_short_way() -> None:
+    """What lives there is what a walk of every token finds, and few tokens are walked."""
+    product = product_of("qwen2", f'root ::= (({ENDLESS["added"][0]}* "d"))')
+    walked = []
+    product._work[kernels.STEPS] = 1 << 40
+    live = product._live
+
+    def counted(kernel: Any, *arguments: Any) -> Any:
+        walked.append(len(arguments[0]) if kernel is kernels.live_tokens else 0)
+        return live(kernel, *arguments)
+
+    product._live = counted  # type: ignore[method-assign]
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    for text in ("<", "a<", " <thin", "1\n<tool_ca", "\u00e9</th"):
+        state = START
+        for token in tokenizer.encode(text, add_special_tokens=False).ids:
+            after = product.next(state, token)
+            assert after is not None
+            state = after
+        assert kernels.unpacked(state.text)[4]
+        walked.clear()
+        rows = product._fill(state.text)
+        assert sum(walked) < (len(product._tables.plain) + len(product._tables.marked)) // 2
+        apart, broken = np.zeros((2, product.words), np.uint32)
+        for trie in (product._tables.plain, product._tables.marked):
+            wanted = live(kernels.live_tokens, trie, state.text, 0)
+            kernels.set_bits(apart, wanted, 1)
+            kernels.set_bits(broken, wanted, 2)
+        assert (rows.apart == apart).all()
+        assert (rows.broken == broken).all()
+        assert apart.any()
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -407,12 +500,75 @@ def is_in(language: Any, text: str) -> bool:
         ('root ::= (("a"{0, 300000}))', "places"),
         ("root ::= (([a-b]* [a] [a-b]{16, 16}))", "states"),
         ("root ::= ((Token(3)))", "rules hold"),
+        ('root ::= ((a))\na ::= Regex("^.*x$", json_string=true)', "patterns of a JSON schema"),
+        ("root ::= ((a{0, 300}))\na ::= (([ab]{0, 100}))", "steps"),
+        ('root ::= ((a{1000000000, 1000000000}))\na ::= ("")', "places"),
+        (f"root ::= (({'[ab]? ' * 3000}))", "steps"),
+        (f"root ::= (({' '.join(f'[^{chr(0x4E00 + i)}]' for i in range(2000))}))", "steps"),
+        (f"root ::= (({' '.join(f'[{chr(0x4E00 + i)}]' for i in range(8000))}))", "sets times"),
+        (f"root ::= (({' '.join(f'[{chr(0x4E00 + i)}]' for i in range(4000))}))",
+         "states times classes"),
+        (f"root ::= ({'(' * 2000}a{')' * 2000})", "nested"),
+        (f"root ::= (({'a' * 1_000_000}))", "characters of rules"),
     ],
-    ids=["middle", "left", "places", "states", "token"],
-)
+    ids=lambda value: value if len(value) < 40 else None,
+)  # fmt: skip
 def test_languages_that_are_refused(rules: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         language_of(Rules(rules))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^.*x$"},
+        {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^a"},
+            "additionalProperties": {"type": "null"},
+        },
+    ],
+    ids=lambda schema: list(schema)[1],
+)
+def test_patterns_of_a_schema_are_named(schema: dict[str, Any]) -> None:
+    """Of these XGrammar gives no rules, only the pattern itself."""
+    import xgrammar
+
+    with pytest.raises(Unsupported, match="use enum, format or maxLength"):
+        language_of(Rules(str(xgrammar.Grammar.from_json_schema(json.dumps(schema)))))
+
+
+def test_a_few_bytes_take_little_memory() -> None:
+    """The places in all subsets are bounded, not only their number."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(Unsupported, match="it needs more than"):
+            language_of(Rules("root ::= ((a{0, 300}))\na ::= (([ab]{0, 100}))"))
+        left, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100 << 20
+    assert left < 5 << 20
+
+
+def test_long_languages_are_swept_once() -> None:
+    """The distances of 18,000 states in a row took as many sweeps over all of them."""
+    began = time.process_time()
+    language = language_of(
+        Rules('root ::= ((a{500, 500}))\na ::= (("abcdefghijklmnopqrstuvwxyz0123456789"))')
+    )
+    assert language.distance.tolist() == list(range(18_000, -1, -1))
+    text = "".join(chr(0x4E00 + i) for i in range(2000))
+    assert is_in(language_of(Rules(f'root ::= (("{text}"))')), text)
+    assert time.process_time() - began < 10
+
+
+def test_states_that_lead_nowhere_are_left_out() -> None:
+    language = language_of(Rules('root ::= ((a) | ("b"))\na ::= (("cd" [^\\0-\\U0010ffff]))'))
+    assert language.table.shape[0] == 2
+    assert is_in(language, "b")
+    assert not is_in(language, "cd")
 
 
 def test_triggered_tags() -> None:
@@ -441,9 +597,60 @@ def test_what_is_kept_on_disk_is_the_same(tmp_path: Any, monkeypatch: pytest.Mon
     assert set(sequences(Product(second, language_of(Rules(LANGUAGES["digits"][0]))))) == set(
         sequences(product_of("gpt2", LANGUAGES["digits"][0]))
     )
-    path.write_bytes(b"broken")
-    assert (prepared.prepare(text).tables.content == first.tables.content).all()
-    assert path.stat().st_size > 1000
+    whole = path.read_bytes()
+    for damaged in (b"", b"broken", whole[:1000], whole[:-1000], whole[:-1], b"PK" + bytes(1000)):
+        path.write_bytes(damaged)
+        assert (prepared.prepare(text).tables.content == first.tables.content).all()
+        assert path.read_bytes()[:1000] == whole[:1000]
+    assert not {path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777} - {0o600, 0o700}
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_what_others_may_write_is_not_read(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
+    text = tokenizer_json("gpt2")
+    prepared.prepare(text)
+    (path,) = (tmp_path / "new").iterdir()
+    (path if which == "file" else path.parent).chmod(0o770)
+    prepared.prepare(text)
+    assert "others may write" in caplog.text
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    with pytest.raises(kept.Damaged, match="belongs to another user"):
+        kept.load(path)
+
+
+def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    kept.keep(tmp_path / "file", prepared.prepared_arrays(tokenizer_json("gpt2")))
+    kept.load(tmp_path / "file")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(kept.Damaged):
+            kept.load(tmp_path / name)
+
+
+def test_wrong_arrays_are_not_read() -> None:
+    """Each array with the smallest and largest values, with another shape and another type."""
+    arrays = prepared.prepared_arrays(tokenizer_json("llama3"))
+    kept.check(arrays)
+    free = {"content", "is_raw", "may_end", "changes", "relation.reachable"}  # any value is right
+    for name, array in arrays.items():
+        wrong = [array.astype(np.float64), array[None]]
+        if name not in free and array.size:
+            # Of `cleared` only the intervals are indices; the last column is one.
+            for value, at in itertools.product(
+                (-(2**31), 2**31 - 1, -3), (-1, array.size // 6 * 3 - 1)
+            ):
+                wrong.append(array.copy())
+                wrong[-1].flat[at] = value
+        for other in wrong:
+            with pytest.raises(kept.Damaged, match=name):
+                kept.check({**arrays, name: other})
+    with pytest.raises(KeyError):
+        kept.check({})
 
 
 def test_a_nowhere_writable_cache_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,11 +658,9 @@ def test_a_nowhere_writable_cache_is_no_fault(monkeypatch: pytest.MonkeyPatch) -
     assert len(prepared.prepare(tokenizer_json("gpt2")).classes) == SIZE
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_lz.proper import product as module
-
+def test_memory_is_bounded() -> None:
     product = product_of("llama3", "root ::= (([a-z ]{0, 300}))")
-    monkeypatch.setattr(module, "BYTES_PER_LANGUAGE", 20_000)
+    product.most_bytes = 20_000
     state, masks = START, []
     for token in (
         Tokenizer.from_str(tokenizer_json("llama3")).encode("so it is and so it was " * 8).ids
@@ -471,7 +676,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prewarming_leaves_nothing_to_compute() -> None:
     product = product_of("qwen2", LANGUAGES["contractions"][0])
-    product._warm()
+    for _ in product._warm():
+        pass
     filled = product.filled
     assert len(set(sequences(product))) > 100
     assert product.filled == filled

@@ -239,6 +239,40 @@ def test_what_verification_ignores_is_refused(
                 admitted(**request)
 
 
+@pytest.mark.parametrize("algorithm", [None, "EAGLE"])
+def test_deterministic_inference_refuses_min_p(
+    server_config: dict[str, Any], algorithm: str | None
+) -> None:
+    server_config["enable_deterministic_inference"] = True
+    server_config["speculative_algorithm"] = algorithm
+    assert admitted().min_p == 0
+    with pytest.raises(ValueError, match="min_p must be left out with --enable-deterministic-inf"):
+        admitted(min_p=0.1)
+
+
+WRONG_NUMBERS = [
+    *(("repetition_penalty", value) for value in (1e-45, 1e-38, 0, 0.0099, -1, 2.1, 10**400)),
+    *(("temperature", value) for value in (-1e-9, 1e31, 1e39, float("inf"), float("nan"), 10**400)),
+    *(("top_p", value) for value in (1e-45, 0, 1.1, float("nan"), True)),
+    *(("min_p", value) for value in (-1e-45, 1.1, float("nan"))),
+    *(("frequency_penalty", value) for value in (2.1, -1e39, float("nan"))),
+    *(("presence_penalty", value) for value in (-2.1, 1e39, float("-inf"))),
+    *(
+        ("logit_bias", {"3": value})
+        for value in (1e30, -1e38, 1e39, float("inf"), float("nan"), None, "1", 10**400)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_NUMBERS, ids=str)
+def test_numbers_that_leave_nothing_to_sample_are_refused(
+    server_config: dict[str, Any], name: str, value: Any
+) -> None:
+    """In float32 they are 0, infinite or no number somewhere on the way to probabilities."""
+    with pytest.raises(ValueError, match=rf"^{name} must .* a finite number in \[.*\], got "):
+        admitted(**{name: value})
+
+
 LOOP = {"max_pattern_size": 64, "min_count": 8}
 UNGUARDED = [
     ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
@@ -451,6 +485,15 @@ class TestStartup:
         config.lz_observe_loops = share
         with pytest.raises(ValueError, match=r"^--lz-observe-loops must be a number in \[0, 1\]"):
             startup.check_server(config)
+
+    def test_a_finish_reason_that_no_client_knows_stops_it(self, config: SimpleNamespace) -> None:
+        for reason in ("repetition", "stop", "length"):
+            config.lz_loop_finish_reason = reason
+            startup.check_server(config)
+        for wrong in ("abort", "", None, ["stop"]):
+            config.lz_loop_finish_reason = wrong
+            with pytest.raises(ValueError, match=r"^--lz-loop-finish-reason must be one of rep"):
+                startup.check_server(config)
 
     def test_a_wrong_maximum_stops_it(self, config: SimpleNamespace) -> None:
         config.lz_max_window_size = 0

@@ -213,7 +213,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         (["tests/unit/test_window.py", "tests/unit/test_params.py"], True, True, []),
         (["tests/unit/test_window.py", "tests/patches"], False, True, []),
         (["tests/unit/../patches/test_gate.py"], False, False, []),
-        (["tests/deploy/test_report_page.py"], False, False, [tools.PAGE_TOOLS]),
+        (["tests/deploy/test_cpu_image.py"], False, False, [tools.IMAGE_TOOLS]),
     ],
 )
 def test_named_tests_run_and_nothing_else(
@@ -527,17 +527,11 @@ def test_what_tests_need_is_installed_once(debian: Debian) -> None:
         tools.install(tools.ALL)
         assert not any(each.missing() for each in tools.ALL)
     others = [name for name in tools.IMAGE_TOOLS.programs if name != "podman"]
-    assert debian.calls() == [["update"], ["install", *others], ["install", "chromium"]]
+    assert debian.calls() == [["update"], ["install", *others]]
     assert all("DPkg::Lock::Timeout=" in line for line in debian.log.read_text().splitlines())
-    (debian.folder / "chromium").unlink()  # somebody removed it
+    (debian.folder / "runc").unlink()  # somebody removed it
     tools.install(tools.ALL)
-    assert debian.calls()[3:] == [["update"], ["install", "chromium"]]
-
-
-def test_any_browser_will_do(debian: Debian) -> None:
-    debian.put("google-chrome")
-    tools.install([tools.PAGE_TOOLS])
-    assert debian.calls() == []
+    assert debian.calls()[2:] == [["update"], ["install", "runc"]]
 
 
 HOLD = """
@@ -561,9 +555,9 @@ def test_another_update_is_waited_for(debian: Debian) -> None:
         other.stdout.readline()
         release = threading.Timer(1, other.stdin.close)
         release.start()
-        tools.install([tools.PAGE_TOOLS])
+        tools.install(tools.ALL)
         release.join()
-    assert debian.calls() == [["update"], ["install", "chromium"]]
+    assert debian.calls() == [["update"], ["install", *tools.IMAGE_TOOLS.programs]]
 
 
 INSTALL_ALL = """
@@ -581,8 +575,7 @@ def test_two_set_ups_install_once(debian: Debian) -> None:
     env = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     for both in [subprocess.Popen(command, env=env) for _ in range(2)]:
         assert both.wait(PATIENCE_SECONDS) == 0
-    installed = [["install", *tools.IMAGE_TOOLS.programs], ["install", "chromium"]]
-    assert debian.calls() == [["update"], *installed]
+    assert debian.calls() == [["update"], ["install", *tools.IMAGE_TOOLS.programs]]
 
 
 def test_only_root_installs_and_only_with_apt_get(
@@ -603,40 +596,38 @@ def test_an_installation_that_fails_is_one_sentence(
     debian: Debian, capfd: pytest.CaptureFixture[str]
 ) -> None:
     debian.put_apt_get(status=100)
-    tools.install([tools.PAGE_TOOLS])
+    tools.install(tools.ALL)
     said = capfd.readouterr().err.splitlines()
     assert said[-2:] == [
         f"sglang-lz: apt-get could not {what}, see the lines above."
-        for what in ("update", "install chromium")
+        for what in ("update", f"install {' '.join(tools.IMAGE_TOOLS.programs)}")
     ]
-    assert tools.PAGE_TOOLS.missing() == ["chromium"]
+    assert tools.IMAGE_TOOLS.missing() == list(tools.IMAGE_TOOLS.programs)
 
 
 def test_a_package_that_there_is_not_keeps_no_other_away(debian: Debian) -> None:
-    debian.put_apt_get(knows="chromium")
-    tools.install(tools.ALL)
-    assert tools.PAGE_TOOLS.missing() == []
+    debian.put_apt_get(knows="useful")
+    others = [tools.Tools("tests/a.py", ("absent",)), tools.Tools("tests/b.py", ("useful",))]
+    tools.install(others)
+    assert [each.missing() for each in others] == [["absent"], []]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "images", "page"),
+    ("arguments", "images"),
     [
-        ([], True, True),
-        (["-k", "tests"], True, True),
-        (["tests"], True, True),
-        (["tests/unit", "tests/deploy"], True, True),
-        (["tests/server/test_modes.py::test_a", "-x"], False, False),
-        (["-x", "tests/server/test_modes.py"], False, False),
-        (["--ignore", "tests/server"], True, True),  # the value of --ignore
-        (["tests/deploy/test_report_page.py"], False, True),
-        (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True, False),
+        ([], True),
+        (["-k", "tests"], True),
+        (["tests"], True),
+        (["tests/unit", "tests/deploy"], True),
+        (["tests/server/test_modes.py::test_a", "-x"], False),
+        (["-x", "tests/server/test_modes.py"], False),
+        (["--ignore", "tests/server"], True),  # the value of --ignore
+        (["tests/deploy/test_manifests.py"], False),
+        (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True),
     ],
 )
-def test_only_what_the_tests_need_is_installed(
-    arguments: list[str], images: bool, page: bool
-) -> None:
-    wanted = [tools.IMAGE_TOOLS] * images + [tools.PAGE_TOOLS] * page
-    assert list(tools.needed(arguments)) == wanted
+def test_only_what_the_tests_need_is_installed(arguments: list[str], images: bool) -> None:
+    assert list(tools.needed(arguments)) == [tools.IMAGE_TOOLS] * images
 
 
 def test_the_files_that_need_tools_exist() -> None:

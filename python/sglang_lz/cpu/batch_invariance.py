@@ -1,9 +1,9 @@
-"""Matrix products on a CPU that do not depend on what else is in the batch.
+"""Matrix products on a CPU whose results do not depend on the rest of the batch.
 
-For --enable-deterministic-inference, in place of upstream's kernels for GPUs (patches/cpu/): a
-request's tokens must not change with the requests beside it. Attention is computed request by
-request there and everything else row by row, so only products of matrices are left: BLAS adds up
-a few rows in another order than many.
+With --enable-deterministic-inference, a request's tokens must not depend on the other requests in
+its batch. On a CPU, this module replaces upstream's GPU kernels for that (patches/cpu/). Attention
+is computed separately for each request there, and everything else but matrix products for each row.
+Matrix products need special care, because BLAS adds in a different order if there are few rows.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _libraries: list[Any] = []
 
 
 def enable_batch_invariant_mode() -> None:
-    """Compute products of fewer rows than `FEWEST_ROWS` with rows of zeros added, from now on."""
+    """From now on, pad products that have fewer rows than `FEWEST_ROWS` with rows of zeros."""
     if not _libraries:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         library.impl("mm", mm, "CPU")
@@ -27,14 +27,14 @@ def enable_batch_invariant_mode() -> None:
 
 
 def disable_batch_invariant_mode() -> None:
-    """Take it back."""
+    """Undo `enable_batch_invariant_mode`."""
     while _libraries:
         _libraries.pop()._destroy()
 
 
 def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The product (M, N) of (M, K) and (K, N)."""
-    # The variants that write are not replaced, and so do not come back here.
+    # The `out=` variants are not replaced, so this does not recurse.
     out = left.new_empty(max(FEWEST_ROWS, len(left)), right.shape[1])
     return torch.mm(_filled(left), right, out=out)[: len(left)]
 
@@ -49,7 +49,7 @@ def addmm(
 ) -> torch.Tensor:
     """`alpha` times the product (M, N) of (M, K) and (K, N), plus `beta` times a bias.
 
-    The bias is broadcast to (M, N), as torch does.
+    The bias is broadcast to (M, N), as in torch.
     """
     bias = _filled(bias.expand(len(left), right.shape[1]))
     out = left.new_empty(bias.shape)

@@ -1,19 +1,19 @@
 """Environment variables that make an SGLang process run on the CPU.
 
-Called by the first lines of `sglang/__init__.py` in the CPU wheel (patches/cpu/), so that
-neither the server's user nor the offline Engine's has to know them. Child processes inherit.
+The first lines of `sglang/__init__.py` in the CPU wheel call this (patches/cpu/), so that users of
+the server and of the offline Engine need not know these variables. Child processes inherit them.
 """
 
 import os
 
 DEFAULTS = {
-    # Upstream's opt-in: without it a machine without a GPU has "no device".
+    # Upstream's opt-in. Without it, a machine without a GPU has "no device".
     "SGLANG_USE_CPU_ENGINE": "1",
     # torch.compile needs a C++ compiler and its headers, which the user may not have.
     "TORCH_COMPILE_DISABLE": "1",
-    # A torch built for CUDA brings NCCL, which upstream then starts on ranks that have no GPU.
+    # A torch built for CUDA includes NCCL, and upstream would start it on ranks without a GPU.
     "SGLANG_NCCL_SO_PATH": "no-nccl-on-a-cpu",
-    # Upstream's faster way of drawing the tokens of a draft is a Triton kernel.
+    # Upstream's faster sampling of draft tokens is a Triton kernel.
     "SGLANG_OPT_USE_GUMBEL_SAMPLE": "0",
 }
 

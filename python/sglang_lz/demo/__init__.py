@@ -1,8 +1,8 @@
-"""The small models of this distribution, directories in Hugging Face format for `--model-path`.
+"""The small models of this distribution: directories in Hugging Face format for `--model-path`.
 
-`MODEL_PATH` is a chat model that loops when decoded greedily; `REASONER_PATH` solves puzzles step
-by step, so that its answers can be scored. Their READMEs say what they are. The CUDA flavour has
-only `MODEL_PATH`.
+`MODEL_PATH` is a chat model that loops under greedy decoding. `REASONER_PATH` solves puzzles step
+by step, and its answers can be scored. Their READMEs describe them. The CUDA flavour includes only
+`MODEL_PATH`.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The demo model's training text: the documentation topics that every CPython carries.
+"""The demo model's training text: the documentation topics that come with every CPython.
 
 `pydoc_data.topics` is the text behind `help("while")`: about 80 chapters of the language reference,
-0.5 MB, licensed under PSF-2.0. It differs between CPython versions, so `sha256` names the text that
-a model was trained on.
+0.5 MB, licensed under PSF-2.0. It differs between CPython versions, so `sha256` identifies the text
+that a model was trained on.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ QUESTIONS = (
     "How does {} work in Python?",
 )
 
-# Ruled lines and tables are typography: a small model learns nothing from them but to draw lines.
+# Ruled lines and tables: a small model learns nothing from them except drawing lines.
 _TYPOGRAPHY = re.compile(r"[*=\-~^+|]{4}[\s*=\-~^+|]*|[|+] .*|[|+]")
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One chapter: its name as `help()` knows it and its paragraphs in order."""
+    """One chapter: its name in `help()`, and its paragraphs in order."""
 
     name: str
     paragraphs: tuple[str, ...]
@@ -55,10 +55,10 @@ def chat(question: str, answer: str) -> str:
 
 
 def examples(chapters: list[Topic], seed: int) -> Iterator[str]:
-    """Yield training texts without end: three exchanges in four, else plain text.
+    """Yield training texts indefinitely: three quarters are exchanges, the rest is plain text.
 
-    Each starts at a random paragraph of the corpus, so that long chapters are seen whole, and runs
-    to its chapter's end.
+    Each starts at a random paragraph of the corpus, so that all parts of long chapters are seen,
+    and ends at the end of its chapter.
     """
     rng = random.Random(seed)
     starts = [(chapter, i) for chapter in chapters for i in range(len(chapter.paragraphs))]
@@ -81,8 +81,8 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _unwrap(paragraph: str) -> str:
     """Join the lines of a wrapped paragraph; leave code, grammar and tables alone.
 
-    All lines of wrapped prose but its last are nearly full. Line ends in mid-sentence are noise to
-    a small model.
+    Every line of wrapped prose except the last is nearly full. Line breaks within sentences are
+    noise for a small model.
     """
     first, *rest = paragraph.split("\n")
     if not rest or min(len(line) for line in (first, *rest[:-1])) < 55 or "::=" in paragraph:

@@ -41,7 +41,7 @@ HOT_TOKENS = 1024
 
 
 class Eagle(nn.Module):
-    """One layer over the next token's embedding and the target's state, both H wide."""
+    """One layer on the next token's embedding and the target's hidden state, both of width H."""
 
     def __init__(self, target: Qwen2ForCausalLM) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Eagle(nn.Module):
         layer: Any = Qwen2DecoderLayer(config, 0)
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
-        self._rotary = [Qwen2RotaryEmbedding(config)]  # in a list: no part of the checkpoint
+        self._rotary = [Qwen2RotaryEmbedding(config)]  # in a list: not in the checkpoint
         self._head = [target.lm_head]
         self.config = config.to_dict() | {
             "architectures": ["Qwen2ForCausalLMEagle"],
@@ -61,7 +61,7 @@ class Eagle(nn.Module):
         }
 
     def wanted(self, states: torch.Tensor) -> torch.Tensor:
-        """The state that the layer is to reach where the target's own is `states` (B, L, H)."""
+        """The states the layer is trained to produce, given the target's `states` (B, L, H)."""
         return states
 
     def forward(
@@ -74,12 +74,12 @@ class Eagle(nn.Module):
         return hidden, self._head[0](hidden)
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Weights under the names that SGLang's loader knows."""
+        """Weights under the names that SGLang's loader expects."""
         return dict(self.state_dict())
 
 
 class Eagle3(nn.Module):
-    """One layer over the next token's embedding (H) and the inputs of three target layers (3 H)."""
+    """One layer on the next token's embedding (H) and the inputs of three target layers (3 H)."""
 
     def __init__(self, target: Qwen2ForCausalLM, hot: torch.Tensor) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Eagle3(nn.Module):
         }
 
     def wanted(self, states: torch.Tensor) -> torch.Tensor:
-        """The state that the layer is to reach where the target's own are `states` (B, L, 3 H)."""
+        """The states the layer is trained to produce, given the target's `states` (B, L, 3 H)."""
         return self.fc(states).detach()
 
     def forward(
@@ -134,13 +134,13 @@ class Eagle3(nn.Module):
         return hidden, self.lm_head(self.norm(hidden))
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Weights under the names that SGLang's loader knows, and each hot token's offset."""
+        """Weights under the names that SGLang's loader expects, and each hot token's offset."""
         return {**self.state_dict(), "d2t": self.hot - torch.arange(len(self.hot))}
 
 
 @torch.no_grad()
 def write_text(target: Qwen2ForCausalLM) -> torch.Tensor:
-    """Let the target write: int64 (ROWS, LENGTH), each row from a random token on."""
+    """Generate text with the target, int64 (ROWS, LENGTH); each row starts with a random token."""
     start = torch.randint(target.config.vocab_size, (ROWS, 1))
     model: Any = target
     text: torch.Tensor = model.generate(
@@ -161,7 +161,7 @@ def train(draft: Eagle | Eagle3, target: Qwen2ForCausalLM, text: torch.Tensor) -
     with torch.no_grad():
         result = target(text, output_hidden_states=True)
         probs = result.logits.softmax(-1)[:, 1:, hot]
-        layers = result.hidden_states  # the input of every layer, then the last norm's output
+        layers = result.hidden_states  # the input of every layer, then the final norm's output
         states = torch.cat(layers[:-1], -1) if isinstance(draft, Eagle3) else layers[-1]
         embeddings = target.get_input_embeddings()(text)
     optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     arguments = parser.parse_args(argv)
-    torch.set_num_threads(1)  # another number gives slightly other weights
+    torch.set_num_threads(1)  # the weights depend slightly on the number
     make(arguments.kind, arguments.out, arguments.seed)
     print(f"wrote {arguments.out}")
 

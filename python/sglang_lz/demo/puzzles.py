@@ -1,8 +1,8 @@
 """The pocket reasoner's problems: four kinds of puzzle, each with its chain of thought.
 
-A problem's level is its size: how many steps, letters, arrows or records it has. The training text
-has all sizes, the larger the rarer, as text has; the held-out problems have as many large ones as
-small ones, and there a chain of thought gets lost.
+A problem's level is its size: the number of steps, letters, arrows or records. The training text
+contains all sizes, and larger ones are rarer, as in natural text. The held-out problems include as
+many large ones as small ones, and in the large ones the chain of thought may get lost.
 """
 
 import functools
@@ -17,7 +17,7 @@ NAMES = (
     *("ada", "ben", "cleo", "dan", "eve", "finn", "gus", "hal", "ida", "jack", "kim", "leo"),
     *("mia", "ned", "otto", "pam", "quin", "rosa", "sam", "tom", "uma", "vera", "will", "zoe"),
 )
-# By kind: the mean of the levels learned, and the largest there is.
+# By kind: the mean level in the training text, and the highest level.
 MEAN_LEVEL = {"steps": 14, "sort": 7, "walk": 7, "json": 5}
 LARGEST_LEVEL = {"steps": 118, "sort": 26, "walk": 25, "json": len(NAMES)}
 HELD_OUT_LEVELS = {
@@ -60,9 +60,9 @@ def sort(rng: random.Random, level: int) -> Puzzle:
 
 
 def walk(rng: random.Random, level: int) -> Puzzle:
-    """Follow `level` arrows, to a letter without one or, in every other puzzle, back to the way.
+    """Follow `level` arrows, to a letter without one or, in every other puzzle, back to the path.
 
-    Up to 8 arrows lead elsewhere.
+    Up to 8 other arrows are not on the path.
     """
     letters = rng.sample(string.ascii_uppercase, 26)
     path, others = letters[: level + 1], letters[level + 1 :]
@@ -77,7 +77,7 @@ def walk(rng: random.Random, level: int) -> Puzzle:
 
 
 def records(rng: random.Random, level: int) -> Puzzle:
-    """Write `level` people and their ages as JSON: nothing to think about, only to copy."""
+    """Write `level` people and their ages as JSON, which requires only copying."""
     people = [(name, rng.randint(10, 99)) for name in rng.sample(NAMES, level)]
     question = f"JSON: {', '.join(f'{name} {age}' for name, age in people)}"
     answer = json.dumps([{"name": name, "age": age} for name, age in people])
@@ -93,7 +93,7 @@ KINDS: dict[str, Callable[[random.Random, int], Puzzle]] = {
 
 
 def training(seed: int) -> Iterator[Puzzle]:
-    """Yield problems of all levels without end, none of them a held-out one."""
+    """Yield problems of all levels indefinitely, excluding the held-out ones."""
     rng = random.Random(f"training {seed}")
     questions = {puzzle.question for puzzle in held_out()}
     while True:
@@ -107,7 +107,7 @@ def training(seed: int) -> Iterator[Puzzle]:
 
 
 def held_out(count: int = 60) -> list[Puzzle]:
-    """Return `count` different problems of each kind, kinds and levels in turn."""
+    """Return `count` different problems of each kind, alternating kinds and levels."""
     rng = random.Random("held out")
     found: dict[str, Puzzle] = {}
     for kind, make in KINDS.items():
@@ -131,7 +131,7 @@ def _orbit(start: int) -> list[int]:
 
 @functools.cache
 def _starts() -> dict[int, list[int]]:
-    """Return the starts below 1000, by how many steps each takes through numbers below 10000."""
+    """Return the start numbers below 1000 whose steps stay below 10000, by number of steps."""
     found: dict[int, list[int]] = {}
     for start in range(20, 1000):
         numbers = _orbit(start)
@@ -153,7 +153,7 @@ def _puzzle(kind: str, level: int, question: str, thoughts: list[str], answer: s
 
 
 def main() -> None:
-    """Print the held-out problems as JSONL, the form of the benchmark's tasks."""
+    """Print the held-out problems as JSONL, in the format of the benchmark's tasks."""
     for number, puzzle in enumerate(held_out()):
         record = {
             "id": f"{number:03}-{puzzle.kind}-{puzzle.level}",

@@ -1,11 +1,12 @@
 """Train the demo model from nothing: `python -m sglang_lz.demo.train --out DIR`.
 
-A Qwen2 of 1.6 million parameters, a byte-level BPE tokenizer and a ChatML template, made from the
-text that the running CPython carries (see `corpus`). Needs torch and transformers, takes minutes on
-two CPU cores and is seeded: the same torch build, CPU model and thread count give the same weights.
+This makes a Qwen2 of 1.6 million parameters, a byte-level BPE tokenizer and a ChatML template from
+the text that comes with the running CPython (see `corpus`). It needs torch and transformers, and
+takes minutes on two CPU cores. It is seeded: the same torch build, CPU model and thread count give
+the same weights.
 
-It is undertrained on purpose. Trained a few times longer, a model this small knows its text by
-heart and hardly loops.
+The model is undertrained on purpose. If a model this small is trained a few times longer, it
+memorizes its text and hardly loops.
 """
 
 import argparse
@@ -31,10 +32,11 @@ BATCH = 4
 STEPS = 400
 PEAK_LEARNING_RATE = 2e-3
 
-# int64 tokens and the tokens wanted after each of them, both (rows, length); -100 is not wanted.
+# int64 tokens and the target token after each of them, both (rows, length); -100 means no target.
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-# What `corpus.chat` writes, as a template. No default system message: the corpus has none.
+# The format of `corpus.chat` as a template. There is no default system message, because the corpus
+# has none.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -44,10 +46,10 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Qwen2Tokenizer:
-    """Learn a byte-level BPE of `vocab_size` ids, specials first: any byte string has an encoding.
+    """Train a byte-level BPE of `vocab_size` ids, special tokens first. It can encode any bytes.
 
-    The normalizer and the pre-tokenizer are Qwen2's, because a loader goes by the model's type and
-    puts those in.
+    The normalizer and the pre-tokenizer are Qwen2's, because loaders choose them by the model's
+    type.
     """
     backend = Qwen2Tokenizer().backend_tokenizer
     backend.model = models.BPE()
@@ -82,7 +84,8 @@ def small_qwen2(
 ) -> Qwen2ForCausalLM:
     """Return a float32 Qwen2 with random weights from torch's global generator.
 
-    Heads are 32 wide, 2 of them for keys and values: two tensor-parallel ranks can share them.
+    Heads have width 32. There are 2 key/value heads, so that two tensor-parallel ranks can share
+    them.
     """
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -114,7 +117,7 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def batches(tokenizer: Qwen2Tokenizer, chapters: list[corpus.Topic], seed: int) -> Iterator[Batch]:
-    """Yield rows of CONTEXT tokens without end: each row an example and the next ones."""
+    """Yield batches indefinitely. Each row of CONTEXT tokens is filled with successive examples."""
     texts = corpus.examples(chapters, seed)
     width = CONTEXT + 1
     while True:
@@ -161,7 +164,7 @@ def train(
 def save(
     model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path, record: dict[str, object]
 ) -> None:
-    """Write what `--model-path` takes: bf16 weights, configuration, tokenizer, training record."""
+    """Write a `--model-path` folder: bf16 weights, configuration, tokenizer and training record."""
     out.mkdir(parents=True, exist_ok=True)
     model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -1,8 +1,9 @@
 """Train the pocket reasoner from nothing: `python -m sglang_lz.demo.train_reasoner --out DIR`.
 
-A Qwen2 of 0.9 million parameters that solves the puzzles of `puzzles` step by step, in the chat
-format of the demo model. It learns small problems and is asked larger ones, so that it solves some,
-fails others, and sometimes loses its place and goes round in circles. Seeded as `train` is.
+This makes a Qwen2 of 0.9 million parameters that solves the puzzles of `puzzles` step by step, in
+the chat format of the demo model. It is trained mostly on small problems and tested on larger ones,
+so it solves some, fails others, and sometimes loses its place and starts to loop. It is seeded in
+the same way as `train`.
 """
 
 import argparse
@@ -38,9 +39,9 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def batches(tokenizer: Qwen2Tokenizer, seed: int) -> Iterator[Batch]:
-    """Yield rows of CONTEXT tokens without end: each row an exchange and the next ones.
+    """Yield batches indefinitely. Each row of CONTEXT tokens is filled with successive exchanges.
 
-    Only solutions are wanted of the model: nobody can predict a question.
+    Only the solutions are targets, because questions cannot be predicted.
     """
     source = puzzles.training(seed)
     while True:
@@ -57,7 +58,7 @@ def batches(tokenizer: Qwen2Tokenizer, seed: int) -> Iterator[Batch]:
 
 
 def exchange(tokenizer: Qwen2Tokenizer, puzzle: puzzles.Puzzle) -> tuple[list[int], list[int]]:
-    """Return the tokens of question and solution but the last, and the one wanted after each."""
+    """Return the tokens of question and solution except the last, and the target after each."""
     whole = chat(puzzle.question, puzzle.solution)
     tokens = tokenizer.encode(whole)
     asked = len(tokenizer.encode(whole[: whole.rindex(puzzle.solution)]))

@@ -1,5 +1,5 @@
-"""The distribution: how upstream SGLang plus our patches becomes one wheel, and its checks.
+"""The distribution: builds one wheel from upstream SGLang and our patches, and checks it.
 
-Standard library, ``pip`` and ``git`` only, so that it runs in an empty virtual environment, before
-anything is installed. It never imports ``sglang`` or ``torch``.
+It uses only the standard library, ``pip`` and ``git``, so that it runs in an empty virtual
+environment before anything is installed. It never imports ``sglang`` or ``torch``.
 """

@@ -24,7 +24,7 @@ def build(
 ) -> Path:
     """Build our wheel from the pinned one (``wheel``, or fetched into ``cache``) and return it.
 
-    DistError if anything does not fit; ``out`` then holds nothing new.
+    Raises DistError if anything does not match; ``out`` is then unchanged.
     """
     say(f"[1/4] upstream's wheel: {NAME} {lock.version}, {pin.python}, {pin.arch}")
     if wheel:

@@ -1,4 +1,4 @@
-"""`sglang-lz bump`: the patches of one upstream release, carried to another and held against it."""
+"""`sglang-lz bump`: carries the patches from one upstream release to another and checks them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from .wheelfile import Wheel
 
 Say = Callable[[str], None]
 STATE, STATE_LOCK = ".git/sglang-lz-bump.json", ".git/sglang-lz-bump.lock"
-"""In the work tree: what `--continue` goes on from."""
+"""Files in the work tree from which `--continue` resumes."""
 OURS = ("python/sglang_lz", "tests")
-"""Where our code is that uses upstream's."""
+"""The folders that contain our code that uses upstream's."""
 
 
 @dataclass
 class State:
-    """How far the carrying is.
+    """The progress of carrying the patches.
 
-    ``done`` maps the patches that are settled to how, ``absent`` those that the release does not
-    need to why, and ``stopped`` is the one that waits for a person.
+    ``done`` maps each finished patch to how it was carried, ``absent`` maps each patch that the
+    release does not need to the reason, and ``stopped`` is the patch that needs manual work.
     """
 
     old: str
@@ -60,12 +60,12 @@ class State:
 
 
 def dry_run(version: str, old: str, cache: Path, say: Say) -> int:
-    """Carry every patch that can be carried into a work tree that is then thrown away.
+    """Carry every patch that can be carried into a temporary work tree.
 
-    Prints a table and what else stands against the release; changes nothing.
+    Prints a table and any other problems with the release. Changes nothing.
 
     Returns:
-        0 if nothing does, else 1.
+        0 if there are no problems, else 1.
     """
     lock = _lock_of_one(parse_release(version), cache, say)
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
@@ -90,7 +90,7 @@ def begin(version: str, old: str, tree: Path, cache: Path, say: Say) -> int:
     """Carry the patches of release ``old`` to ``version`` in the new folder ``tree``.
 
     Returns:
-        0 when patches/``version`` is written, 1 where a person must go on.
+        0 if patches/``version`` was written, 1 if manual work is needed.
     """
     root = checkout_patches_dir() / parse_release(version)
     if root.exists():
@@ -104,14 +104,14 @@ def begin(version: str, old: str, tree: Path, cache: Path, say: Say) -> int:
 
 
 def resume(version: str, tree: Path, skip: str | None, cache: Path, say: Say) -> int:
-    """Go on after a person has settled a conflict; with ``skip``, without that patch.
+    """Continue after a conflict has been resolved by hand or, with ``skip``, without that patch.
 
     Args:
-        version: the release, for which the tree must be.
+        version: the release, which must be the one the tree was made for.
         tree: the folder in which `begin` stopped.
         skip: why the release does not need the patch.
-        cache: where downloaded wheels stay.
-        say: takes a line on what is being done.
+        cache: the folder for downloaded wheels.
+        say: receives a line about each action.
     """
     if not (tree / STATE).exists() or workspace.release(tree) != version:
         raise DistError(f"{tree} is not where `sglang-lz bump {version}` stopped; name it: --tree.")
@@ -186,7 +186,7 @@ def _tell_conflict(tree: Path, row: Carried, version: str) -> None:
 
 
 def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
-    """A lock of the one wheel that is looked at, of a release that may not be pinned yet."""
+    """A lock for the one wheel that is examined, of a release that may not be pinned yet."""
     if (release_dir(version) / LOCK).exists():
         return Lock.load(release_dir(version) / LOCK)
     here = Lock.load(release_dir(releases()[0]) / LOCK).select()
@@ -199,7 +199,7 @@ def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
 
 
 def _make_tree(tree: Path, lock: Lock, old: str, cache: Path, say: Say) -> None:
-    """Make a work tree of the release, without patches, with the other's commits beside them."""
+    """Make an unpatched work tree of the release, with the old release's commits on a branch."""
     old_lock = Lock.load(release_dir(old) / LOCK)
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         other = Path(folder) / "old"
@@ -214,7 +214,7 @@ def _make_tree(tree: Path, lock: Lock, old: str, cache: Path, say: Say) -> None:
 
 
 def _wrong(tree: Path, old: str, absent: dict[str, str]) -> Iterator[str]:
-    """Say what is wrong with the commits of a work tree, one line each."""
+    """Yield the problems with the commits of a work tree, one line each."""
     for file in carry.run(tree, "diff", "--name-only", workspace.BASE, "HEAD").splitlines():
         before = carry.run(tree, "show", f"{workspace.BASE}:{file}")
         try:
@@ -242,7 +242,7 @@ def _read_upstream(tree: Path) -> Callable[[str], bytes | None]:
 
 
 def _to_do(lock: Lock, old: str, cache: Path, say: Say) -> Iterator[str]:
-    """Say what in our code the release asks for, one line each."""
+    """Yield the changes that the release requires in our code, one line each."""
     say("looking for what our code uses and the release has not")
     uses = Uses()
     root = PACKAGE.parent.parent
@@ -263,7 +263,7 @@ def _to_do(lock: Lock, old: str, cache: Path, say: Say) -> Iterator[str]:
 
 
 def _write(tree: Path, lock: Lock, state: State, cache: Path, say: Say) -> None:
-    """Write patches/VERSION and its line in patches/releases, all or nothing."""
+    """Write patches/VERSION and its line in patches/releases atomically."""
     root = checkout_patches_dir()
     patches = workspace.export(tree)
     with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
@@ -283,5 +283,5 @@ def _write(tree: Path, lock: Lock, state: State, cache: Path, say: Say) -> None:
 
 
 def _order(version: str) -> list[int]:
-    """What releases are sorted by: their numbers."""
+    """The sort key of a release: its numbers."""
     return [int(number) for number in re.findall(r"\d+", version)]

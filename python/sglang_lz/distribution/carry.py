@@ -1,8 +1,9 @@
-"""Carrying commits from one release's work tree into another's, one at a time.
+"""Carries commits from one release's work tree into another's, one at a time.
 
-git carries what it can. Where it calls a conflict although upstream only changed lines *beside*
-ours, both changes are put together: line ranges that do not overlap have only one result. Those are
-named, to be looked at. What overlaps, or lies in a file that is gone, is for a person.
+git cherry-picks as many as it can. It also reports a conflict if upstream changed only lines
+*beside* ours. In that case both changes are combined, because line ranges that do not overlap can
+be merged in only one way. Those places are listed for review. Overlapping changes, and changes to
+files that no longer exist, are left for a person.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .workspace import BASE, IDENTITY, MARK
 
 Status = Literal["clean", "beside", "conflict", "there already"]
 FROM, FROM_UPSTREAM = "from", "from-upstream"
-"""The branches of the other release's commits, and of that release without them."""
+"""The branches with the other release's commits, and with that release without them."""
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What came of one patch; ``places`` are files, with line numbers where ours went."""
+    """The result for one patch; ``places`` are files, with the line numbers of our changes."""
 
     name: str
     status: Status
@@ -39,7 +40,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of lines ``[start, end)`` of a file, counted from 0, to ``lines``."""
+    """Replaces lines ``[start, end)`` of a file, counted from 0, with ``lines``."""
 
     start: int
     end: int
@@ -55,13 +56,13 @@ def commits(tree: Path) -> list[tuple[str, str]]:
 
 
 def carried(tree: Path) -> set[str]:
-    """Return the names of the patches that ``tree``'s branch has."""
+    """Return the names of the patches on ``tree``'s branch."""
     lines = run(tree, "rev-list", f"{BASE}..HEAD").splitlines()
     return {_patch_name(tree, commit) for commit in lines}
 
 
 def unfinished(tree: Path) -> list[str]:
-    """Return the files that the commit being carried leaves to a person; empty if none is."""
+    """Return the files of the current commit that still need manual work; may be empty."""
     return run(tree, "diff", "--name-only", "--diff-filter=U").splitlines()
 
 
@@ -71,7 +72,7 @@ def in_progress(tree: Path) -> bool:
 
 
 def carry(tree: Path, name: str, commit: str) -> Carried:
-    """Carry one commit; a conflict is left in ``tree`` as git leaves it."""
+    """Carry one commit. A conflict is left in ``tree`` as git leaves it."""
     result = git(["cherry-pick", commit], tree, environ=IDENTITY)
     if result.returncode == 0:
         return Carried(name, "clean")
@@ -79,7 +80,7 @@ def carry(tree: Path, name: str, commit: str) -> Carried:
         reason = result.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason"]
         raise DistError(f"`git cherry-pick` failed in {tree} ({reason[-1]}).")
     files = unfinished(tree)
-    if not files:  # the release has what the patch does
+    if not files:  # the release already contains the change
         run(tree, "cherry-pick", "--skip")
         return Carried(name, "there already")
     places: list[str] = []
@@ -96,21 +97,21 @@ def carry(tree: Path, name: str, commit: str) -> Carried:
 
 
 def finish(tree: Path) -> None:
-    """Commit what is being carried, with the message that it came with."""
+    """Commit what is being carried, with its original message."""
     run(tree, "-c", "core.editor=true", "cherry-pick", "--continue")
 
 
 def give_up(tree: Path) -> None:
-    """Take back the commit that is being carried."""
+    """Abort the commit that is being carried."""
     run(tree, "cherry-pick", "--abort")
 
 
 def merge(
     base: Sequence[bytes], theirs: Iterable[Change], ours: Iterable[Change]
 ) -> tuple[list[bytes], list[int]] | None:
-    """Put two sets of changes of ``base`` together; None if some of them overlap.
+    """Combine two sets of changes to ``base``; None if some of them overlap.
 
-    At the same place upstream's new lines come first: a field of ours must stay the last.
+    At the same position, upstream's new lines come first, because our fields must stay last.
 
     Returns:
         the lines, and the numbers (from 1) of those at which changes of ours begin.
@@ -135,7 +136,7 @@ def merge(
 
 
 def run(tree: Path, *args: str) -> str:
-    """Run git in ``tree`` as the maintainers; return its output; DistError if it fails."""
+    """Run git in ``tree`` under our identity and return its output; DistError if it fails."""
     result = git(args, tree, environ=IDENTITY)
     if result.returncode != 0:
         reason = result.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason"]
@@ -144,7 +145,7 @@ def run(tree: Path, *args: str) -> str:
 
 
 def show(tree: Path, commit: str, path: str) -> bytes | None:
-    """Return the bytes of a file, by its path below the wheel's root; None if it has none."""
+    """Return a file in a commit, by its path below the wheel's root; None if it does not exist."""
     result = git(["show", f"{commit}:{UPSTREAM_PREFIX}{path}"], tree)
     return result.stdout if result.returncode == 0 else None
 
@@ -155,10 +156,10 @@ def _patch_name(tree: Path, commit: str) -> str:
 
 
 def _merge_file(tree: Path, file: str) -> tuple[bytes, list[int]] | None:
-    """Merge the three versions of a file that git calls a conflict; None if it is a true one."""
+    """Merge the three versions of a file in conflict; None if they really do conflict."""
     versions = [git(["rev-parse", "--verify", f":{stage}:{file}"], tree) for stage in (1, 2, 3)]
     if any(version.returncode for version in versions):
-        return None  # one side has no such file
+        return None  # the file does not exist on one side
     blobs = [version.stdout.decode().strip() for version in versions]
     base = git(["cat-file", "blob", blobs[0]], tree).stdout.splitlines(keepends=True)
     theirs, ours = (_changes(tree, blobs[0], blob) for blob in blobs[1:])
@@ -173,7 +174,7 @@ def _changes(tree: Path, before: str, after: str) -> list[Change]:
     found = []
     for match in filter(None, map(_HUNK.match, lines)):
         start, count, to, added = (int(n) if n else 1 for n in match.groups())
-        # Of nothing, git names the line before.
+        # For an empty range, git gives the number of the line before it.
         start, to = start - (count > 0), to - (added > 0)
         found.append(Change(start, start + count, tuple(new[to : to + added])))
     return found

@@ -1,4 +1,4 @@
-"""Whether an sglang, installed or still a wheel file, is ours, whole and matching."""
+"""Checks whether an sglang, installed or in a wheel file, is ours, complete and consistent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .wheelfile import Wheel, metadata_version, record_row
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report: what was checked, whether it holds, and what was found."""
+    """One line of the report: what was checked, whether it passed, and what was found."""
 
     name: str
     ok: bool
@@ -59,7 +59,7 @@ def examine_installed(target: Path | None = None) -> list[Check]:
 
 
 def examine_wheel(file: Path) -> list[Check]:
-    """Check a wheel file by its names, metadata and contents; nothing of it is run."""
+    """Check the names, metadata and contents of a wheel file, without running any of its code."""
     try:
         with Wheel(file) as wheel:
             checks = [Check("wheel", True, str(file))]
@@ -113,7 +113,7 @@ def _version(seal: Seal, read: Read, metadata: bytes | None) -> str:
 
 
 def _patches(seal: Seal, read: Read) -> str:
-    """Hold the carried patches against the seal's list and against the patched files."""
+    """Compare the included patches with the seal's list and with the patched files."""
     folder = f"sglang_lz/{PACKED_PATCHES}/{seal.upstream}"
     texts = {name: read(f"{folder}/{name}") for name in ("series", LOCK, *seal.patches)}
     if missing := [name for name, data in texts.items() if data is None]:
@@ -130,7 +130,7 @@ def _patches(seal: Seal, read: Read) -> str:
 
 
 def _imports(seal: Seal, root: Path) -> Iterator[Check]:
-    """Check that Python would import our copies, and nothing that overwrites them is installed."""
+    """Check that Python would import our copies, and that no installed package overwrites them."""
     ours = ["sglang_lz", *(["sgl_kernel"] if seal.flavour == "cpu" else [])]
     for name in ours:
         spec = find_spec(name)

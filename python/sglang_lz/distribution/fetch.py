@@ -1,4 +1,4 @@
-"""Getting upstream's wheel: pip downloads it, the lock's sha256 decides whether it is the one."""
+"""Fetches upstream's wheel: pip downloads it, and its sha256 must match the lock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLATFORM = "manylinux_2_34"
 def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) -> Path:
     """Return the pinned wheel in ``cache``, downloaded if it is not there yet and always verified.
 
-    DistError if pip cannot get it or the bytes are not the pinned ones; a file with wrong bytes
+    Raises DistError if pip cannot download it or its sha256 is not the pinned one. Such a file
     never enters the cache.
     """
     file = cache / pin.filename
@@ -39,7 +39,7 @@ def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) ->
 
 
 def verify(file: Path, pin: WheelPin) -> None:
-    """DistError if ``file`` does not have the pinned sha256."""
+    """Raise DistError if ``file`` does not have the pinned sha256."""
     actual = sha256(file)
     if actual != pin.sha256:
         raise DistError(
@@ -75,9 +75,9 @@ def download(version: str, python: str, arch: str, folder: Path) -> Path:
 
 
 def pin_version(version: str, cache: Path, say: Callable[[str], None]) -> Lock:
-    """Return the lock of an upstream release, downloading every platform wheel of it to ``cache``.
+    """Return a lock for an upstream release, downloading all of its platform wheels to ``cache``.
 
-    Our revision of it is the first.
+    The lock has our first revision of that release.
     """
     wheels = []
     for python in PYTHONS:
@@ -91,7 +91,7 @@ def pin_version(version: str, cache: Path, say: Callable[[str], None]) -> Lock:
 
 
 def made(folder: Path) -> Path:
-    """Return a folder, made if it is not there; DistError if it cannot be."""
+    """Return a folder, creating it if it does not exist; DistError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

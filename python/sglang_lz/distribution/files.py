@@ -1,4 +1,4 @@
-"""Replacing several files together: all of them, or none."""
+"""Replaces several files together: either all of them or none."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ they leave there when they are killed while they write it."""
 def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:
     """Write (bytes) or delete (None) files below ``root``, creating folders as needed.
 
-    All new contents and a backup of all old ones are on the disk before the first file changes, and
-    each change is one rename; a failure or an interrupt half-way renames the backups back. A file
-    that is replaced keeps its permissions. DistError if the file system refuses; it is then as it
-    was.
+    All new contents and backups of all old ones are on disk before the first file changes, and each
+    change is one rename. After a failure or an interrupt, the backups are renamed back. A replaced
+    file keeps its permissions. Raises DistError if the file system refuses; all files are then
+    unchanged.
     """
     made: list[Path] = []
     done: list[str] = []
@@ -67,19 +67,19 @@ def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:
 
 
 def is_generated(file: Path) -> bool:
-    """Whether ``file`` is a cache that Python or numba made and makes again."""
+    """Whether ``file`` is a cache file that Python or numba can regenerate."""
     return file.parent.name == "__pycache__" and bool(GENERATED.fullmatch(file.name))
 
 
 def first_file(folder: Path) -> Path | None:
-    """Return a file below ``folder`` that is no generated cache; None if there is none."""
+    """Return a file below ``folder`` that is not a generated cache; None if there is none."""
     files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
     return next((file for file in files if not is_generated(file)), None)
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove ``folder`` with its generated caches, as far as nothing else is in it."""
-    for path in sorted(folder.rglob("*"), reverse=True):  # what a folder holds before the folder
+    """Remove the generated caches below ``folder``, and the folders that are then empty."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # contents before their folder
         if is_generated(path):
             path.unlink()
         elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):

@@ -1,8 +1,8 @@
-"""Exact application: ``git apply`` between two blob ids, no fuzz, no offset, all or nothing.
+"""Applies patches exactly, with ``git apply``: from one blob id to another, without fuzz or offset.
 
-Trap: in a folder that git does not track but that lies inside some repository, ``git apply`` exits
-0 and changes nothing. So git is kept from looking above the staging folder, and its word is not
-taken: the blob id of every file is checked before the first patch and after each one.
+Caution: in an untracked folder inside a repository, ``git apply`` exits with 0 and changes nothing.
+Therefore git is prevented from looking above the staging folder, and its exit status is not
+trusted: the blob id of every file is checked before the first patch and after each patch.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def blob_id(data: bytes) -> str:
 def git(
     args: Sequence[str], cwd: Path, stdin: bytes = b"", environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git in ``cwd`` with no configuration but the repository's own and ``environ``.
+    """Run git in ``cwd`` with only the repository's own configuration and ``environ``.
 
-    Never looks for a repository above ``cwd``. Returns whatever the exit status; DistError only if
-    git is not installed.
+    It never looks for a repository above ``cwd``. A failing exit status is returned; DistError is
+    raised only if git is not installed.
     """
     cwd = cwd.resolve()
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
@@ -59,10 +59,10 @@ def git(
 
 
 def tree_state(patches: PatchSet, read: Read, version: str) -> State:
-    """Say whether the files that the patches change are all upstream's or all patched.
+    """Return whether the files that the patches change are all upstream's or all patched.
 
-    DistError, naming the file, if one is missing, is neither (edited, or another release), or if
-    some are upstream's and some are patched.
+    Raises DistError, naming the file, if one is missing or is neither (because it was edited or
+    belongs to another release), or if some are upstream's and some are patched.
     """
     again = f"restore sglang {version} (reinstall it, or git restore) and run again"
     seen: dict[State, str] = {}
@@ -88,10 +88,11 @@ def tree_state(patches: PatchSet, read: Read, version: str) -> State:
 def transform(
     patches: PatchSet, read: Read, version: str, reverse: bool = False
 ) -> dict[str, bytes]:
-    """Return the new bytes of every file that the patches change; no file is written.
+    """Return the new bytes of every file that the patches change, without writing any file.
 
-    ``read`` gives the present bytes, which must be exactly upstream's (with ``reverse``: exactly
-    the patched ones). DistError if they are not, or if a patch does not apply where it says.
+    ``read`` returns the current bytes, which must be exactly upstream's (with ``reverse``: exactly
+    the patched ones). Raises DistError if they are not, or if a patch does not apply exactly in
+    place.
     """
     state = tree_state(patches, read, version)
     if patches.blobs and state != ("patched" if reverse else "upstream"):

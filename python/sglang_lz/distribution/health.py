@@ -1,4 +1,4 @@
-"""``python -m sglang_lz.distribution.health``: the images' health check of their server."""
+"""``python -m sglang_lz.distribution.health``: the health check for the server in our images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patching an sglang where it lies, and taking the patches off again."""
+"""Patches an installed sglang in place, and reverts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_root(target: Path | None) -> Path:
     """Return the folder that holds the ``sglang`` package.
 
     ``target`` is a site-packages or an upstream checkout; None means the sglang that this Python
-    would import (it is located, not imported). DistError if there is none.
+    would import (it is located, not imported). Raises DistError if there is none.
     """
     if target is None:
         spec = find_spec(NAME)
@@ -54,9 +54,9 @@ def installed_release(target: Path | None) -> str | None:
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
     """Patch the sglang in ``target`` and put sglang_lz beside it; return its root and seal.
 
-    Where there is a .dist-info, METADATA gets our version and RECORD our files, so that pip sees
-    and uninstalls what is there; the folder keeps its name. DistError, with nothing changed, if it
-    is not the pinned upstream, untouched.
+    If there is a .dist-info, METADATA gets our version and RECORD lists our files, so that pip
+    shows and uninstalls what is installed; the folder keeps its name. Raises DistError, with
+    nothing changed, unless it is the pinned upstream release without modifications.
     """
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
@@ -70,7 +70,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
                 f"changed; install {NAME}=={lock.version} and run again."
             )
     tree_state(PatchSet.load(release_dir(lock.version)).select(groups), read, lock.version)
-    # pip, or a server that outlived `revert`, leaves a folder of nothing but caches.
+    # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
     if found_file := first_file(root / "sglang_lz"):
         undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found_file} away"
         raise DistError(f"{root} already has a sglang_lz, nothing was changed; {undo} first.")
@@ -87,9 +87,9 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
 
 
 def revert(target: Path | None) -> tuple[Path, Seal]:
-    """Undo ``apply`` byte for byte; return the root and the seal that was there.
+    """Undo ``apply`` byte for byte; return the root and the seal that was removed.
 
-    DistError, with nothing changed, if ``apply`` did not make what is there, or if it was changed
+    Raises DistError, with nothing changed, if the files were not made by ``apply`` or were changed
     since.
     """
     root = find_root(target)

@@ -1,4 +1,4 @@
-"""What a patch set must be, as far as it shows without upstream's files."""
+"""Checks the rules for patch sets that can be checked without upstream's files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .patchset import DIFFERS, FIELDS, GROUPS, Patch, PatchSet, read_absent
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that the set may be. Raise a number only with the reason in the commit message."""
+    """The size limits of a patch set. If you raise one, give the reason in the commit message."""
 
     patches: int
     files: int
@@ -21,7 +21,7 @@ class Budget:
     added_lines_per_hunk: int
 
 
-BUDGET = Budget(patches=36, files=37, added_lines=215, added_lines_per_hunk=12)
+BUDGET = Budget(patches=45, files=47, added_lines=319, added_lines_per_hunk=12)
 """Small enough to read in one sitting; a hunk that needs more belongs into the package."""
 
 SUBJECT_LENGTH = 72
@@ -41,7 +41,7 @@ def lint(root: Path) -> list[str]:
 
 
 def compare(root: Path, newest: Path) -> list[str]:
-    """Return where the set of an older release in ``root`` differs from ``newest`` unexplained."""
+    """Return the unexplained differences of an older release's set in ``root`` from ``newest``."""
     old = {patch.name: patch for patch in PatchSet.load(root).patches}
     new = {patch.name: patch for patch in PatchSet.load(newest).patches}
     absent = {**read_absent(root), **read_absent(newest)}
@@ -51,16 +51,16 @@ def compare(root: Path, newest: Path) -> list[str]:
 def differences(
     one: dict[str, Patch], other: dict[str, Patch], absent: Collection[str], version: str
 ) -> Iterator[str]:
-    """Say where the sets of two releases differ unexplained.
+    """Yield the unexplained differences between the patch sets of two releases.
 
-    A patch of the same name has the same message. Where one changes other lines, one of the two
-    says why in ``Differs:``; where a release needs none, its series says why.
+    Patches of the same name must have the same message. If they change different lines, one of them
+    must say why in ``Differs:``. If a release does not need a patch, its series must say why.
 
     Args:
-        one: by name, of a release.
-        other: by name, of release ``version``.
-        absent: names of the patches that either series names as absent.
-        version: for the sentences.
+        one: the patches of one release by name.
+        other: the patches of release ``version`` by name.
+        absent: the patches that either series lists as absent.
+        version: the release to name in the messages.
     """
     for name in sorted(one.keys() ^ other.keys()):
         if name not in absent:

@@ -1,4 +1,4 @@
-"""What is pinned: upstream's version, our revision, and the sha256 of every platform wheel."""
+"""The lock file: upstream's version, our revision, and the sha256 of every platform wheel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WheelPin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The pinned upstream release and our revision of it."""
+    """The pinned upstream release, and our revision of it."""
 
     version: str
     revision: int
@@ -42,7 +42,7 @@ class Lock:
 
     @classmethod
     def load(cls, path: Path) -> Lock:
-        """Read a lock file; DistError if it is missing or not one."""
+        """Read a lock file; DistError if it is missing or malformed."""
         try:
             data = tomllib.loads(path.read_text("utf-8"))
             wheels = tuple(WheelPin(**{k: str(v) for k, v in w.items()}) for w in data["wheel"])
@@ -68,7 +68,7 @@ class Lock:
         return text
 
     def select(self, python: str | None = None, arch: str | None = None) -> WheelPin:
-        """Return the wheel for a Python tag and machine, by default those that run now."""
+        """Return the wheel for a Python tag and machine, by default the current ones."""
         python = python or f"cp{sys.version_info.major}{sys.version_info.minor}"
         arch = arch or platform.machine()
         for wheel in self.wheels:
@@ -86,7 +86,7 @@ class Lock:
         return f"{NAME} {self.version} ({pythons}; {arches})"
 
     def local_version(self, revision: int, flavour: str) -> str:
-        """Return our version of upstream's, for example ``0.5.23+lz1`` or ``0.5.23+lz1.cpu``."""
+        """Return our version of the release, for example ``0.5.23+lz1`` or ``0.5.23+lz1.cpu``."""
         return f"{self.version}+lz{revision}" + (".cpu" if flavour == "cpu" else "")
 
 

@@ -139,17 +139,24 @@ Writes  nothing itself.""",
 Look for loops in past outputs, by the definition of the request field repetition_detection, and say
 how many outputs hold one or end in one, how many tokens they took, and which setting to try.
 
-Reads   FILE, or standard input for -. Files that end in .jsonl or .ndjson, and standard input, hold
-        a JSON record a line: token ids (output_ids, token_ids, response_token_ids, tokens), a text
-        (text, output, response, completion, content), or an answer of an OpenAI-compatible API or
-        of /generate. Any other file is the text of one output. Of a text, words and runs of one
-        sign take the place of tokens, each of up to 16 characters.
+Reads   FILE, or standard input for -, gzip included. What a file holds is told by how it begins:
+        JSON    records one after the other, or in an array: token ids (output_ids, token_ids,
+                response_token_ids, tokens), a text (text, output, response, completion, content,
+                with the reasoning before it), an answer of an API or of a batch, or a sample of
+                lm_eval --log_samples.
+        a log   of SGLang with --log-requests --log-requests-level 3 in either format (level 2
+                leaves out the middle of long outputs, which the report says; 1 and 0 leave out
+                all), or of vLLM with --enable-log-outputs (--max-log-len may leave out ends).
+        a text  of one output; not on standard input, and not in .json, .jsonl and .ndjson.
+        Of a text, words and runs of one sign, of up to 16 characters, take the place of tokens.
+        A file that cannot be read to its end, or that holds no output, ends in an error: exit
+        status 2, and no report. So does a record of more than 33,554,432 characters.
 Writes  nothing. The report names files, lines and numbers, and shows none of the text.
 
 The setting is by default the recommended one: patterns of up to 512 tokens, 20 copies.""",
         """\
   sglang-lz loops answers.jsonl
-  sglang-lz loops --min-count 8 --json answers.jsonl log.txt""",
+  sglang-lz loops --min-count 8 --json answers.jsonl.gz server.log""",
     ),
     "lint": (
         "check the patch files by themselves",

@@ -1,8 +1,8 @@
-"""The server arguments and speculative algorithms that a release has.
+"""The server arguments and speculative algorithms of a release.
 
-`sglang_lz/support.py` says for each mode of the server whether the penalties are exact in it. What
-it was held against is listed in ``judged`` beside each release's patches. A mode that is not listed
-there was looked at by nobody: the tests of that release fail.
+`sglang_lz/support.py` records for each server mode whether the penalties are exact in it. The modes
+that have been reviewed are listed in ``judged`` beside each release's patches. If a release has a
+mode that is not listed there, nobody has reviewed it, and the tests of that release fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALGORITHMS = "sglang/srt/speculative/spec_info.py"
 def modes(names: Iterable[str], read: Read) -> list[str]:
     """Return ``argument NAME`` and ``algorithm NAME`` of upstream's files, sorted.
 
-    DistError if they are not where we look for them.
+    Raises DistError if they are not found in the expected files.
     """
     found = set()
     for name in names:
@@ -44,7 +44,7 @@ def modes(names: Iterable[str], read: Read) -> list[str]:
 
 
 def judged(root: Path) -> list[str]:
-    """Return what ``root``/judged lists; DistError if it is missing."""
+    """Return the modes listed in ``root``/judged; DistError if it is missing."""
     try:
         lines = (root / JUDGED).read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def judged(root: Path) -> list[str]:
 
 
 def unjudged(root: Path, present: list[str]) -> list[str]:
-    """Return the modes of a release that nobody judged, and those judged that it has not."""
+    """Return the modes of a release that are not listed, and listed modes that it does not have."""
     known = set(judged(root))
     return [
         *(

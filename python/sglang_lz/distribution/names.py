@@ -1,7 +1,7 @@
-"""Names that a module uses and nothing defines: what a patch that applies may still get wrong.
+"""Finds names that a module uses but nothing defines, which a patch that applies may introduce.
 
-Only what differs between a file without and with our patches is of interest: a module may well use
-names that only run time defines.
+Only the differences between a file with and without our patches are of interest, because a module
+may legitimately use names that are defined only at run time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 
 
 def undefined(source: str) -> set[str]:
-    """Return ``function: name`` for each name that is not there when a function uses it.
+    """Return ``function: name`` for each name that is undefined when a function uses it.
 
-    That is a global name that the module never binds, and a local one that is bound only further
-    down. SyntaxError if ``source`` is no Python.
+    These are global names that the module never binds, and local names that are bound only further
+    down. Raises SyntaxError if ``source`` is not valid Python.
     """
     table = symtable.symtable(source, "<module>", "exec")
     found = set(_globals(table, _bound(table) | set(dir(builtins)) | {"__file__", "__path__"}))
@@ -31,7 +31,7 @@ def undefined(source: str) -> set[str]:
 
 
 def _bound(table: symtable.SymbolTable) -> set[str]:
-    """Names that the module's own lines, or `global` in its functions, bind."""
+    """Names that are bound at module level, or with `global` in a function."""
     names = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     names |= {child.get_name() for child in table.get_children()}
     for child in table.get_children():
@@ -55,7 +55,7 @@ def _globals(table: symtable.SymbolTable, bound: set[str]) -> Iterator[str]:
 
 
 def _used_too_early(function: Function) -> Iterator[str]:
-    """Names of a function that it reads in a line before the first that binds them."""
+    """Local names of a function that it reads on a line before the first one that binds them."""
     arguments = function.args
     known = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     known |= {a.arg for a in (arguments.vararg, arguments.kwarg) if a}
@@ -75,7 +75,7 @@ def _used_too_early(function: Function) -> Iterator[str]:
 
 
 def _own_nodes(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function without those of the scopes in it, whose own names are others."""
+    """The nodes of a function, except those of nested scopes, which have names of their own."""
     todo: list[ast.AST] = list(function.body)
     while todo:
         node = todo.pop()

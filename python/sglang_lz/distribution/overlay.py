@@ -1,6 +1,7 @@
-"""What lies over upstream's files: the patched ones, our package, and the seal on all of it.
+"""The overlay on upstream's files: the patched files, our package, and the seal.
 
-A built wheel and an sglang that is changed in place differ only in the metadata around this.
+A built wheel and an sglang that is patched in place have the same overlay and differ only in their
+metadata.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from .sources import LOCK, PACKAGE, PACKED_PATCHES, RELEASES, release_dir
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
 NOT_FOR_CUDA = (
-    # Called by the patches of the group `cpu`, and what builds that flavour.
+    # Used by the patches of the group `cpu`, and to build that flavour.
     "cpu/",
-    # For work in a checkout: how the small models were trained, drafts for the tests, and the model
-    # of the benchmarks. demo/model stays, scripts/serve serves it by default.
+    # Needed only in a checkout: the training of the small models, drafts for the tests, and the
+    # model of the benchmarks. demo/model is included, because scripts/serve uses it by default.
     *("demo/corpus.py", "demo/drafts.py", "demo/puzzles.py", "demo/train.py"),
     *("demo/train_reasoner.py", "demo/reasoner/"),
 )
@@ -33,7 +34,7 @@ WHERE_CPU_IS = "; the CPU flavour is built from a whole checkout or its own whee
 
 @dataclass(frozen=True)
 class Overlay:
-    """Files to put over upstream's (paths below the root, the seal among them) and their seal."""
+    """The files to put over upstream's, by paths below the root and with the seal, and the seal."""
 
     files: dict[str, bytes]
     seal: Seal
@@ -47,7 +48,10 @@ def make_overlay(
     flavour: str,
     made_by: Literal["build", "apply"],
 ) -> Overlay:
-    """Return the overlay for the upstream files that ``read`` gives; DistError if they misfit."""
+    """Return the overlay for the upstream files that ``read`` returns.
+
+    Raises DistError if they do not match the lock.
+    """
     root = release_dir(lock.version)
     all_patches = PatchSet.load(root)
     patches = all_patches.select(groups)
@@ -81,7 +85,7 @@ def make_overlay(
 
 
 def package_files(flavour: str, groups: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the files of our package that belong into a flavour, by paths below the package."""
+    """Return the files of our package that belong to a flavour, by paths below the package."""
     left_out = NOT_FOR_CUDA if flavour == "cuda" and "cpu" not in groups else ()
     files = _folder(PACKAGE)
     return {path: data for path, data in files.items() if not path.startswith(left_out)}
@@ -102,7 +106,7 @@ def cpu_requirements() -> list[str]:
 
 
 def stamp_version(data: bytes, old: str, new: str) -> bytes:
-    """Return upstream's version module with another version; DistError if the old is not in it."""
+    """Return upstream's version module with a new version; DistError if it lacks the old one."""
     result = data
     for before, after in zip(_literals(old), _literals(new), strict=True):
         if result.count(before) != 1:
@@ -112,7 +116,7 @@ def stamp_version(data: bytes, old: str, new: str) -> bytes:
 
 
 def package_version(init: bytes | None) -> str:
-    """Return __version__ of the text of sglang_lz/__init__.py, empty if there is none."""
+    """Return __version__ from the text of sglang_lz/__init__.py, or "" if there is none."""
     match = re.search(rb'^__version__ = "(.+)"$', init or b"", re.M)
     return match[1].decode() if match else ""
 
@@ -125,7 +129,7 @@ def _literals(version: str) -> tuple[bytes, bytes]:
 
 
 def _folder(root: Path) -> dict[str, bytes]:
-    """Return the files below ``root`` that belong into a wheel."""
+    """Return the files below ``root`` that belong in a wheel."""
     found = {}
     for file in sorted(root.rglob("*")):
         parts = file.relative_to(root).parts

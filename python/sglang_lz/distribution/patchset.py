@@ -1,4 +1,4 @@
-"""The patches as data: the series, each patch's header, the files it changes and their blob ids."""
+"""Parses patches: the series, each patch's header, and the files it changes with their blob ids."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 @dataclass(frozen=True)
 class FileChange:
-    """What one patch does to one file.
+    """The changes that one patch makes to one file.
 
-    ``path`` is relative to the wheel's root (``sglang/...``); ``old_blob`` and ``new_blob`` are git
-    blob ids (40 hex digits); ``hunks`` holds the changed lines of each hunk, without line ends but
-    with the ``+`` or ``-`` before them.
+    ``path`` is relative to the wheel's root (``sglang/...``). ``old_blob`` and ``new_blob`` are git
+    blob ids (40 hex digits). ``hunks`` holds the changed lines of each hunk, without line endings
+    but with the leading ``+`` or ``-``.
     """
 
     path: str
@@ -55,7 +55,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class Patch:
-    """One ``git format-patch`` file; ``name`` is its place below patches/, ``group/name.patch``."""
+    """One ``git format-patch`` file; ``name`` is its path in the set, ``group/name.patch``."""
 
     name: str
     data: bytes
@@ -83,30 +83,30 @@ class Patch:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """The header fields (FIELDS); a line that begins with a space continues its field."""
+        """The header fields (FIELDS); lines that begin with a space continue the previous field."""
         pairs = re.findall(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", self.body, re.M)
         return {key: " ".join(value.split()) for key, value in pairs}
 
     @property
     def same_everywhere(self) -> str:
-        """The message as every release has it: without the field that tells how one differs."""
+        """The part of the message that is the same for every release, without ``Differs:``."""
         message = f"{self.subject}\n{self.body}\n"
         return re.sub(rf"^{DIFFERS}:.*\n([ \t].*\n)*", "", message, flags=re.M)
 
     @property
     def changed_lines(self) -> list[bytes]:
-        """All added and removed lines, in the patch's order, whatever files they are in."""
+        """All added and removed lines of all files, in the patch's order."""
         return [line for change in self.changes for lines in change.hunks for line in lines]
 
     @cached_property
     def changes(self) -> tuple[FileChange, ...]:
-        """The changed files in the patch's order; DistError if the diff is not as we write it."""
+        """The changed files in the patch's order; DistError if the diff is not in our format."""
         return tuple(_changes(self))
 
 
 @dataclass(frozen=True)
 class PatchSet:
-    """An ordered set of patches."""
+    """An ordered collection of patches."""
 
     patches: tuple[Patch, ...]
 
@@ -127,8 +127,8 @@ class PatchSet:
     def select(self, groups: Iterable[str]) -> PatchSet:
         """Return the patches of some groups, in order.
 
-        DistError if a chosen patch builds on one that is left out (both change one file): its blob
-        ids could then not hold.
+        Raises DistError if a selected patch builds on one that is left out, because both change the
+        same file and the blob ids would then be wrong.
         """
         wanted = set(groups)
         left_out: dict[str, str] = {}
@@ -145,9 +145,9 @@ class PatchSet:
 
     @cached_property
     def blobs(self) -> dict[str, tuple[str, str]]:
-        """For each changed file the blob id before the first patch and after the last one.
+        """For each changed file, the blob ids before the first patch and after the last one.
 
-        DistError if a patch does not start where the one before it on that file ended.
+        Raises DistError if a patch does not start where the previous one on that file ended.
         """
         blobs: dict[str, tuple[str, str]] = {}
         for patch in self.patches:
@@ -172,16 +172,16 @@ def read_series(root: Path) -> list[str]:
 
 
 def read_absent(root: Path) -> dict[str, str]:
-    """Return the patches that ``root``/series names as absent, with the reason for each.
+    """Return the patches that ``root``/series lists as absent, with the reason for each.
 
-    A line of it is ``# absent group/name.patch: reason``.
+    The series lists them in lines of the form ``# absent group/name.patch: reason``.
     """
     text = (root / "series").read_text("utf-8")
     return dict(re.findall(r"^# absent (\S+): (.*\S)", text, re.M))
 
 
 def parse_series(text: bytes, where: str) -> list[str]:
-    """Return the patch names of a series, which may hold blank lines and # comments."""
+    """Return the patch names of a series, which may contain blank lines and # comments."""
     lines = (line.strip() for line in text.decode("utf-8", "replace").splitlines())
     names = [line for line in lines if line and not line.startswith("#")]
     for name in names:
@@ -193,10 +193,10 @@ def parse_series(text: bytes, where: str) -> list[str]:
 
 
 def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
-    """Return the groups of ``--groups`` text, by default the flavour's.
+    """Return the groups given as the text of ``--groups``, by default those of the flavour.
 
-    DistError for an unknown group, for a part of LZ_GROUPS (half a penalty has no version), and for
-    FIXES without them: both change the same files.
+    Raises DistError for an unknown group, for only some of LZ_GROUPS (there is no version of the
+    penalty with only some of them), and for FIXES without LZ_GROUPS (both change the same files).
     """
     if text is None:
         return FLAVOUR_GROUPS[flavour]
@@ -215,7 +215,7 @@ def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
 
 
 def _changes(patch: Patch) -> Iterator[FileChange]:
-    """Parse the diffs, strictly: only changes to existing files, hunks as long as they claim."""
+    """Parse the diffs strictly: only changes to existing files, and hunks of the stated length."""
 
     def expect(ok: object, what: str) -> None:
         if not ok:
@@ -226,7 +226,7 @@ def _changes(patch: Patch) -> Iterator[FileChange]:
     while lines and not lines[0].startswith(b"diff --git "):
         del lines[0]
     expect(lines, "there is no diff in it")
-    lines.reverse()  # from here on lines.pop() is the next line
+    lines.reverse()  # so that lines.pop() returns the next line
     while lines:
         words = lines.pop().decode("utf-8", "replace")
         match = re.fullmatch(rf"diff --git a/({UPSTREAM_PREFIX}sglang/\S+\.py) b/(\S+)", words)
@@ -250,7 +250,7 @@ def _changes(patch: Patch) -> Iterator[FileChange]:
 def _hunk(
     lines: list[bytes], old: int, new: int, expect: Callable[[object, str], None]
 ) -> tuple[bytes, ...]:
-    """Take a hunk of ``old`` and ``new`` lines off the reversed ``lines``; return its changes."""
+    """Pop a hunk of ``old`` and ``new`` lines from the reversed ``lines``; return its changes."""
     changed = []
     while old > 0 or new > 0:
         kind, line = (lines[-1][:1], lines.pop()[1:]) if lines else (b"", b"")

@@ -1,7 +1,7 @@
-"""The seal: what a patched sglang consists of, with the sha256 of every file that we touched.
+"""The seal: lists what a patched sglang consists of, with the sha256 of every file we changed.
 
-It lies at sglang_lz/seal.json beside the patched ``sglang``. `doctor` and the server's start-up
-check it; reading and hashing take a few milliseconds.
+It is stored as sglang_lz/seal.json beside the patched ``sglang``. `doctor` and the server's
+start-up check it; reading and hashing take a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SEAL = "sglang_lz/seal.json"
 
 @dataclass(frozen=True)
 class Seal:
-    """What was made, and from what.
+    """What was built, and from what.
 
-    ``version`` is the distribution's (0.5.23+lz1), ``upstream`` what it is made from, ``package``
-    the version of sglang_lz, ``groups`` and ``patches`` what was applied, ``files`` maps paths
-    below the root to sha256 (hex), ``made_by`` says whether a wheel was built or an installed
-    sglang changed in place.
+    ``version`` is the distribution's version (0.5.23+lz1), ``upstream`` is the release that it is
+    built from, and ``package`` is the version of sglang_lz. ``groups`` and ``patches`` are what was
+    applied. ``files`` maps paths below the root to sha256 (hex). ``made_by`` says whether a wheel
+    was built or an installed sglang was patched in place.
     """
 
     version: str
@@ -43,7 +43,7 @@ class Seal:
 
     @classmethod
     def parse(cls, data: bytes) -> Seal:
-        """Read ``dump``'s bytes; ValueError if they are not a seal."""
+        """Parse the output of ``dump``; ValueError if it is not a seal."""
         try:
             fields = json.loads(data)
             fields |= {key: tuple(fields[key]) for key in ("groups", "patches")}
@@ -70,7 +70,7 @@ def hashes(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def reader(root: Path) -> Callable[[str], bytes | None]:
-    """Return a function that reads files below ``root``, giving None where there is none."""
+    """Return a function that reads files below ``root``, or returns None if there is none."""
 
     def read(path: str) -> bytes | None:
         file = root / path
@@ -80,7 +80,7 @@ def reader(root: Path) -> Callable[[str], bytes | None]:
 
 
 def verify(root: Path) -> list[str]:
-    """Return what is wrong with the patched sglang in ``root`` (site-packages); empty if whole."""
+    """Return the problems of the patched sglang in ``root`` (site-packages); empty if intact."""
     data = reader(root)(SEAL)
     if data is None:
         return [f"{root / SEAL} is missing: this sglang_lz is not part of a built sglang"]
@@ -91,11 +91,12 @@ def verify(root: Path) -> list[str]:
 
 
 def verify_imported(sglang: ModuleType) -> list[str]:
-    """``verify`` for the sglang that a process has imported; the server's start calls this.
+    """``verify`` the sglang that a process has imported; called when the server starts.
 
-    That need not be the one beside this package: a copy may stand before it on Python's path.
+    It need not be the one beside this package, because another copy may precede it on Python's
+    path.
     """
-    # Of the folders: files may be links, all of an installation's or all but the one that matters.
+    # Folders are resolved rather than files, because some or all installed files may be links.
     ours = Path(__file__).parent.resolve().parent.parent
     theirs = Path(sglang.__file__ or "").parent.resolve().parent
     if theirs != ours:

@@ -1,4 +1,4 @@
-"""``sglang-lz serve``: start the server of the sglang that this package is part of."""
+"""``sglang-lz serve``: starts the server of the sglang that this package belongs to."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ HOST, PORT = "SGLANG_LZ_HOST", "SGLANG_LZ_PORT"
 
 DEMO = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
 CPU = [
-    # The same text on every CPU: in bfloat16 greedy decoding differs between them.
+    # Gives the same text on every CPU; in bfloat16, greedy decoding differs between CPUs.
     *["--dtype", "float32"],
-    # Upstream would reserve 72 % of the memory for the cache, and touch it at start-up.
+    # By default, upstream reserves 72 % of the memory for the cache, and touches it at start-up.
     *["--max-total-tokens", "32768", "--max-running-requests", "64"],
-    "--sleep-on-idle",  # upstream would keep a core busy with waiting
+    "--sleep-on-idle",  # otherwise, an idle server keeps a core busy
 ]
 
 
 def names_model(arguments: list[str]) -> bool:
-    """Whether the user says what to serve."""
+    """Whether the user specified a model."""
     return any(a.partition("=")[0] in ("--model-path", "--model") for a in arguments)
 
 
 def server_arguments(
     flavour: str, arguments: list[str], environ: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Arguments of sglang.launch_server: ours, then the user's, of which the last counts.
+    """The arguments of sglang.launch_server: ours, then the user's, which override ours.
 
-    With --config we add nothing: upstream lets arguments win over that file, and ours would.
+    With --config we add nothing, because arguments take precedence over that file, and ours would
+    override the user's settings in it.
 
     Args:
         flavour: "cpu" or "cuda".
-        arguments: the user's.
-        environ: the environment, of which `HOST` and `PORT` count.
+        arguments: the user's arguments.
+        environ: the environment variables; `HOST` and `PORT` are used.
     """
     if any(a.partition("=")[0] == "--config" for a in arguments):
         return arguments
@@ -52,7 +53,7 @@ def server_arguments(
 
 
 def serve(arguments: list[str]) -> NoReturn:
-    """Become the server, in this process, so that signals and the exit status are its own.
+    """Replace this process with the server, which then handles signals and the exit status.
 
     Raises:
         DistError: this package is not part of a built or patched sglang.
@@ -65,8 +66,8 @@ def serve(arguments: list[str]) -> NoReturn:
         )
     arguments = server_arguments(Seal.parse(data).flavour, arguments)
     if str(DEMO_MODEL) in arguments:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # nothing to look for outside
-        # So small that threads only wait on each other.
+        os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
+        # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.launch_server", *arguments]
     print(f"sglang-lz: python {' '.join(command[1:])}", file=sys.stderr, flush=True)

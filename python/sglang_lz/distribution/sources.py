@@ -1,7 +1,8 @@
-"""Where this copy of the package keeps its patches: a checkout's patches/, or inside itself.
+"""Locates the patches: in a checkout's patches/, or inside an installed package.
 
-Both hold `releases`, the supported upstream releases, and for each a folder of its own with
-`upstream.lock`, `series` and the patches. A built package holds the one that it was built from.
+Both contain the file `releases`, which lists the supported upstream releases, and a folder for each
+release with `upstream.lock`, `series` and the patches. A built package contains only the release
+that it was built from.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _RELEASE = re.compile(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?")
 
 
 def patches_dir() -> Path:
-    """Return the folder of `releases` and of each release's folder."""
+    """Return the folder that contains `releases` and a folder for each release."""
     packed = PACKAGE / PACKED_PATCHES
     return packed if packed.is_dir() else PACKAGE.parent.parent / "patches"
 
 
 def checkout_patches_dir() -> Path:
-    """Return patches/ of the checkout that runs; DistError if an installed package runs."""
+    """Return patches/ of the running checkout; DistError if this is an installed package."""
     folder = patches_dir()
     if folder.parent == PACKAGE:
         raise DistError(
@@ -55,9 +56,9 @@ def releases() -> tuple[str, ...]:
 
 
 def choose_release(upstream: str | None) -> str:
-    """Return the release of ``--upstream``, of the environment, or the newest.
+    """Return the release given by ``--upstream`` or the environment, or else the newest.
 
-    DistError if it is not supported.
+    Raises DistError if it is not supported.
     """
     supported = releases()
     name = "--upstream" if upstream else UPSTREAM
@@ -68,7 +69,7 @@ def choose_release(upstream: str | None) -> str:
 
 
 def parse_release(text: str) -> str:
-    """Return ``text`` if it is the name of a release, which is a folder's too; else DistError."""
+    """Return ``text`` if it is a valid release name, and so a safe folder name; else DistError."""
     if not _RELEASE.fullmatch(text):
         raise DistError(f"{text!r} is not a release of upstream, such as 0.5.23.")
     return text
@@ -80,6 +81,6 @@ def release_dir(version: str) -> Path:
 
 
 def default_cache() -> Path:
-    """Return where downloaded wheels stay: the one place of a checkout, or dist/upstream."""
+    """Return the folder for downloaded wheels: the checkout's cache, or dist/upstream."""
     packed = patches_dir().parent == PACKAGE
     return Path("dist/upstream") if packed else PACKAGE.parent.parent / ".cache" / "upstream"

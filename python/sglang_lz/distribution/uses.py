@@ -1,7 +1,8 @@
-"""What our code uses of upstream, held against a release's sources, without importing either.
+"""Compares what our code uses of upstream with a release's sources, without importing either.
 
-What another release of upstream has and this one lacks is found; what neither has is not ours to
-know. A name in a string, as in ``getattr(req, "name", None)``, is a question and not a use.
+This finds names that another upstream release has and this one lacks. Names that neither release
+has are ignored, because they may come from elsewhere. A name in a string, as in
+``getattr(req, "name", None)``, does not count as a use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DEFINED = re.compile(
     rb"\b(?:def|class)[ ]+(\w+)"  # functions and classes
     rb"|^[ ]*(?:self\.)?(\w+)[ ]*[:=]"  # variables, fields and attributes
-    rb"|\.(\w+)[ ]*=",  # attributes of others
+    rb"|\.(\w+)[ ]*=",  # attributes of other objects
     re.M,
 )
 SERVING = "sglang/srt/"
@@ -27,10 +28,10 @@ SERVING = "sglang/srt/"
 
 @dataclass
 class Uses:
-    """What files of ours use: imports, attributes, and how they call what they import.
+    """What our files use: imports, attributes, and how they call what they import.
 
-    Attributes that our own files define may be ours, and those of another package's module are
-    not upstream's; both are left out.
+    Attributes that our own files define may be ours, and attributes of other packages' modules are
+    not upstream's, so both are ignored.
     """
 
     imports: set[tuple[str, str]] = field(default_factory=set)
@@ -43,7 +44,7 @@ class Uses:
     """(module, name) to (number of positional arguments, names of the others)"""
 
     def read(self, file: str, source: str) -> None:
-        """Add one file's."""
+        """Add the uses of one file."""
         tree = ast.parse(source)
         self.own |= _defined(source.encode())
         local: dict[str, tuple[str, str]] = {}
@@ -75,7 +76,7 @@ def _is_upstream(module: str | None) -> bool:
 
 
 def _is_foreign(node: ast.Import | ast.ImportFrom) -> bool:
-    """Whether it imports from a package that is neither upstream's nor ours."""
+    """Whether an import is from a package that is neither upstream's nor ours."""
     if isinstance(node, ast.Import):
         modules = [alias.name for alias in node.names]
     else:
@@ -99,7 +100,7 @@ class Release:
 
     @cached_property
     def defined(self) -> set[str]:
-        """Every name of a module, and every one that a file binds: functions, fields, variables."""
+        """All module names, and all names that files bind: functions, fields and variables."""
         found: set[str] = set()
         for name in self._names:
             if not name.startswith(SERVING):
@@ -113,7 +114,7 @@ class Release:
         return next((n for n in (f"{path}.py", f"{path}/__init__.py") if n in self._names), None)
 
     def lookup(self, module: str, name: str) -> list[ast.AST] | None:
-        """What binds a name in a module; None if nothing does, empty for the module itself."""
+        """The nodes that bind a name in a module; None if none do, empty for the module itself."""
         file = self.file(module)
         if file is None:
             return None
@@ -124,14 +125,14 @@ class Release:
         return [node for node in ast.walk(self._trees[file]) if name in _names(node)] or None
 
     def accepts(self, module: str, name: str, call: tuple[int, tuple[str, ...]]) -> bool:
-        """Whether a function or class can be called so; true where its arguments are not plain."""
+        """Whether a function or class accepts a call; true if that cannot be determined."""
         nodes = self.lookup(module, name) or []
         kinds = [n for n in nodes if isinstance(n, Function | ast.ClassDef)]
         return not kinds or any(_fits(node, *call) for node in kinds)
 
 
 def missing(uses: Uses, release: Release, other: Release) -> Iterator[str]:
-    """Say what our code uses that ``other`` has and ``release`` has not."""
+    """Yield what our code uses that ``other`` has but ``release`` does not."""
     for module, name in sorted(uses.imports):
         if other.lookup(module, name) is not None and release.lookup(module, name) is None:
             yield f"{module} has no {name}" if name else f"there is no module {module}"
@@ -164,7 +165,7 @@ def _fits(node: Function | ast.ClassDef, positional: int, keywords: tuple[str, .
     if isinstance(node, ast.ClassDef):
         made = [n for n in node.body if isinstance(n, Function) and n.name == "__init__"]
         if not made:
-            return True  # of a dataclass, or inherited
+            return True  # a dataclass, or an inherited constructor
         node, own = made[0], 1
     args = node.args
     names = [a.arg for a in (*args.posonlyargs, *args.args)][own:]

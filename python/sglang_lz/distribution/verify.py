@@ -1,14 +1,18 @@
-"""Whether a file is of a signed release: `verify`. scripts/release makes what it reads.
+"""`verify`: checks whether a file belongs to a signed release, as made by scripts/release.
 
-What vouches for what: the signature for SHA256SUMS, and that for every other file by its sha256.
+The signature authenticates SHA256SUMS, and SHA256SUMS authenticates every other file by its sha256.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +24,19 @@ SIGNATURE = "SHA256SUMS.minisig"
 PROVENANCE = "provenance.json"
 SBOM = ".cdx.json"
 """What the name of a file's SBOM has behind the file's own."""
+LARGEST = 64 * 2**20
+"""The most bytes of a file that is read whole."""
 
 
 def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
-    """Check files that lie in release folders; a wheel also by its SBOM, provenance and contents.
+    """Check files in release folders; for a wheel, also check its SBOM, provenance and contents.
 
     Args:
-        files: SHA256SUMS and its signature may be among them; they are checked anyway.
-        public_key: of minisign, its text or the path of a file.
+        files: the files. They may include SHA256SUMS and its signature, which are always checked.
+        public_key: a minisign public key, as text or as the path of a file.
 
     Raises:
-        DistError: a file, the signature or the library is missing, or the key is none.
+        DistError: a file, the signature or the library is missing, or the key is not valid.
     """
     key = _public_key(public_key)
     folders: dict[Path, Mapping[str, str] | None] = {}
@@ -48,15 +54,21 @@ def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
 
 def _public_key(text: str) -> Any:
     try:
-        import minisign  # not of the standard library; nothing else needs it
+        import minisign  # a third-party library that nothing else needs
     except ImportError:
         raise DistError(
             "verify needs py-minisign: `pip install py-minisign`. docs/SECURITY.md says how to "
             "check a release without it."
         ) from None
+    # Try it as text first, because a downloaded folder might contain a file of that name with
+    # another key.
+    try:
+        return minisign.PublicKey.from_base64(text)
+    except ValueError:
+        pass
     try:
         if Path(text).is_file():
-            return minisign.PublicKey.from_file(text)
+            return minisign.PublicKey.from_bytes(_read(Path(text)))
         return minisign.PublicKey.from_base64(text)
     except ValueError as error:
         raise DistError(
@@ -65,12 +77,16 @@ def _public_key(text: str) -> Any:
 
 
 def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
-    """Check the signature; return what SHA256SUMS lists, None if nothing vouches for it."""
+    """Check the signature; return what SHA256SUMS lists, or None if it is not authentic."""
     import minisign
 
     data, signature = (_read(folder / name) for name in (SUMS, SIGNATURE))
     try:
         signed = minisign.Signature.from_bytes(signature)
+        # Otherwise, the signature of a file's hash would also be valid for a file that contains
+        # that hash.
+        if not signed.is_prehashed():
+            raise minisign.VerifyError("legacy signature, of no hash")
         key.verify(data, signed)
     except ValueError as error:
         found = f"{folder / SIGNATURE} does not sign {SUMS} with this key ({error})"
@@ -81,16 +97,32 @@ def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
 
 
 def _read(file: Path) -> bytes:
+    """The content of a small file, which is not authenticated yet and may be anything."""
     try:
-        return file.read_bytes()
+        with _opened(file) as opened:
+            data = opened.read(LARGEST + 1)
     except OSError as error:
-        raise DistError(
-            f"{file} cannot be read ({error.strerror}); a release has it beside its files."
-        ) from None
+        raise _unreadable(file, error.strerror) from None
+    if len(data) > LARGEST:
+        raise _unreadable(file, f"larger than {LARGEST} bytes")
+    return data
+
+
+def _opened(file: Path) -> BufferedReader:
+    """Open a regular file or a link to one. Opening a pipe would block forever."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _unreadable(file: Path, why: str | None) -> DistError:
+    return DistError(f"{file} cannot be read ({why}); a release has it beside its files.")
 
 
 def _examine(file: Path, sums: Mapping[str, str]) -> Iterator[Check]:
-    digest = checked("sha256", lambda: f"{file.name}, {_listed(file, sums)[0]}")
+    digest = checked("sha256", lambda: f"{file.name}, {_listed(file, sums)}")
     yield digest
     if not digest.ok or file.suffix != ".whl":
         return
@@ -99,20 +131,26 @@ def _examine(file: Path, sums: Mapping[str, str]) -> Iterator[Check]:
     yield from examine_wheel(file)
 
 
-def _listed(file: Path, sums: Mapping[str, str]) -> tuple[str, bytes]:
-    """Return a file's sha256 and bytes; DistError if they are not those that SHA256SUMS lists."""
+def _listed(file: Path, sums: Mapping[str, str]) -> str:
+    """Return a file's sha256; DistError if it is not the one that SHA256SUMS lists."""
     if file.name not in sums:
         raise DistError(f"{file.name} is not in {SUMS}, so it is not of this release")
-    data = _read(file)
-    digest = hashlib.sha256(data).hexdigest()
+    try:
+        with _opened(file) as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(file, error.strerror) from None
     if digest != sums[file.name]:
         raise DistError(f"{file.name} has the sha256 {digest}; {SUMS} has {sums[file.name]}")
-    return digest, data
+    return digest
 
 
 def _json(file: Path, sums: Mapping[str, str]) -> Any:
+    data = _read(file)
+    if hashlib.sha256(data).hexdigest() != _listed(file, sums):
+        raise DistError(f"{file.name} changes while it is read")
     try:
-        return json.loads(_listed(file, sums)[1])
+        return json.loads(data)
     except ValueError as error:
         raise DistError(f"{file.name} is not JSON ({error})") from None
 

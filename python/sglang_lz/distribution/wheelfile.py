@@ -1,4 +1,4 @@
-"""Wheel files: reading upstream's, editing its metadata, and writing ours reproducibly."""
+"""Reads upstream's wheel files, edits their metadata, and writes ours reproducibly."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Wheel:
         self._zip.close()
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, None if there is no such file; DistError if they are damaged."""
+        """Return a file's bytes, or None if it does not exist; DistError if it is damaged."""
         try:
             return self._zip.read(name)
         except KeyError:
@@ -69,9 +69,9 @@ def write_wheel(
 ) -> None:
     """Write ``upstream`` with ``changes`` (path to bytes, added or replaced) as the wheel ``out``.
 
-    Upstream's .dist-info is renamed to ``dist_info``; the RECORD is made anew. The same input gives
-    the same bytes (under one zlib): names sorted with RECORD last, one time stamp, two permissions.
-    ``out`` appears in one rename when it is complete.
+    Upstream's .dist-info is renamed to ``dist_info``, and RECORD is regenerated. The same input
+    gives the same bytes (with the same zlib), because names are sorted with RECORD last, and there
+    are only one time stamp and two permissions. ``out`` is created by a rename once it is complete.
     """
     record_name = f"{dist_info}/RECORD"
     kept = {_renamed(name, upstream.dist_info, dist_info): name for name in upstream.names}
@@ -103,7 +103,7 @@ def write_wheel(
 
 
 def record_row(path: str, data: bytes) -> str:
-    """Return a file's RECORD row, without line end."""
+    """Return a file's row in RECORD, without the line ending."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([path, f"sha256={digest}", len(data)])
@@ -111,7 +111,7 @@ def record_row(path: str, data: bytes) -> str:
 
 
 def edit_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
-    """Return an installed RECORD with rows replaced, added at the end (bytes) or removed (None)."""
+    """Return an installed RECORD with rows replaced or appended (bytes) or removed (None)."""
     lines = record.decode("utf-8").splitlines(keepends=True)
     end = "\r\n" if lines and lines[-1].endswith("\r\n") else "\n"
     left = dict(changes)
@@ -127,7 +127,7 @@ def edit_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
 
 
 def metadata_version(metadata: bytes) -> str:
-    """Return the Version of a METADATA file, empty if it has none."""
+    """Return the Version of a METADATA file, or "" if it has none."""
     match = re.search(r"^Version: *(\S+)", _headers(metadata)[0], re.M)
     return match[1] if match else ""
 

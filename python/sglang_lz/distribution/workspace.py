@@ -1,4 +1,4 @@
-"""Patches as commits: a git work tree to edit them in, and the deterministic way back."""
+"""Turns patches into commits of a git work tree for editing, and commits into patches again."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ _FORMAT = [
 
 
 def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, tree: Path) -> None:
-    """Make ``tree`` (absent or empty) a git repository of upstream's files, one commit a patch.
+    """Make ``tree`` (absent or empty) a git repository of upstream's files, one commit per patch.
 
-    ``files`` are the paths to put there, ``read`` gives their bytes. The branch is ``patches``.
+    ``files`` are the paths to put there, and ``read`` returns their bytes. The branch is
+    ``patches``.
     """
     if tree.exists() and any(tree.iterdir()):
         raise DistError(f"{tree} is not empty; name a new folder.")
@@ -75,7 +76,7 @@ def _make(patches: PatchSet, files: Iterable[str], read: Read, version: str, tre
         file.write_bytes(read(path) or b"")
     _run(tree, "init", "--quiet", "--initial-branch=patches")
     _run(tree, "config", "core.autocrlf", "false")
-    for name in ("NAME", "EMAIL"):  # for commits by hand, where the user has set none
+    for name in ("NAME", "EMAIL"):  # for manual commits, if the user has not set them
         _run(tree, "config", f"user.{name.lower()}", IDENTITY[f"GIT_AUTHOR_{name}"])
     (tree / ".git/info").mkdir(exist_ok=True)
     (tree / ".git/info/exclude").write_text("__pycache__/\n", "utf-8")
@@ -87,7 +88,7 @@ def _make(patches: PatchSet, files: Iterable[str], read: Read, version: str, tre
 
 
 def release(tree: Path) -> str:
-    """Return the upstream release that ``tree`` is a work tree of; DistError if it is none."""
+    """Return the upstream release of the work tree ``tree``; DistError if it is not a work tree."""
     if (tree / ".git").exists():
         title = git(["log", "-1", "--format=%s", BASE], tree)
         name, _, version = title.stdout.decode("utf-8", "replace").strip().partition(" ")
@@ -99,8 +100,8 @@ def release(tree: Path) -> str:
 def export(tree: Path) -> PatchSet:
     """Return the commits after BASE as patches.
 
-    Rewrites nothing in ``tree``. DistError if there are uncommitted changes, a merge, a commit
-    without a name or two with the same.
+    Changes nothing in ``tree``. Raises DistError if there are uncommitted changes or a merge, or if
+    a commit has no name or the same name as another one.
     """
     release(tree)
     if _run(tree, "status", "--porcelain"):
@@ -126,10 +127,10 @@ def export(tree: Path) -> PatchSet:
 
 
 def write(patches: PatchSet, root: Path) -> list[str]:
-    """Make the patch folder ``root`` hold exactly these patches; return the names that changed.
+    """Make the patch folder ``root`` contain exactly these patches; return the names that changed.
 
-    All or nothing; DistError if the patches fail the lint. The comments at the top of the series
-    stay.
+    Either everything is written or nothing. Raises DistError if the patches fail the lint. The
+    comments at the top of the series are kept.
     """
     problems = lint_patches(patches)
     if problems:
@@ -166,7 +167,7 @@ def _commit(tree: Path, message: str) -> None:
 
 
 def _run(tree: Path, *args: str, stdin: str = "") -> str:
-    """Run git in ``tree`` under our identity; return its output; DistError if it fails."""
+    """Run git in ``tree`` under our identity and return its output; DistError if it fails."""
     result = git(args, tree, stdin.encode(), IDENTITY)
     if result.returncode != 0:
         reason = result.stderr.decode("utf-8", "replace").strip().splitlines() or [

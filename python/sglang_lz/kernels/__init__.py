@@ -1,10 +1,10 @@
 """The steps of the penalties that run in a server: `cuda` in Triton, `cpu` in numba.
 
-Both have the functions `seed`, `step`, `verify` and `accept`, with the arguments that
-`sglang_lz.reference.steps` describes and the results that it computes in torch operators. Where
-they get the histories of other penalties (`history`), they apply those too: `history_cuda` and
-`history_cpu`, which the tests hold to the definitions of docs/PENALTIES.md. `seed_history` gives
-rows their histories.
+Both have the functions `seed`, `step`, `verify` and `accept`. Their arguments are described in
+`sglang_lz.reference.steps`, which computes the same results with torch operators. If they also
+receive the histories of the other penalties (`history`), they apply those too, using `history_cuda`
+and `history_cpu`; the tests compare these with the definitions in docs/PENALTIES.md. `seed_history`
+gives rows their histories, and `forbid` does the part that must wait for a grammar's mask.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import torch
 
 from sglang_lz.history import (
     BREAKERS,
-    NO_SLOT,
+    NOWHERE,
     NUMBERS,
     RING,
     SPARE,
     STRENGTHS,
+    TOKENS,
+    HistoryRoom,
     HistorySeed,
     HistoryState,
 )
@@ -32,37 +34,43 @@ from sglang_lz.window import PARAMS, Seed, WindowState
 
 
 def import_for(device: torch.device) -> ModuleType:
-    """Import the kernels of a device, and with them the compiler that they need."""
+    """Import the kernels for a device, together with the compiler that they need."""
     return importlib.import_module(f"{__name__}.{'cpu' if device.type == 'cpu' else 'cuda'}")
 
 
 def warm_up(
     kernels: ModuleType, capacity: int, device: torch.device, tree_sizes: Collection[int]
 ) -> None:
-    """Compile what a server will need, on a row without the penalty, before it serves.
+    """Compile what a server will need before it serves, using a row without the penalty.
 
     Args:
-        kernels: those of `device`.
+        kernels: the kernels for `device`.
         capacity: the largest window, in tokens.
         device: where the server runs.
-        tree_sizes: how many nodes its draft trees may have; empty without speculation.
+        tree_sizes: the possible numbers of nodes in its draft trees; empty without speculation.
     """
     state = WindowState(1, capacity, device)
-    histories = (None, HistoryState(1, device, reach=SPARE))
+    words = 3 + 2 * SPARE
+    nodes = max({1, *tree_sizes})
+    room = HistoryRoom(1, words=words, nodes=nodes, lists=1, logits=max(2, nodes))
+    histories = (None, HistoryState(1, device, room))
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
     no_params = np.zeros((1, PARAMS), dtype=np.float32)
     kernels.seed(state, Seed(row, row - 1, row, row[:0], row, no_params))
     numbers = np.zeros(NUMBERS, dtype=np.int32)
-    numbers[RING], numbers[BREAKERS] = SPARE, -1
+    numbers[RING], numbers[TOKENS], numbers[BREAKERS] = SPARE, 1, -1
     ids, strengths = numbers[:0], np.ones(STRENGTHS, dtype=np.float32)
-    seeds = [HistorySeed(0, slot, row, numbers, strengths, ids) for slot in (0, NO_SLOT)]
-    kernels.seed_history(histories[1], seeds)
-    # Upstream cuts the padding off the vocabulary: numba has other code for such rows.
+    for at in (0, NOWHERE):
+        seeds = [HistorySeed(0, at, row, numbers, strengths, ids, words)]
+        kernels.seed_history(histories[1], seeds)
+    # Upstream slices off the vocabulary's padding, and numba compiles other code for such rows.
     shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
     widths = {min(DEFAULT_WINDOW_SIZE, capacity), capacity}
     for width, wide, history in itertools.product(widths, shapes, histories):
         logits = wide[:, :1]
+        if history is not None:
+            kernels.forbid(history, logits[:2])
         kernels.step(
             state,
             logits[:2],

@@ -1,7 +1,7 @@
-"""The steps of the LZ penalty for a CPU, compiled by numba, one row after the other.
+"""The steps of the LZ penalty for a CPU, compiled by numba; rows are processed in sequence.
 
-The formulas and the words are those of `sglang_lz.kernels.cuda`. `seed` also runs for CUDA: the
-tokens of a prompt are on the host.
+The formulas and terms are those of `sglang_lz.kernels.cuda`. `seed` is also used for CUDA, because
+the tokens of a prompt are on the host.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from sglang_lz.window import (
     WindowState,
 )
 
-# Of distances, and of match lengths and one more; log2 of 0 is never read.
+# For distances, and for match lengths plus one; log2 of 0 is never read.
 LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32)
 
 
 @compiled
 def _run_lengths(visible, run):
-    """Write the run lengths of a history, oldest first, in O(history + periods) whatever repeats.
+    """Write the run lengths of a history, oldest first, in O(history + periods) for any repeats.
 
-    Newest first, the run of a period is the longest common prefix of the history and of its part
-    from that column on: the Z-function. Columns past the history get 0.
+    With the newest token first, the run of a period is the longest common prefix of the history and
+    its suffix from that column on, which is the Z-function. Columns past the history get 0.
     """
     count = len(visible)
     run[:] = 0
-    start = end = 0  # newest first, the run reaching furthest so far is visible[start:end]
+    start = end = 0  # newest first, the run that reaches furthest so far is visible[start:end]
     for period in range(1, min(count, len(run))):
         length = min(end - period, run[period - start]) if period < end else 0
         while (
@@ -56,7 +56,7 @@ def _run_lengths(visible, run):
 
 @compiled
 def _is_loop(run, onset):
-    """Whether some period's run holds so many copies (docs/SPEC.md section 9)."""
+    """Whether some period's run contains this many copies (docs/SPEC.md section 9)."""
     for period in range(1, len(run)):
         if run[period] >= SHORTEST_LOOP and run[period] >= onset * period:
             return True
@@ -65,9 +65,9 @@ def _is_loop(run, onset):
 
 @compiled
 def _was_reached(visible, sampled, onset, run):
-    """Whether a loop stood at the end of a prefix from which a token was sampled.
+    """Whether any prefix from which a token was sampled ended in a loop.
 
-    O(outputs x periods), for a request that is prefilled again. `run` is room for the runs.
+    O(outputs x periods), for a request that is prefilled again. `run` is scratch for the runs.
     """
     _run_lengths(visible[:sampled], run)
     if _is_loop(run, onset):
@@ -105,13 +105,13 @@ def _seed(rows, position, end, history, sampled, given, tokens, run, params):
 @compiled
 def _advance(path, tokens, run, params, position, window, runs):
     """Write the seen tokens after a path, newest first, and the runs of their periods; see
-    `cuda._runs`. `position` is that of the newest token. Returns how many are seen, and the onset,
-    negative once it is reached."""
+    `cuda._runs`. `position` is that of the newest token. Returns the number of seen tokens, and the
+    onset, which is negative once it is reached."""
     visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
     window_size = int(params[WINDOW_SIZE])
     onset = params[ONSET]
     window[: len(path)] = path
-    # A token of the path is compared with those a window before it.
+    # A token of the path is compared with the tokens of the window before it.
     old = max(min(visible, window_size + max(len(path) - 1, 0)) - len(path), 0)
     slot = (position - len(path)) % len(tokens)
     unwrapped = min(old, slot + 1)
@@ -124,7 +124,7 @@ def _advance(path, tokens, run, params, position, window, runs):
     runs[1:before] = run[1:before]
     runs[before : window_size + 1] = 0
     for newer in range(len(path) - 1, -1, -1):
-        # Slices from 0 on, which the compiler knows to be within bounds.
+        # The slices begin at 0 so that the compiler can prove them to be within bounds.
         known = min(visible - newer, window_size) - 1
         newest, older, grown = window[newer], window[newer + 1 :], runs[1:]
         for column in range(known):
@@ -137,7 +137,7 @@ def _advance(path, tokens, run, params, position, window, runs):
 
 @compiled
 def _lower(logits, window, runs, length, params, onset, matched, lowered):
-    """Lower a row of logits by what `cuda` says, unless its onset is still to come."""
+    """Lower a row of logits as `cuda` describes, unless its onset has not been reached."""
     if onset > 0:
         return
     vocab_size = len(logits)
@@ -164,7 +164,7 @@ def _lower(logits, window, runs, length, params, onset, matched, lowered):
             if runs[column + 1] >= SHORTEST_LOOP:
                 copies = np.float32(runs[column + 1] // (column + 1))
                 lowered[column] *= max(np.float32(1), copies + onset + np.float32(1))
-    # All logits are read before any is lowered, and reads wait for memory side by side.
+    # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):
         token = window[column]
         if 0 <= token < vocab_size:
@@ -197,7 +197,7 @@ def _step(
 
 @compiled
 def _keep(path, runs, onset, position, tokens, run, params):
-    """Write a window back; arguments as `_advance` takes and makes them."""
+    """Write a window back; the arguments are those that `_advance` receives and fills."""
     window_size = int(params[WINDOW_SIZE])
     run[:window_size] = runs[:window_size]
     params[ONSET] = onset
@@ -262,8 +262,9 @@ def step(
     offset: int,
     width: int,
     history: HistoryState | None = None,
+    forbids: bool = True,
 ) -> None:
-    """See `reference.steps.step`."""
+    """See `reference.steps.step`, and `forbid` for `forbids`."""
     if width:
         _step(
             logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
@@ -272,7 +273,7 @@ def step(
     if history is not None:
         history_cpu.step(
             history, logits, request_rows=request_rows, seq_lens=seq_lens, input_ids=input_ids,
-            prefilled=prefilled, offset=offset,
+            prefilled=prefilled, offset=offset, forbids=forbids,
         )  # fmt: skip
 
 
@@ -288,8 +289,9 @@ def verify(
     depth: int,
     width: int,
     history: HistoryState | None = None,
+    forbids: bool = True,
 ) -> Tensor:
-    """See `reference.steps.verify`."""
+    """See `reference.steps.verify`, and `forbid` for `forbids`."""
     paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
     if width:
         _verify(
@@ -298,8 +300,9 @@ def verify(
         )  # fmt: skip
     if history is not None:
         history_cpu.verify(
-            history, logits, request_rows=request_rows, root=root, paths=paths, lengths=lengths
-        )
+            history, logits, request_rows=request_rows, root=root, paths=paths, lengths=lengths,
+            forbids=forbids,
+        )  # fmt: skip
     return paths
 
 
@@ -325,3 +328,8 @@ def accept(
             history, request_rows=request_rows, root=root, paths=paths,
             accept_index=accept_index, num_correct_drafts=num_correct_drafts,
         )  # fmt: skip
+
+
+def forbid(history: HistoryState, logits: Tensor) -> None:
+    """See `cuda.forbid`."""
+    history_cpu.forbid(history, logits)

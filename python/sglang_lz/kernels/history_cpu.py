@@ -1,16 +1,18 @@
-"""The penalties over a whole history for a CPU, compiled by numba, one row after the other.
+"""The penalties over a whole history for a CPU, compiled by numba; rows run in sequence.
 
-`history_cuda` says what is computed. `seed` also prepares the rows of CUDA: a prompt's tokens are
-on the host.
+`history_cuda` documents the formulas. `seed` also prepares the rows for CUDA, because the tokens of
+a prompt are on the host.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz.compiled import compiled
 from sglang_lz.history import (
+    AT,
     BREAK_END,
     BREAK_HEAD,
     BREAKERS,
@@ -22,11 +24,13 @@ from sglang_lz.history import (
     ENTRY,
     FIRST_OUTPUT,
     FREQUENCY,
+    LARGEST_CHANGE,
     LAST_N,
     LENGTH,
     MIN_NEW_TOKENS,
     NGRAM_SIZE,
     NGRAM_WINDOW,
+    NOWHERE,
     OUTPUT_COUNT,
     PERIODS,
     PRESENCE,
@@ -35,21 +39,22 @@ from sglang_lz.history import (
     RUN,
     STOPS,
     TOKEN,
+    TOKENS,
     WHITELISTED,
     HistorySeed,
     HistoryState,
 )
 
-# The largest exponent is that of the largest float (llama.cpp).
+# The largest exponent, that of the largest float (as in llama.cpp).
 LOG_OF_LARGEST = 88.7228391
 
 
 @compiled
 def _run_lengths(tokens, run):
-    """Write the run length of every period, by the Z-function of the reversed history."""
+    """Write the run length of every period, as the Z-function of the reversed history."""
     count = len(tokens)
     run[:] = 0
-    start = end = 0  # newest first, the run reaching furthest so far is tokens[start:end]
+    start = end = 0  # newest first, the run that reaches furthest so far is tokens[start:end]
     for period in range(1, min(count, len(run))):
         length = min(end - period, run[period - start]) if period < end else 0
         while period + length < count and tokens[-1 - length] == tokens[-1 - period - length]:
@@ -61,8 +66,8 @@ def _run_lengths(tokens, run):
 
 @compiled
 def _break(token_at, position, numbers, mask, tails):
-    """Notice a sequence breaker that ends at `position`; `token_at` holds the newest tokens, newest
-    first. The newest that begins counts, and of those that begin there the longest."""
+    """Record a sequence breaker that ends at `position`; `token_at` holds the newest tokens, newest
+    first. The breaker that begins last wins, and among those that begin there the longest."""
     own = mask[numbers[BREAKERS]]
     token = token_at[0]
     if 0 <= token < len(own) and own[token] & 1:
@@ -88,7 +93,7 @@ def _break(token_at, position, numbers, mask, tails):
 
 @compiled
 def _seed(tokens, entries, distinct, ring, numbers, mask, tails):
-    """Fill a slot; `entries` says which of the distinct tokens each token is."""
+    """Fill a history; `entries` has the index of each token among the distinct tokens."""
     count, size = len(tokens), numbers[RING]
     distinct[COUNT:] = 0
     for position in range(max(0, count - numbers[LAST_N]), count):
@@ -107,7 +112,7 @@ def _seed(tokens, entries, distinct, ring, numbers, mask, tails):
 
 @compiled
 def _walk(path, distinct, numbers, entries, fresh):
-    """Find which distinct tokens a path's are, oldest first. Returns how many are new."""
+    """Look up a path's tokens among the distinct ones, oldest first. Returns how many are new."""
     length, new = numbers[LENGTH], 0
     for step in range(len(path)):
         token = np.int32(path[len(path) - 1 - step])
@@ -131,8 +136,8 @@ def _walk(path, distinct, numbers, entries, fresh):
 def _advance(
     path, entries, position, distinct, ring, numbers, mask, tails, newest, runs, recent, fresh
 ):  # fmt: skip
-    """Write the entries after a path, newest first, and the runs of their periods; notice breakers.
-    `position` is that of the newest token."""
+    """Write the entries after a path, newest first, and the runs of their periods, and record
+    breakers. `position` is that of the newest token."""
     steps, size = len(entries), numbers[RING]
     before = position - steps
     kept = min(before + 1, size)
@@ -165,8 +170,8 @@ def _advance(
 
 
 @compiled
-def _match(position, newest, runs, numbers, best, banned):
-    """Note the longest repeat that each token would go on with, and what n-grams forbid."""
+def _match(position, newest, runs, numbers, best, completes):
+    """Note the longest repeat that each token would extend, and which tokens complete n-grams."""
     last_n = min(numbers[DRY_LAST_N], position + 1)
     limit = last_n
     if numbers[BREAK_HEAD] > position - last_n:
@@ -182,12 +187,12 @@ def _match(position, newest, runs, numbers, best, banned):
         furthest = min(numbers[NGRAM_WINDOW] - size + 1, position + 1, numbers[PERIODS])
         for period in range(1, furthest + 1):
             if runs[period] >= size - 1:
-                banned[newest[period - 1]] = 1
+                completes[newest[period - 1]] = 1
 
 
 @compiled
 def _is_breaker(token, numbers, mask):
-    """Whether a token breaks sequences alone."""
+    """Whether a token breaks a sequence by itself."""
     if numbers[BREAKERS] < 0:
         return False
     own = mask[numbers[BREAKERS]]
@@ -196,7 +201,7 @@ def _is_breaker(token, numbers, mask):
 
 @compiled
 def _shift(position, entries, newest, numbers, counts):
-    """Count a path's tokens, and no longer those that it pushes out of the newest LAST_N."""
+    """Count a path's tokens, and uncount those that it pushes out of the newest LAST_N."""
     steps = len(entries)
     for step in range(steps):
         now = position - steps + 1 + step
@@ -210,7 +215,7 @@ def _shift(position, entries, newest, numbers, counts):
 
 
 @compiled
-def _lower(logits, known, distinct, fresh, counts, best, banned, numbers, strengths, mask, ids):
+def _lower(logits, known, distinct, fresh, counts, best, numbers, strengths, mask):
     """Change the logits of the distinct tokens; see `history_cuda`."""
     length = numbers[LENGTH]
     frequency, presence = strengths[FREQUENCY], strengths[PRESENCE]
@@ -218,7 +223,6 @@ def _lower(logits, known, distinct, fresh, counts, best, banned, numbers, streng
     largest = 2**30
     if base > np.float32(1.000001):
         largest = int(LOG_OF_LARGEST / np.log(base))
-    whitelist = ids[numbers[STOPS] : numbers[STOPS] + numbers[WHITELISTED]]
     for entry in range(known):
         token = distinct[TOKEN, entry] if entry < length else fresh[entry - length]
         if not 0 <= token < len(logits):
@@ -230,36 +234,70 @@ def _lower(logits, known, distinct, fresh, counts, best, banned, numbers, streng
             logit = logit * repetition if logit < 0 else logit / repetition
         if best[entry] > 0 and not _is_breaker(token, numbers, mask):
             exponent = min(best[entry] - 1, largest)
-            logit -= np.float32(strengths[DRY_MULTIPLIER] * np.float64(base) ** exponent)
-        if banned[entry]:
-            is_free = False
-            for one in whitelist:
-                is_free = is_free or one == token
-            if not is_free:
-                logit = np.float32(-np.inf)
+            grown = strengths[DRY_MULTIPLIER] * np.float64(base) ** exponent
+            logit -= np.float32(min(grown, LARGEST_CHANGE))
         logits[token] = logit
 
 
 @compiled
-def _stop(logits, position, numbers, ids):
-    """Keep the tokens that stop a request from an output that is still too short."""
+def _note(vocab_size, known, distinct, fresh, completes, numbers, ids, forbidden):
+    """Note which tokens would complete a repeated n-gram, except those of the whitelist."""
+    length = numbers[LENGTH]
+    for entry in range(known):
+        token = distinct[TOKEN, entry] if entry < length else fresh[entry - length]
+        if completes[entry] and 0 <= token < vocab_size:
+            forbidden[token >> 5] |= np.uint32(1 << (token & 31))
+    for token in ids[numbers[STOPS] : numbers[STOPS] + numbers[WHITELISTED]]:
+        if 0 <= token < vocab_size:
+            forbidden[token >> 5] &= ~np.uint32(1 << (token & 31))
+
+
+@compiled
+def _note_stops(vocab_size, position, numbers, ids, forbidden):
+    """Note the tokens that stop a request, if its output is still too short."""
     if position + 1 - numbers[FIRST_OUTPUT] < numbers[MIN_NEW_TOKENS]:
         for token in ids[: numbers[STOPS]]:
-            if 0 <= token < len(logits):
-                logits[token] = -np.inf
+            if 0 <= token < vocab_size:
+                forbidden[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+@compiled
+def _forbid_row(logits, forbidden):
+    """See `history_cuda.forbid`."""
+    left = False
+    for token in range(len(logits)):
+        is_free = (forbidden[token >> 5] >> np.uint32(token & 31)) & np.uint32(1) == 0
+        if is_free and logits[token] > -np.inf:
+            left = True
+            break
+    for word in range((len(logits) + 31) >> 5):
+        bits = forbidden[word]
+        if bits == 0:
+            continue
+        forbidden[word] = 0
+        for bit in range(32):
+            if left and (bits >> np.uint32(bit)) & np.uint32(1):
+                logits[32 * word + bit] = -np.inf
+
+
+@compiled
+def _forbid(logits, forbidden):
+    for row in range(len(logits)):
+        _forbid_row(logits[row], forbidden[row])
 
 
 @compiled
 def _penalise(
-    logits, path, position, keeps, distinct, ring, own, strengths, ids, mask, tails,
-    newest, runs, entries, fresh, counts, best, banned, recent,
+    logits, path, position, keeps, distinct, ring, own, strengths, ids, mask, tails, forbidden,
+    newest, runs, entries, fresh, counts, best, completes, recent,
 ):  # fmt: skip
-    """One row of logits, or none, after a path whose newest token stands at `position`."""
+    """Process one row of logits, or none, after a path whose newest token is at `position`. This
+    only notes which tokens are forbidden."""
     numbers = own.copy()
     steps = len(path)
     if numbers[RING] == 0:
         if len(logits):
-            _stop(logits, position, numbers, ids)
+            _note_stops(len(logits), position, numbers, ids, forbidden)
         return
     new = _walk(path, distinct, numbers, entries[:steps], fresh)
     known = numbers[LENGTH] + new
@@ -274,13 +312,13 @@ def _penalise(
     _shift(position, entries[:steps], newest, numbers, counts)
     if len(logits):
         best[:known] = 0
-        banned[:known] = 0
+        completes[:known] = 0
         if numbers[PERIODS]:
-            _match(position, newest, runs, numbers, best, banned)
-        _lower(
-            logits, known, distinct, fresh, counts, best, banned, numbers, strengths, mask, ids
-        )  # fmt: skip
-        _stop(logits, position, numbers, ids)
+            _match(position, newest, runs, numbers, best, completes)
+        _lower(logits, known, distinct, fresh, counts, best, numbers, strengths, mask)
+        if numbers[NGRAM_SIZE]:
+            _note(len(logits), known, distinct, fresh, completes, numbers, ids, forbidden)
+        _note_stops(len(logits), position, numbers, ids, forbidden)
     if keeps and known <= distinct.shape[1]:
         distinct[TOKEN, numbers[LENGTH] : known] = fresh[:new]
         distinct[COUNT, :known] = counts[0, :known]
@@ -294,71 +332,98 @@ def _penalise(
 
 @compiled
 def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset,
-    slots, distinct, ring, numbers, strengths, ids, mask, tails,
+    logits, request_rows, seq_lens, input_ids, prefilled, offset, forbidden, forbids,
+    memory, numbers, strengths, mask, tails,
 ):  # fmt: skip
-    room = _room(distinct, ring, 1)
-    newest, runs, entries, fresh, counts, best, banned, recent = room
+    room = _room(request_rows, numbers, 1)
+    newest, runs, entries, fresh, counts, best, completes, recent = room
     for row, owner in enumerate(request_rows):
-        slot = slots[owner]
-        if slot < 0:
+        own = numbers[owner]
+        if own[AT] < 0:
             continue
+        distinct, ring, ids = _parts(memory, own)
         first = row + offset
         path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
         _penalise(
-            logits[row], path, seq_lens[row] - 1, len(path) > 0, distinct[slot], ring[slot],
-            numbers[slot], strengths[slot], ids[slot], mask, tails,
-            newest, runs, entries, fresh, counts, best, banned, recent,
+            logits[row], path, seq_lens[row] - 1, len(path) > 0, distinct, ring, own,
+            strengths[owner], ids, mask, tails, forbidden[row],
+            newest, runs, entries, fresh, counts, best, completes, recent,
         )  # fmt: skip
+        if forbids and (own[NGRAM_SIZE] or own[MIN_NEW_TOKENS]):
+            _forbid_row(logits[row], forbidden[row])
 
 
 @compiled
 def _verify(
-    logits, request_rows, root, paths, lengths,
-    slots, distinct, ring, numbers, strengths, ids, mask, tails,
+    logits, request_rows, root, paths, lengths, forbidden, forbids,
+    memory, numbers, strengths, mask, tails,
 ):  # fmt: skip
     nodes, depth = paths.shape[1:]
-    room = _room(distinct, ring, depth)
-    newest, runs, entries, fresh, counts, best, banned, recent = room
+    room = _room(request_rows, numbers, depth)
+    newest, runs, entries, fresh, counts, best, completes, recent = room
     for tree, owner in enumerate(request_rows):
-        slot = slots[owner]
-        if slot < 0:
+        own = numbers[owner]
+        if own[AT] < 0:
             continue
+        distinct, ring, ids = _parts(memory, own)
         for node in range(nodes):
             path = paths[tree, node, : lengths[tree, node]]
+            row = tree * nodes + node
             _penalise(
-                logits[tree * nodes + node], path, root[tree] + len(path) - 1, False,
-                distinct[slot], ring[slot], numbers[slot], strengths[slot], ids[slot], mask, tails,
-                newest, runs, entries, fresh, counts, best, banned, recent,
+                logits[row], path, root[tree] + len(path) - 1, False,
+                distinct, ring, own, strengths[owner], ids, mask, tails, forbidden[row],
+                newest, runs, entries, fresh, counts, best, completes, recent,
             )  # fmt: skip
+            if forbids and (own[NGRAM_SIZE] or own[MIN_NEW_TOKENS]):
+                _forbid_row(logits[row], forbidden[row])
 
 
 @compiled
 def _accept(
     logits, request_rows, root, paths, accept_index, num_correct_drafts,
-    slots, distinct, ring, numbers, strengths, ids, mask, tails,
+    memory, numbers, strengths, mask, tails,
 ):  # fmt: skip
     nodes, depth = paths.shape[1:]
-    room = _room(distinct, ring, depth)
-    newest, runs, entries, fresh, counts, best, banned, recent = room
+    room = _room(request_rows, numbers, depth)
+    newest, runs, entries, fresh, counts, best, completes, recent = room
+    nothing = np.empty(0, np.uint32)
     for tree, owner in enumerate(request_rows):
-        slot = slots[owner]
-        if slot < 0:
+        own = numbers[owner]
+        if own[AT] < 0:
             continue
+        distinct, ring, ids = _parts(memory, own)
         accepted = num_correct_drafts[tree]
         node = accept_index[tree, accepted] - tree * nodes
         path = paths[tree, node, : accepted + 1]
         _penalise(
             logits[0, :0], path, root[tree] + accepted, True,
-            distinct[slot], ring[slot], numbers[slot], strengths[slot], ids[slot], mask, tails,
-            newest, runs, entries, fresh, counts, best, banned, recent,
+            distinct, ring, own, strengths[owner], ids, mask, tails, nothing,
+            newest, runs, entries, fresh, counts, best, completes, recent,
         )  # fmt: skip
 
 
 @compiled
-def _room(distinct, ring, depth):
-    """Working memory for a row: one after the other they use the same."""
-    tokens, reach = distinct.shape[2] + depth, ring.shape[2] + depth
+def _parts(memory, own):
+    """The distinct tokens, the ring and the ids of a history."""
+    at, tokens, size = np.int64(own[AT]), np.int64(own[TOKENS]), np.int64(own[RING])
+    ring = at + 3 * tokens
+    ids = ring + 2 * size
+    end = ids + own[STOPS] + own[WHITELISTED]
+    return (
+        memory[at:ring].reshape((3, tokens)),
+        memory[ring:ids].reshape((2, size)),
+        memory[ids:end],
+    )
+
+
+@compiled
+def _room(request_rows, numbers, depth):
+    """Working memory for one row at a time; all rows reuse it."""
+    tokens = reach = depth
+    for owner in request_rows:
+        if numbers[owner, AT] >= 0:
+            tokens = max(tokens, numbers[owner, TOKENS] + depth)
+            reach = max(reach, numbers[owner, RING] + depth)
     return (
         np.empty(reach, np.int32),
         np.empty(reach, np.int32),
@@ -372,27 +437,26 @@ def _room(distinct, ring, depth):
 
 
 def seed(state: HistoryState, seeds: list[HistorySeed]) -> None:
-    """Give rows their slots and fill them, or give them up.
+    """Give rows their histories, or clear rows.
 
     Args:
-        state: has room for them.
-        seeds: those that give rows up first.
+        state: has room for the histories at their addresses.
+        seeds: the seeds that clear rows come first.
     """
-    slot, distinct, ring, numbers, strengths, ids, mask, tails = state.arrays
+    memory, numbers, strengths, mask, tails = state.arrays
     for one in seeds:
-        slot[one.row] = one.slot
-        if one.slot < 0:
+        if one.at == NOWHERE:
+            numbers[one.row, AT] = NOWHERE
             continue
-        numbers[one.slot], strengths[one.slot] = one.numbers, one.strengths
-        ids[one.slot, : len(one.ids)] = one.ids
-        if one.numbers[RING]:
+        own = numbers[one.row]
+        own[:], strengths[one.row] = one.numbers, one.strengths
+        distinct, ring, ids = _parts(memory, own)
+        ids[:] = one.ids
+        if own[RING]:
             known, entries = np.unique(one.tokens, return_inverse=True)
-            distinct[one.slot, TOKEN, : len(known)] = known
-            numbers[one.slot, LENGTH] = len(known)
-            _seed(
-                one.tokens, entries, distinct[one.slot], ring[one.slot], numbers[one.slot], mask,
-                tails,
-            )  # fmt: skip
+            distinct[TOKEN, : len(known)] = known
+            own[LENGTH] = len(known)
+            _seed(one.tokens, entries, distinct, ring, own, mask, tails)
 
 
 def step(
@@ -404,16 +468,18 @@ def step(
     input_ids: Tensor,
     prefilled: int,
     offset: int,
+    forbids: bool,
 ) -> None:
-    """Bring the histories of a batch up to date, and change the logits by what they say.
+    """Bring the histories of a batch up to date, and change the logits accordingly.
 
     Args:
         state: the histories.
+        forbids: whether to forbid the noted tokens at once; otherwise `forbid` does.
         others: as in `reference.steps.step`.
     """
     _step(
         logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(), prefilled,
-        offset, *state.arrays,
+        offset, _forbidden(state, logits), forbids, *state.arrays,
     )  # fmt: skip
 
 
@@ -425,19 +491,33 @@ def verify(
     root: Tensor,
     paths: Tensor,
     lengths: Tensor,
+    forbids: bool,
 ) -> None:
     """Change the logits of every node of a batch of draft trees.
 
     Args:
-        state: the histories, which end before the roots and stay as they are.
+        state: the histories, which end before the roots and are not changed.
         paths: the tokens from each node up to its root, int32 [batch, nodes, depth].
-        lengths: how many there are, int64 [batch, nodes].
+        lengths: how many tokens each path has, int64 [batch, nodes].
+        forbids: as in `step`.
         others: as in `reference.steps.verify`.
     """
     _verify(
         logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
-        *state.arrays,
+        _forbidden(state, logits), forbids, *state.arrays,
     )  # fmt: skip
+
+
+def forbid(state: HistoryState, logits: Tensor) -> None:
+    """See `cuda.forbid`."""
+    _forbid(logits.numpy(), _forbidden(state, logits))
+
+
+def _forbidden(state: HistoryState, logits: Tensor) -> NDArray[np.uint32]:
+    """The bits of the forbidden tokens for each row of logits."""
+    assert len(logits) <= len(state.forbidden), "no bits were reserved for such a batch"
+    bits: NDArray[np.int32] = state.forbidden.numpy()
+    return bits.view(np.uint32)
 
 
 def accept(

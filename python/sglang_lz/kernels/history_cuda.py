@@ -1,22 +1,24 @@
 """The penalties over a whole history, in the launch that applies the LZ penalty (`cuda`).
 
-After the LZ penalty, each token a that the request has is changed once, in this order:
+After the LZ penalty, each of the request's tokens a is changed once, in this order:
 
     frequency, presence   logit -= frequency * n_out + presence            if n_out > 0
     repetition            logit = logit / r, or logit * r below 0          if n_all > 0
     DRY                   logit -= multiplier * base ** (m - allowed)      if m >= allowed
-    n-grams               logit = -inf                                     if a would repeat one
-    min_new_tokens        logit = -inf                                     of what stops the request
+    n-grams               a is forbidden                                   if a would repeat one
+    min_new_tokens        a is forbidden                                   if a stops the request
 
 n_all and n_out count a in the newest `penalty_last_n` tokens and in the output among them. m is the
-longest repeat that a would go on with: the largest min(run[k], dry_penalty_last_n - k, limit) of
-the periods k at whose distance a stands, where limit is how many tokens came after the last
-sequence breaker (llama.cpp). An n-gram of size n repeats where run[k] >= n - 1 and it lies in the
-window.
+longest repeat that a would extend: the largest min(run[k], dry_penalty_last_n - k, limit) over the
+periods k at whose distance a is, where limit is the number of tokens after the last sequence
+breaker (as in llama.cpp). An n-gram of size n repeats if run[k] >= n - 1 and it lies in the window.
+The logits of forbidden tokens become -inf, unless the row has no other token left (`forbid`). That
+happens in the same launch, or after the mask in a separate launch if a grammar masks the logits.
 
-Run lengths are kept as those of the LZ penalty are, and a path of new tokens is as there. A program
-passes over the row's distinct tokens twice, to find the path's tokens among them and to change the
-logits, and once over the periods, where it notes m by distinct token in scratch.
+Run lengths and paths of new tokens are the same as for the LZ penalty. A program passes twice over
+the row's distinct tokens, to look up the path's tokens among them and to change the logits. It
+passes once over the periods; there it notes m for each distinct token in scratch memory, and the
+tokens that n-grams forbid in the bits of the vocabulary.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ BREAK_HEAD = tl.constexpr(history.BREAK_HEAD)
 BREAK_END = tl.constexpr(history.BREAK_END)
 STOPS = tl.constexpr(history.STOPS)
 WHITELISTED = tl.constexpr(history.WHITELISTED)
+AT = tl.constexpr(history.AT)
+TOKENS = tl.constexpr(history.TOKENS)
 NUMBERS = tl.constexpr(history.NUMBERS)
 FREQUENCY = tl.constexpr(history.FREQUENCY)
 PRESENCE = tl.constexpr(history.PRESENCE)
@@ -52,6 +56,8 @@ STRENGTHS = tl.constexpr(history.STRENGTHS)
 MOST_TAILS = tl.constexpr(history.MOST_TAILS)
 TAIL = tl.constexpr(1 + history.LONGEST_TAIL)
 LOG_OF_LARGEST = tl.constexpr(88.7228391)
+LARGEST = tl.constexpr(3.4028234e38)
+LARGEST_CHANGE = tl.constexpr(history.LARGEST_CHANGE)
 
 BLOCK = tl.constexpr(1024)
 
@@ -156,27 +162,87 @@ def _count(
 
 
 @triton.jit
+def _note(token, mask, vocab_size, forbidden_ptr):
+    """Set the bits of some tokens."""
+    mask = mask & (token >= 0) & (token < vocab_size)
+    word, bit = tl.where(mask, token, 0) // 32, tl.where(mask, token, 0) % 32
+    ones = tl.full([BLOCK], 1, tl.int32)
+    tl.atomic_or(forbidden_ptr + word, ones << bit, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _forget(ids_ptr, count, vocab_size, forbidden_ptr):
+    """Clear the bits of some tokens."""
+    for start in range(0, count, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        token = tl.load(ids_ptr + i, mask=i < count, other=-1)
+        mask = (token >= 0) & (token < vocab_size)
+        word, bit = tl.where(mask, token, 0) // 32, tl.where(mask, token, 0) % 32
+        ones = tl.full([BLOCK], 1, tl.int32)
+        tl.atomic_and(forbidden_ptr + word, ~(ones << bit), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr):
+    """Make the logits of what is forbidden minus infinity, unless that would leave none, and clear
+    its bits. Other threads' bits and logits must be there."""
+    lane = tl.arange(0, BLOCK)
+    words = (vocab_size + 31) // 32
+    some = 0
+    for start in range(0, words, BLOCK):
+        at = forbidden_ptr + start + lane
+        bits = tl.load(at, mask=start + lane < words, other=0, cache_modifier=".cg")
+        some = tl.maximum(some, tl.max((bits != 0).to(tl.int32)))
+    if some > 0:
+        left, start = 0, 0
+        # In a row without a grammar, hardly ever more than once.
+        while (left == 0) & (start < vocab_size):
+            token = start + lane
+            known = token < vocab_size
+            at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
+            logit = tl.load(at, mask=known, other=float("-inf"), cache_modifier=".cg")
+            bits = tl.load(forbidden_ptr + token // 32, mask=known, other=0, cache_modifier=".cg")
+            is_left = (logit > float("-inf")) & (((bits >> (token % 32)) & 1) == 0)
+            left = tl.max(is_left.to(tl.int32))
+            start += BLOCK
+        # All threads have read the bits that are cleared here.
+        tl.debug_barrier()
+        for start in range(0, words, BLOCK):
+            word = start + lane
+            bits = tl.load(forbidden_ptr + word, mask=word < words, other=0, cache_modifier=".cg")
+            tl.store(forbidden_ptr + word, 0, mask=bits != 0)
+            for bit in range(32):
+                token = word * 32 + bit
+                is_out = (left > 0) & (((bits >> bit) & 1) != 0)
+                at = logits_ptr + tl.where(is_out, token, 0).to(tl.int64) * token_stride
+                tl.store(at, float("-inf"), mask=is_out)
+
+
+@triton.jit
 def penalise(
-    row, slot, position, path_ptr, on_path, keeps, logits_ptr, token_stride, vocab_size,
-    distinct_ptr, tokens, ring_ptr, reach, numbers_ptr, strengths_ptr, ids_ptr, ids, mask_ptr,
-    masks, tails_ptr, walk_ptr, depth, scratch_ptr, columns,
+    row, node, request_row, position, path_ptr, on_path, keeps, logits_ptr, token_stride,
+    vocab_size, memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, depth,
+    forbidden_ptr, words, forbids,
     LOWERS: tl.constexpr,
 ):  # fmt: skip
-    """Change one row of logits by a slot's penalties (if LOWERS), after a path whose newest token
-    stands at `position`; append the path if `keeps`."""
-    slot = slot.to(tl.int64)
-    distinct_ptr += slot * 3 * tokens
-    ring_ptr += slot * 2 * reach
-    run_ptr = ring_ptr + reach
-    numbers_ptr += slot * NUMBERS
-    strengths_ptr += slot * STRENGTHS
-    ids_ptr += slot * ids
-    walk_ptr += row.to(tl.int64) * 2 * depth
-    fresh_ptr = walk_ptr + depth
-    best_ptr = scratch_ptr + row.to(tl.int64) * 2 * columns
-    banned_ptr = best_ptr + columns
+    """Change one row of logits by a request row's penalties (if LOWERS), after a path whose newest
+    token stands at `position`; append the path if `keeps`. `row` is that of the logits, and `node`
+    counts those of the request. What is forbidden is noted in `forbidden_ptr`, and applied here if
+    `forbids`."""
+    numbers_ptr += request_row * NUMBERS
+    strengths_ptr += request_row * STRENGTHS
     size = tl.load(numbers_ptr + RING)
     stops = tl.load(numbers_ptr + STOPS)
+    tokens = tl.load(numbers_ptr + TOKENS)
+    whitelisted = tl.load(numbers_ptr + WHITELISTED)
+    distinct_ptr = memory_ptr + tl.load(numbers_ptr + AT).to(tl.int64)
+    ring_ptr = distinct_ptr + 3 * tokens
+    run_ptr = ring_ptr + size
+    ids_ptr = run_ptr + size
+    best_ptr = ids_ptr + stops + whitelisted + node * (tokens + depth)
+    forbidden_ptr += row.to(tl.int64) * words
+    walk_ptr += row.to(tl.int64) * 2 * depth
+    fresh_ptr = walk_ptr + depth
     lane = tl.arange(0, BLOCK)
     if size > 0:
         length = tl.load(numbers_ptr + LENGTH)
@@ -214,14 +280,15 @@ def penalise(
                 matched = tl.minimum(tl.minimum(run, last_n - period), limit)
                 repeats = is_there & (period < last_n) & (matched >= allowed)
                 tl.atomic_max(best_ptr + entry, matched - allowed + 1, mask=repeats, sem="relaxed")
-                forbids = is_there & (ngram > 0) & (period <= furthest) & (run >= ngram - 1)
-                tl.atomic_max(
-                    banned_ptr + entry, tl.full([BLOCK], 1, tl.int32), mask=forbids, sem="relaxed"
-                )
+                completes = is_there & (ngram > 0) & (period <= furthest) & (run >= ngram - 1)
+                token = _token_of(entry, length, distinct_ptr, fresh_ptr, completes)
+                _note(token, completes, vocab_size, forbidden_ptr)
             if keeps > 0:
                 tl.store(run_ptr + period, run, mask=known)
         # What other threads noted, and lowered before, is read from here on.
         tl.debug_barrier()
+        if LOWERS:
+            _forget(ids_ptr + stops, whitelisted, vocab_size, forbidden_ptr)
         frequency = tl.load(strengths_ptr + FREQUENCY)
         presence = tl.load(strengths_ptr + PRESENCE)
         repetition = tl.load(strengths_ptr + REPETITION)
@@ -229,7 +296,6 @@ def penalise(
         largest = tl.where(bits > 1.4e-6, LOG_OF_LARGEST / (bits * 0.6931471805599453), 1e9)
         breakers = tl.load(numbers_ptr + BREAKERS)
         own_mask_ptr = mask_ptr + tl.maximum(breakers, 0).to(tl.int64) * masks
-        whitelisted = tl.load(numbers_ptr + WHITELISTED)
         for start in range(0, length + new, BLOCK):
             entry = start + lane
             known = entry < length + new
@@ -245,29 +311,23 @@ def penalise(
             if LOWERS:
                 in_vocab = known & (token >= 0) & (token < vocab_size)
                 at = logits_ptr + tl.where(in_vocab, token, 0).to(tl.int64) * token_stride
-                logit = tl.load(at, mask=in_vocab, other=0.0)
+                logit = tl.load(at, mask=in_vocab, other=0.0, cache_modifier=".cg")
                 lowered = logit - (frequency * sampled.to(tl.float32) + presence)
                 logit = tl.where(sampled > 0, lowered, logit)
                 scaled = tl.where(logit < 0, logit * repetition, logit / repetition)
                 logit = tl.where(count > 0, scaled, logit)
                 if periods > 0:
-                    best = tl.load(best_ptr + entry, mask=known, other=0)
-                    banned = tl.load(banned_ptr + entry, mask=known, other=0)
+                    best = tl.load(best_ptr + entry, mask=known, other=0, cache_modifier=".cg")
                     tl.store(best_ptr + entry, 0, mask=known & (best > 0))
-                    tl.store(banned_ptr + entry, 0, mask=known & (banned > 0))
                     alone = tl.load(
                         own_mask_ptr + token,
                         mask=in_vocab & (breakers >= 0) & (token < masks),
                         other=0,
                     )
                     exponent = tl.minimum(best - 1, largest.to(tl.int32)).to(tl.float32)
-                    repeated = logit - multiplier * tl.exp2(exponent * bits)
+                    grown = tl.minimum(tl.exp2(exponent * bits), LARGEST)
+                    repeated = logit - tl.minimum(multiplier * grown, LARGEST_CHANGE)
                     logit = tl.where((best > 0) & ((alone & 1) == 0), repeated, logit)
-                    is_free = tl.zeros([BLOCK], tl.int32)
-                    for i in range(whitelisted):
-                        is_it = token == tl.load(ids_ptr + stops + i)
-                        is_free = tl.maximum(is_free, is_it.to(tl.int32))
-                    logit = tl.where((banned > 0) & (is_free == 0), float("-inf"), logit)
                 tl.store(at, logit, mask=in_vocab)
             if keeps > 0:
                 tl.store(distinct_ptr + tokens + entry, count, mask=known & (entry < tokens))
@@ -286,11 +346,15 @@ def penalise(
             tl.store(numbers_ptr + BREAK_END, end)
     if LOWERS:
         missing = position + 1 - tl.load(numbers_ptr + FIRST_OUTPUT)
-        if missing < tl.load(numbers_ptr + MIN_NEW_TOKENS):
+        is_short = missing < tl.load(numbers_ptr + MIN_NEW_TOKENS)
+        if is_short:
+            # What a whitelist freed may stop the request.
             tl.debug_barrier()
             for start in range(0, stops, BLOCK):
                 i = start + lane
                 token = tl.load(ids_ptr + i, mask=i < stops, other=-1)
-                known = (i < stops) & (token >= 0) & (token < vocab_size)
-                at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
-                tl.store(at, float("-inf"), mask=known)
+                _note(token, i < stops, vocab_size, forbidden_ptr)
+        if (forbids > 0) & (is_short | (tl.load(numbers_ptr + NGRAM_SIZE) > 0)):
+            # Every bit is set, and every logit lowered.
+            tl.debug_barrier()
+            forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr)

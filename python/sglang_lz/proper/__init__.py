@@ -1,17 +1,19 @@
 """Constraints that keep the tokenizer's own tokenization (docs/PROPER_TOKENS.md).
 
-A token sequence is proper if it is what the tokenizer makes of the text that it spells. A regex
-constrains text; enforced on any tokens that spell the text, it also lets a model respell it as it
-was never trained to. Here only proper sequences are allowed:
+A token sequence is proper if the tokenizer produces exactly that sequence from the text it spells.
+A regex constrains only the text. If any token sequence that spells a matching text is allowed, the
+model may spell the text in ways that it never saw in training. This package allows only proper
+sequences:
 
-- `tokenizer` reads what decides which sequences are proper, and refuses what is not modelled;
-- `merges` tells which two tokens may stand side by side (the article's DirectMerge);
-- `pretokenizer` and `nfc` tell where tokens must be cut, and which texts are left as they are;
-- `language` has the automaton of the constraint;
-- `product` walks through all of them at once (the article's CartesianMerge), in `kernels`;
-- `prepared` keeps what belongs to a tokenizer, `rules` reads a request's constraint, and `backend`
-  serves both in SGLang;
-- `drafts` offers forced tokens to speculation, and `admission` reads the request field.
+- `tokenizer` reads the settings that decide which sequences are proper, and refuses tokenizers with
+  features that are not modelled;
+- `merges` decides which two tokens may be adjacent (the article's DirectMerge);
+- `pretokenizer` decides where tokens must be cut, and `nfc` which texts normalization leaves alone;
+- `language` builds the automaton of the constraint;
+- `product` walks through all of them at once (the article's CartesianMerge), using `kernels`;
+- `prepared` caches everything that depends only on the tokenizer, `rules` reads a request's
+  constraint, and `backend` connects both to SGLang;
+- `drafts` offers forced tokens to speculative decoding, and `admission` reads the request field.
 
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints".
 """

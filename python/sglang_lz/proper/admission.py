@@ -1,8 +1,12 @@
-"""The request field `proper_tokens`: which requests are served with it, and which are refused."""
+"""The request field `proper_tokens`: which requests are accepted with it, and which are refused."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,19 +18,19 @@ from sglang_lz.support import unsupported_modes
 
 FIELD = "proper_tokens"
 BACKEND = "xgrammar"
-"""Upstream's default grammar backend, whose masks have our layout. No other was ever run."""
+"""Upstream's default grammar backend, whose masks have our layout. No other backend was tested."""
 EBNF = "ebnf"
 
 
 @dataclass(frozen=True, slots=True)
 class ProperParams:
-    """What a request asks of its constraint beside upstream's fields."""
+    """The options of a request's constraint in addition to upstream's fields."""
 
     proper_tokens: bool = field(
         False,
         boolean(),
-        "whether the output is spelt only as the tokenizer would spell it, with a `regex`, JSON "
-        "schema or structural tag or alone",
+        "whether the output may consist only of tokens that the tokenizer itself would produce for "
+        "its text; works alone or with a `regex`, JSON schema or structural tag",
     )
 
 
@@ -34,19 +38,19 @@ ENTRIES = entries_of(ProperParams)
 
 
 def is_asked(requested: Mapping[str, Any], preferred: Mapping[str, Any]) -> bool:
-    """Whether a request or the server's preferred parameters ask for proper tokens.
+    """Whether a request or the server's preferred parameters request proper tokens.
 
     Raises:
-        FieldError: a wrong value.
+        FieldError: the value is invalid.
     """
     return bool(read(ENTRIES, requested, {}, preferred)[FIELD])
 
 
 def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
-    """Server modes in which proper tokens are not exact, or not yet shown to be.
+    """Yield the server modes in which proper tokens are not exact, or not yet shown to be exact.
 
     Args:
-        config: looks up the value in effect of a server argument by its name.
+        config: looks up the effective value of a server argument by its name.
     """
     yield from unsupported_modes(config)
     if config("skip_tokenizer_init"):
@@ -59,15 +63,15 @@ def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
 def resolve_proper_tokens(
     requested: Mapping[str, Any], *, max_new_tokens: int | None, beam_width: int | None
 ) -> bool:
-    """Whether a request is to have proper tokens, by its field or the server's preferred one.
+    """Whether a request gets proper tokens, by its own field or the server's preferred parameters.
 
     Args:
-        requested: its own sampling parameters. A null counts as missing.
-        max_new_tokens: the most tokens to generate; None for no limit.
-        beam_width: beams of beam search; None or 1 for none.
+        requested: the request's own sampling parameters. A null counts as missing.
+        max_new_tokens: the maximum number of tokens to generate; None for no limit.
+        beam_width: the number of beams; None or 1 means no beam search.
 
     Raises:
-        FieldError: a wrong value, or a server or request that cannot have them.
+        FieldError: the value is invalid, or the server or the request does not support them.
     """
     from sglang.srt.runtime_context import get_context
 
@@ -86,54 +90,92 @@ def resolve_proper_tokens(
 
 
 def constrain(sampling_params: Any, requested: Mapping[str, Any], tokenizer: Any) -> None:
-    """Check the constraint of a request with proper tokens; one without gets that of any text.
+    """Check the constraint of a request with proper tokens; without one, it may be any text.
+
+    Slow checks are left to `check_rules`, if the request comes over HTTP, and to the scheduler.
 
     Args:
         sampling_params: upstream's struct.
         requested: the request's own sampling parameters.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
 
     Raises:
-        FieldError: the tokenizer or the constraint cannot be served exactly.
+        FieldError: the tokenizer or the kind of constraint cannot be served exactly.
     """
     from sglang_lz.proper.rules import ANY_TEXT, KINDS
 
     given = {name: getattr(sampling_params, name) for name in (*KINDS, EBNF)}
     check_constraint(given, requested, tokenizer)
-    if not any(value is not None for value in given.values()):
+    if all(value is None for value in given.values()):
         sampling_params.regex = ANY_TEXT
 
 
 def check_constraint(
     given: Mapping[str, Any], requested: Mapping[str, Any], tokenizer: Any
 ) -> None:
-    """Refuse a constraint that has no proper tokens.
+    """Refuse a tokenizer or a kind of constraint that does not support proper tokens.
 
     Args:
-        given: upstream's fields of constraints, by name, as far as they are known.
+        given: upstream's constraint fields by name, as far as they are known.
         requested, tokenizer: as in `constrain`.
 
     Raises:
-        FieldError: as `constrain`.
+        FieldError: as in `constrain`.
     """
-    from sglang_lz.proper.rules import KINDS, rules_of
-
     if reason := _refusal(tokenizer):
         raise _refused(requested, f"with this model's tokenizer, which is not covered: {reason}")
     if given.get(EBNF) is not None:
         raise _refused(requested, "with ebnf, which is not regular in general")
+
+
+async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Refuse a constraint whose rules already show that it does not support proper tokens.
+
+    This does not block the event loop.
+
+    Args:
+        given, requested: as in `check_constraint`.
+
+    Raises:
+        FieldError: the constraint cannot be read, is not regular, or takes too long.
+    """
+    from sglang_lz.proper.rules import KINDS
+
     for name, kind in KINDS.items():
         text = given.get(name)
-        if isinstance(text, str):  # upstream refuses anything else
-            try:
-                rules_of(kind, text)
-            except Unsupported as error:
-                raise _refused(requested, f"with this {name}: {error}") from None
+        if not isinstance(text, str):  # upstream refuses anything but a string
+            continue
+        key = hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
+        if key not in _CHECKED:
+            loop = asyncio.get_running_loop()
+            _CHECKED[key] = await loop.run_in_executor(_CHECKERS, _problem, kind, text)
+            while len(_CHECKED) > CHECKED:
+                _CHECKED.popitem(last=False)
+        if problem := _CHECKED.get(key):
+            raise _refused(requested, f"with this {name}: {problem}")
+
+
+CHECKED = 1024
+"""For how many constraints the result of the check is cached."""
+_CHECKED: OrderedDict[bytes, str | None] = OrderedDict()
+_CHECKERS = ThreadPoolExecutor(8, thread_name_prefix="proper-rules")
+
+
+def _problem(kind: str, text: str) -> str | None:
+    """Why a constraint does not support proper tokens, judging by its rules; None if it may."""
+    from sglang_lz.proper.compiler import COMPILER
+    from sglang_lz.proper.rules import rules_of
+
+    try:
+        COMPILER.check(rules_of(kind, text))
+    except Unsupported as error:
+        return str(error)[:300]
+    return None
 
 
 @lru_cache(maxsize=4)
 def _refusal(tokenizer: Any) -> str | None:
-    """Why a tokenizer is not covered, as far as its file tells; None if it may be."""
+    """Why a tokenizer is not supported, judging by its file; None if it may be."""
     from sglang_lz.proper.backend import tokenizer_text
     from sglang_lz.proper.tokenizer import read as read_tokenizer
 

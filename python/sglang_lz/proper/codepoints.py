@@ -22,16 +22,17 @@ Set = npt.NDArray[np.bool_]
 def matched_by(pattern: str, among: Set | None = None) -> Set:
     """The code points that a pattern for one character matches.
 
-    The regex engine of the tokenizers tells: versions of Unicode differ between libraries.
+    This uses the regex engine of the tokenizers library itself, because Unicode versions differ
+    between libraries.
 
     Args:
-        pattern: a regex in its dialect.
-        among: the code points to look at; None for all.
+        pattern: a regex in the dialect of that engine.
+        among: the code points to check; None for all.
     """
     codes = _SCALARS if among is None else np.flatnonzero(among).astype(np.uint32)
     text = codes.tobytes().decode("utf-32-le", "replace")
     found = np.zeros(SIZE, bool)
-    for mark in _MARKS:  # twice, for a mark does not show where it replaces itself
+    for mark in _MARKS:  # twice, because replacing a mark by itself changes nothing
         changed = normalizers.Replace(Regex(pattern), mark).normalize_str(text)
         after = np.frombuffer(changed.encode("utf-32-le"), np.uint32)
         if len(after) != len(codes):
@@ -43,18 +44,10 @@ def matched_by(pattern: str, among: Set | None = None) -> Set:
     return found
 
 
-def of_ranges(ranges: Sequence[tuple[int, int]]) -> Set:
-    """The set of some ranges of code points, both ends included."""
-    found = np.zeros(SIZE, bool)
-    for first, last in ranges:
-        found[first : last + 1] = True
-    return found
-
-
 def classes_of(
     sets: Sequence[npt.NDArray[Any]],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """The coarsest classes of code points that tell values apart.
+    """The coarsest partition of the code points on whose classes every array is constant.
 
     Args:
         sets: [SIZE] arrays of values.
@@ -103,7 +96,7 @@ def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     for lead in range(16):
         row = last[lead << 6 : (lead + 1) << 6].copy()
         if lead == 0:
-            row[:32] = BAD  # characters that fewer bytes can spell
+            row[:32] = BAD  # overlong encodings
         root[0xE0 + lead] = node_of(row)
     middle = [node_of(row) for row in last.reshape(-1, 64)]
     for lead in range(5):
@@ -117,14 +110,14 @@ def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def _continued(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """A node that reads one of the 64 continuation bytes."""
+    """A node that reads one of the 64 continuation bytes; `row` holds their entries."""
     node = np.full(256, BAD, np.int32)
     node[0x80:0xC0] = row
     return node
 
 
 def reachable_classes(decoder: npt.NDArray[np.int32], n_classes: int) -> npt.NDArray[np.uint64]:
-    """[nodes, words] uint64: a bit for each class that a character under way may still have."""
+    """[nodes, words] uint64: for each node, the classes its unfinished character may still have."""
     words = -(-n_classes // 64)
     reach = np.zeros((len(decoder), words), np.uint64)
 

@@ -1,4 +1,4 @@
-"""Forced tokens as drafts: a run of them costs one forward pass."""
+"""Uses forced tokens as drafts, so that a run of them costs only one forward pass."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sglang_lz.proper.backend import walk_of
 def offer_forced_tokens(
     reqs: Sequence[Any], drafts: npt.NDArray[Any], mask: npt.NDArray[Any]
 ) -> None:
-    """Let the tokens that a constraint forces take the place of n-gram drafts (upstream's hook).
+    """Replace n-gram drafts with the tokens that a constraint forces (upstream's hook).
 
     Args:
-        reqs: upstream's requests, whose grammars have seen all tokens.
+        reqs: upstream's requests, whose grammars have accepted all tokens so far.
         drafts: [requests * nodes], changed in place: the tokens of each request's tree.
         mask: [requests * nodes * nodes], changed in place: whether a node sees another.
     """
@@ -28,7 +28,7 @@ def offer_forced_tokens(
         run = walk.forced_run(nodes - 1) if walk is not None else []
         if not run:
             continue
-        # The rest is padded as upstream pads: children of the root, of token 0.
+        # The rest is padded in upstream's way, with children of the root that have token 0.
         tree[1:] = [*run, *[0] * (nodes - 1 - len(run))]
         seen[:] = np.eye(nodes)
         seen[:, 0] = 1
@@ -37,21 +37,22 @@ def offer_forced_tokens(
 
 
 def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) -> None:
-    """Let the tokens that a constraint forces take the place of a model's drafts (upstream's hook).
+    """Replace a draft model's drafts with the tokens that a constraint forces (upstream's hook).
 
-    The tree keeps its shape: they go down a path that is long enough, if there is one. A forced
-    token is the only one that the target model may sample, so it is accepted; what the target model
-    samples does not depend on what was drafted.
+    The tree keeps its shape: the tokens are written along a path that is long enough, if there is
+    one. A forced token is the only one that the target model may sample, so it is accepted. The
+    drafts do not change what the target model samples.
 
     Args:
         batch: upstream's ScheduleBatch.
-        verify: its EagleVerifyInput; changed in place are `draft_token`, [requests * nodes], and
-            with rejection sampling `draft_probs`, [requests, nodes - 1, V].
-        barrier: lets the grammars see the tokens of the step before; None if they have.
+        verify: its EagleVerifyInput; `draft_token`, [requests * nodes], and with rejection sampling
+            also `draft_probs`, [requests, nodes - 1, V], are changed in place.
+        barrier: makes the grammars accept the tokens of the previous step; None if they have
+            already done so.
     """
     from sglang.srt.runtime_context import get_parallel
 
-    # With pipeline parallelism earlier stages have run on the drafts already.
+    # With pipeline parallelism, earlier stages have already processed the drafts.
     if (
         not any(req.sampling_params.proper_tokens for req in batch.reqs)
         or get_parallel().pp_size > 1
@@ -77,18 +78,18 @@ def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) ->
 def _put_on_path(
     tokens: list[int], child: Sequence[int], sibling: Sequence[int], run: Sequence[int]
 ) -> None:
-    """Write a run of tokens down a tree, as far as it is deep.
+    """Write a run of tokens along a path of a tree, as far as the tree is deep enough.
 
-    Of the paths that are as long as the run needs, one that has its tokens already is taken, since
-    what the drafter proposes below is right only there.
+    Among the paths that are long enough, one that already has these tokens is preferred, because
+    the drafter's proposals below it were made for them.
 
     Args:
-        tokens: of each node, changed in place.
-        child, sibling: of each node its first child and its next sibling, -1 for none.
-        run: what comes behind the root.
+        tokens: the token of each node, changed in place.
+        child, sibling: the first child and the next sibling of each node, -1 for none.
+        run: the tokens after the root.
     """
     height = [1] * len(tokens)
-    for node in range(len(tokens) - 1, -1, -1):  # children come behind their parents
+    for node in range(len(tokens) - 1, -1, -1):  # children come after their parents
         height[node] += max((height[k] for k in _children(child, sibling, node)), default=0)
     node = 0
     for i, token in enumerate(run):
@@ -97,7 +98,7 @@ def _put_on_path(
             return
         ranks = {k: (min(height[k], len(run) - i), tokens[k] == token, height[k]) for k in children}
         node = max(children, key=ranks.__getitem__)
-        # Siblings differ: one that has the token gets the one that it takes the place of.
+        # Siblings must differ, so one that has this token already gets the replaced token instead.
         for other in children:
             if tokens[other] == token:
                 tokens[other] = tokens[node]

@@ -1,10 +1,11 @@
 """The walks and searches of `product`, compiled for the CPU.
 
-A text is packed into one number, from the highest bits down: the state of the language, the state
-of the pre-tokenizer, the character under way (a node of the decoder), the flag of its first byte,
-and the added token under way.
+A text is packed into one number. From the highest bits down, it contains the state of the language,
+the state of the pre-tokenizer, the unfinished character (a node of the decoder), the flag of its
+first byte, and the unfinished added token.
 
-In loops, arrays are taken out of their tuple first: numba counts a reference at each access.
+Loops use arrays that were taken out of their tuple beforehand, because numba updates a reference
+count each time a field of a tuple is accessed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,26 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_lz.compiled import compiled, unlocked
-from sglang_lz.proper.merges import MergeRelation, stay_apart
+from sglang_lz.proper.merges import NEVER as UNMERGED
+from sglang_lz.proper.merges import MergeRelation, merge_rank, stay_apart
 from sglang_lz.proper.nfc import STARTS
 from sglang_lz.proper.pretokenizer import APART, BROKEN, WITHIN
 
-DEAD, ALIVE, OPEN, ALWAYS, FULL = 0, 1, 2, 3, -9
-"""What a search finds; `OPEN` is under way, `ALWAYS` is alive whatever the last token is, and
-`FULL` asks for a larger memo."""
-UNKNOWN, NONE = -2, -1
-NEAREST = 12
-"""How many tokens that lead nearest to an accepting state a search tries first."""
+DEAD, ALIVE, OPEN, ALWAYS, NEVER, FULL, SPENT = 0, 1, 2, 3, 4, -9, -8
+"""Results of a search. `OPEN` means that it is still running, `ALWAYS` and `NEVER` that the text is
+alive or dead whatever its last token is, `FULL` that a larger memo is needed, and `SPENT` that no
+steps are left or the search was stopped."""
+STEPS, STOP = 0, 1
+"""Places in `Memo.work`."""
+UNKNOWN = -2
+AHEAD = 16
+"""How many characters on the way to the nearest end are spelt to find the token to try first."""
+NEAREST = 256
+"""How many of the tokens that lead closest to an accepting state a search tries first."""
+MOST_FOUND = 1 << 20
+"""How many rows of tokens, of 24 bytes each, a search may hold at once."""
+HINTS, HINTED = 4096, 8
+"""How many texts have hints, and how many hints each of them has."""
 LONGEST = 512
 """Bytes of the longest token."""
 _SPREAD, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -32,36 +43,41 @@ LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 15, 12, 11, 2, 
 BYTE, DEPTH, SKIP, TOKEN = 0, 1, 2, 3
 LENGTH = 256
 IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER = 0, 1, 2, 3, 4
-ANY = -1
-"""In place of a state of NFC and a last token: whatever they are."""
 
 
 class Tables(NamedTuple):
     """All automata of a product.
 
     Attributes:
-        content: bytes of all tokens in a row; `begin`: [V + 1] int64, where each begins.
-        plain: tokens that begin with a whole character that NFC never changes, and in which no text
-            of an added token can begin, as a trie in depth-first order: [nodes, 4] int32: the byte
-            that leads to a node, its depth from 1 on, the next node that is not below it, and the
-            token that ends there, or -1.
-        marked: the others that begin with such a character, likewise.
-        odd: all other tokens, likewise.
+        content: the concatenated bytes of all tokens; `begin`: [V + 1] int64, where each begins.
+        plain: the tokens that begin with a whole character that NFC never changes, and in which no
+            text of an added token can begin. It is a trie in depth-first order: [nodes, 4] int32,
+            the byte that leads to a node, its depth (from 1), the next node that is not below it,
+            and the token that ends there, or -1.
+        marked: a trie of the other tokens that begin with such a character.
+        odd: a trie of all other tokens.
         byte_ids: [256] int64: the token of each byte.
         added: [] int64: the added tokens that are text.
         is_raw: [V] bool: whether nothing is normalized across the ends of an added token.
-        goto: [states, 257] int32: the automaton of the added tokens' texts (Aho-Corasick), and at
-            `LENGTH` the bytes of the longest such text that ends there.
-        pretokens, may_end: the pre-tokenizer's table, and whether a text may end.
-        changes: what NFC changes together.
+        is_inert: [V] bool: whether a token is in `plain` or `marked`.
+        goto: [states, 257] int32: the Aho-Corasick automaton of the added tokens' texts; column
+            `LENGTH` holds the number of bytes of the longest such text that ends in a state.
+        pretokens, may_end: the pre-tokenizer's table, and whether a text may end in a state.
+        changes: `nfc.Normalization.changes`.
         relation: the merge relation.
-        decoder: [nodes, 256] int32: UTF-8 into classes of characters.
-        reach, can: the classes that a character under way may have, and that the language takes.
-        takes: [states, flags, words] uint64: those that the pre-tokenizer takes.
+        decoder: [nodes, 256] int32: decodes UTF-8 into classes of characters.
+        reach, can: the classes that the unfinished character may still have, by node, and those
+            that the language accepts, by state.
+        takes: [states, flags, words] uint64: the classes that the pre-tokenizer accepts.
         language, accepts, distance: the language's automaton.
-        characters: [classes, 5] int32: the class in the language and in the pre-tokenizer, and what
-            `nfc.Normalization` has of each.
-        nearest: [language's states, NEAREST] int64: the tokens to try first, found when needed.
+        characters: [classes, 5] int32: the class in the language, the class in the pre-tokenizer,
+            and the three properties in `nfc.Normalization`.
+        spelling: [classes, 5] int32: the number of bytes and the bytes of each character that
+            occurs in an added token's text, which has a class of its own; 0 for other classes.
+        samples: [classes, 5] int32: the same for one character of each class.
+        leading: [] int64: the classes that suffice to decide whether a text can end. Any other
+            class leads only where one of these leads as well, and leaves no more options open.
+        made_by: [M] int64: the token that each merge makes.
     """
 
     content: npt.NDArray[np.uint8]
@@ -72,6 +88,7 @@ class Tables(NamedTuple):
     byte_ids: npt.NDArray[np.int64]
     added: npt.NDArray[np.int64]
     is_raw: npt.NDArray[np.bool_]
+    is_inert: npt.NDArray[np.bool_]
     goto: npt.NDArray[np.int32]
     pretokens: npt.NDArray[np.int32]
     may_end: npt.NDArray[np.bool_]
@@ -85,44 +102,68 @@ class Tables(NamedTuple):
     accepts: npt.NDArray[np.bool_]
     distance: npt.NDArray[np.int32]
     characters: npt.NDArray[np.int32]
-    nearest: npt.NDArray[np.int64]
+    spelling: npt.NDArray[np.int32]
+    samples: npt.NDArray[np.int32]
+    leading: npt.NDArray[np.int64]
+    made_by: npt.NDArray[np.int64]
 
 
 class Memo(NamedTuple):
-    """What searches have found, by text, state of NFC and last token: an open-addressing table.
+    """The results of searches by text, state of NFC and last token: an open-addressing hash table.
 
     Attributes:
-        text, rest: [size] int64: the key; -1 in `text` is empty.
-        found: [size] int8.
-        used: [1] int64: how many entries are.
+        text, rest: [size] int64: the key; -1 in `text` marks an empty entry.
+        found: [size] int8: the results.
+        at: [size] int32: the position of an `OPEN` text in the current search.
+        used: [1] int64: the number of entries in use.
+        work: [2] int64: `STEPS` holds how many steps searches may still make, which they count
+            down; `STOP` is not 0 if they must stop, and any thread may set it.
+        hinted: [HINTS, 2] int64: the texts that have hints, each with a state of NFC or -1 for any.
+        hints: [HINTS, HINTED] int64: tokens after which a text can end if the merges cut before
+            them; -1 for none.
     """
 
     text: npt.NDArray[np.int64]
     rest: npt.NDArray[np.int64]
     found: npt.NDArray[np.int8]
+    at: npt.NDArray[np.int32]
     used: npt.NDArray[np.int64]
+    work: npt.NDArray[np.int64]
+    hinted: npt.NDArray[np.int64]
+    hints: npt.NDArray[np.int64]
 
 
-def new_memo(size: int) -> Memo:
-    """An empty memo of a power of two entries."""
+def new_memo(size: int, work: npt.NDArray[np.int64]) -> Memo:
+    """An empty memo of `size` entries, which must be a power of two."""
     return Memo(
         np.full(size, -1, np.int64),
         np.zeros(size, np.int64),
         np.zeros(size, np.int8),
+        np.zeros(size, np.int32),
         np.zeros(1, np.int64),
+        work,
+        np.full((HINTS, 2), -1, np.int64),
+        np.full((HINTS, HINTED), -1, np.int64),
     )
 
 
 def grown(memo: Memo) -> Memo:
-    """A memo of twice the size with the same findings."""
-    larger = new_memo(2 * len(memo.text))
+    """A memo of twice the size with the same results."""
+    larger = new_memo(2 * len(memo.text), memo.work)._replace(hinted=memo.hinted, hints=memo.hints)
     _copy(memo, larger)
     return larger
 
 
 @compiled
+def _is_spent(work, steps):
+    """Count steps of a search; return whether it must stop."""
+    work[STEPS] -= steps
+    return work[STEPS] < 0 or work[STOP] != 0
+
+
+@compiled
 def trie_array(content, ends, ids):
-    """A trie, as `Tables.plain`, of tokens that are sorted by their bytes."""
+    """A trie in the format of `Tables.plain`, of tokens that are sorted by their bytes."""
     trie = np.empty((len(content), 4), np.int32)
     n = 0
     for k in range(len(ids)):
@@ -161,7 +202,7 @@ def _copy(memo, larger):
 
 @compiled
 def _slot(texts, rests, text, rest):
-    """Where a key is, or where it would be."""
+    """The slot of a key, or the empty slot where it would go."""
     size = len(texts) - 1
     at = np.uint64(text) * _SPREAD + np.uint64(rest) * _OTHER
     i = np.int64((at ^ (at >> np.uint64(29))) & np.uint64(size))
@@ -172,7 +213,7 @@ def _slot(texts, rests, text, rest):
 
 @compiled
 def _get(texts, rests, found, text, rest):
-    """A finding, or -1."""
+    """The result stored for a key, or -1."""
     i = _slot(texts, rests, text, rest)
     return found[i] if texts[i] >= 0 else np.int8(-1)
 
@@ -189,7 +230,7 @@ def _put(memo, text, rest, found):
 
 @compiled
 def packed(language, pretoken, node, flag, added):
-    """A text of its parts."""
+    """Pack a text from its parts."""
     text = (np.int64(language) << PRETOKEN_BITS) | pretoken
     text = (((text << NODE_BITS) | node) << FLAG_BITS) | flag
     return (text << ADDED_BITS) | added
@@ -197,7 +238,7 @@ def packed(language, pretoken, node, flag, added):
 
 @compiled
 def unpacked(text):
-    """State of the language, of the pre-tokenizer, node, flag, and added token under way."""
+    """Unpack a text: the states of language and pre-tokenizer, node, flag and added token."""
     added = text & ((1 << ADDED_BITS) - 1)
     text >>= ADDED_BITS
     flag = text & ((1 << FLAG_BITS) - 1)
@@ -205,6 +246,11 @@ def unpacked(text):
     node = text & ((1 << NODE_BITS) - 1)
     text >>= NODE_BITS
     return text >> PRETOKEN_BITS, text & ((1 << PRETOKEN_BITS) - 1), node, flag, added
+
+
+def without_added(text: int) -> int:
+    """The same text without an unfinished added token."""
+    return text >> ADDED_BITS << ADDED_BITS
 
 
 @compiled
@@ -221,9 +267,10 @@ def may_end(tables, text):
 
 @compiled
 def _read(goto, decoder, can, reach, states, characters, changes, language, node, added, nfc, byte):
-    """What does not depend on cuts, after a byte; the class of the character that it ends, or -1.
+    """The parts of the state after a byte that do not depend on cuts.
 
-    A negative state of the language: the byte may not come.
+    Also returns the class of the character that the byte completes, or -1. A negative state of the
+    language means that the byte is not allowed.
     """
     added = goto[added, byte]
     if goto[added, LENGTH] > 0:
@@ -260,15 +307,15 @@ def _compose(characters, changes, nfc, c):
 
 @compiled
 def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c):
-    """State of the pre-tokenizer and flag after a byte; a negative state is none.
+    """The state of the pre-tokenizer and the flag after a byte; a negative state means none.
 
     Args:
-        node, after: the character under way before and after the byte.
+        node, after: the unfinished character before and after the byte.
         cut: the flag of the cut before the byte.
-        c: the class of the character that the byte ends, or -1.
+        c: the class of the character that the byte completes, or -1.
     """
     if node:
-        if cut == BROKEN:  # within a character the pre-tokenizer does not cut
+        if cut == BROKEN:  # the pre-tokenizer does not cut within a character
             return -1, 0
     else:
         flag = cut
@@ -282,7 +329,7 @@ def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after
 
 @compiled
 def _run(tables, text, nfc, token, cut):
-    """The text and the state of NFC behind a token after a cut; a negative text is none."""
+    """The text and state of NFC after a cut and then a token; a negative text means none."""
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
     pretokens, takes, content = tables.pretokens, tables.takes, tables.content
@@ -305,7 +352,7 @@ def _run(tables, text, nfc, token, cut):
 
 @compiled
 def _run_added(tables, text, nfc, token):
-    """The text and the state of NFC behind an added token; a negative text is none."""
+    """The text and the state of NFC after an added token; a negative text means none."""
     goto, decoder, content = tables.goto, tables.decoder, tables.content
     states, characters, changes = tables.language, tables.characters, tables.changes
     language, pretoken, node, _, added = unpacked(text)
@@ -317,7 +364,7 @@ def _run_added(tables, text, nfc, token):
     for i in range(first, tables.begin[token + 1]):
         entry = decoder[node, content[i]]
         added = goto[added, content[i]]
-        if goto[added, LENGTH] > i - first + 1:  # another one began before it
+        if goto[added, LENGTH] > i - first + 1:  # another added token began before it
             return np.int64(-1), np.int64(0)
         if entry >= 0:
             node = entry
@@ -339,7 +386,7 @@ def _cut(relation, last, token):
 
 @compiled
 def step(tables, text, nfc, last, token):
-    """The text and the state of NFC behind a token; a negative text if it may not come."""
+    """The text and the state of NFC after a token; a negative text if it is not allowed."""
     for added in tables.added:
         if added == token:
             return _run_added(tables, text, nfc, token)
@@ -350,11 +397,11 @@ def step(tables, text, nfc, last, token):
 
 @compiled
 def walk(tables, trie, text, nfc):
-    """Where each token of a trie leads.
+    """Walk all tokens of a trie from a text.
 
     Returns:
-        [found, 4] int64: token, the text after a cut that the merges make, the text after one that
-        they do not make (negative is none), and the state of NFC.
+        [found, 4] int64: the token, the resulting text if the merges cut before the token, the
+        resulting text if they do not (negative if there is none), and the state of NFC.
     """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
@@ -406,9 +453,10 @@ def walk(tables, trie, text, nfc):
 
 @unlocked
 def nfc_behind(tables):
-    """The state of NFC behind each plain token: [V] int32, -1 where NFC would change the token.
+    """The state of NFC after each plain token: [V] int32, -1 where NFC would change the token.
 
-    Such a token begins with a character that NFC never changes, so what stands before is all one.
+    A plain token begins with a character that NFC never changes, so the text before it is
+    irrelevant.
     """
     trie, decoder = tables.plain, tables.decoder
     characters, changes = tables.characters, tables.changes
@@ -434,23 +482,23 @@ def nfc_behind(tables):
 
 @unlocked
 def cuts_behind(tables, nfc, pretoken):
-    """Where the pre-tokenizer stands behind each plain token.
+    """The state of the pre-tokenizer after each plain token.
 
     Args:
-        nfc: what `nfc_behind` returns.
-        pretoken: its state before the token, between two characters.
+        nfc: the result of `nfc_behind`.
+        pretoken: the pre-tokenizer's state before the token, between two characters.
 
     Returns:
-        [V] int32: the number of each token's kind; and [kinds, 2] int16: its state and the flag of
-        the character under way, packed, after a cut that the merges make and after one that they do
-        not, -1 where a token of the kind may not come.
+        [V] int32: the kind of each token; and [kinds, 2] int16: the pre-tokenizer's state and the
+        flag of the unfinished character, packed, after a cut that the merges make and after one
+        that they do not make; -1 where tokens of that kind are not allowed.
     """
     trie, decoder, reach = tables.plain, tables.decoder, tables.reach
     pretokens, takes, characters = tables.pretokens, tables.takes, tables.characters
     kinds = np.zeros(len(nfc), np.int32)
-    behind = np.full((len(nfc) + 2, 2), -1, np.int16)  # the first kind may not come at all
+    behind = np.full((len(nfc) + 2, 2), -1, np.int16)  # the first kind is never allowed
     n = 1
-    # By depth: the character under way; state and flag after each kind of cut.
+    # By depth: the unfinished character; state and flag after each kind of cut.
     path = np.empty((LONGEST + 1, 5), np.int64)
     path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = 0, pretoken, 0, pretoken, 0
     i = 0
@@ -487,10 +535,10 @@ def cuts_behind(tables, nfc, pretoken):
 
 @compiled
 def _walk_language(tables, language):
-    """The plain tokens that the language takes in one of its states.
+    """The plain tokens that the language accepts in one of its states.
 
     Returns:
-        [found, 3] int32: token, state of the language behind it, and the character under way.
+        [found, 3] int32: token, state of the language after it, and the unfinished character.
     """
     trie, decoder, states = tables.plain, tables.decoder, tables.language
     can, reach = tables.can, tables.reach
@@ -507,7 +555,7 @@ def _walk_language(tables, language):
         d = trie[i, DEPTH]
         after = path[d - 1, 0]
         node = np.int32(0)
-        if trie[i, BYTE] < 128:  # most are, and it need not wait for the byte before
+        if trie[i, BYTE] < 128:  # most bytes are ASCII, and this avoids the decoder
             after = states[after, ascii[trie[i, BYTE]]]
         else:
             entry = decoder[path[d - 1, 1], trie[i, BYTE]]
@@ -526,19 +574,19 @@ def _walk_language(tables, language):
             continue
         path[d, 0], path[d, 1] = after, node
         found[n, 0], found[n, 1], found[n, 2] = trie[i, TOKEN], after, node
-        n += trie[i, TOKEN] >= 0  # no branch: half of the nodes end a token, none knows which
+        n += trie[i, TOKEN] >= 0  # branch-free: half of the nodes end a token, unpredictably
         i += 1
     return found[:n]
 
 
 @compiled
 def _walk_plain(tables, cuts, nfc, text):
-    """What `walk` returns of the plain tokens, sooner.
+    """The result of `walk` for the plain tokens, computed faster.
 
     Args:
-        cuts: what `cuts_behind` returns for the text's state of the pre-tokenizer.
-        nfc: what `nfc_behind` returns.
-        text: neither a character nor an added token is under way.
+        cuts: the result of `cuts_behind` for the text's state of the pre-tokenizer.
+        nfc: the result of `nfc_behind`.
+        text: a text without an unfinished character or added token.
     """
     taken = _walk_language(tables, unpacked(text)[0])
     kinds, behind = cuts
@@ -555,251 +603,448 @@ def _walk_plain(tables, cuts, nfc, text):
 
 @compiled
 def _placed(language, cut, node):
-    """A text of what `_walk_language` and `cuts_behind` return; a negative text is none."""
+    """Pack a text from results of `_walk_language` and `cuts_behind`; negative means none."""
     if cut < 0:
         return np.int64(-1)
     return packed(language, cut >> FLAG_BITS, node, cut & ((1 << FLAG_BITS) - 1), 0)
 
 
 @compiled
-def _find_nearest(tables, language):
-    """The tokens that lead from a state of the language nearest to an accepting one."""
-    nearest, distance = tables.nearest[language], tables.distance
-    ends = np.empty(NEAREST, np.int64)
-    n = 0
-    taken = _walk_language(tables, language)
-    for i in range(len(taken)):
-        after = taken[i, 1]
-        if (
-            taken[i, 2] == 0
-            and distance[after] < distance[language]
-            and (n < NEAREST or distance[after] < ends[n - 1])
-        ):
-            j = n if n < NEAREST else NEAREST - 1
-            while j > 0 and ends[j - 1] > distance[after]:
-                nearest[j], ends[j] = nearest[j - 1], ends[j - 1]
-                j -= 1
-            nearest[j], ends[j] = taken[i, 0], distance[after]
-            n = min(n + 1, NEAREST)
-    nearest[n:] = NONE
-
-
-@compiled
 def _rest(n_tokens, nfc, last):
-    """The part of a memo's key that is not the text."""
+    """The part of a memo's key besides the text."""
     return nfc * np.int64(n_tokens + 1) + last + 1
 
 
-@compiled
-def _known(accepts, ends, texts, rests, found, text, rest):
-    """What is known of a state: `ALIVE`, `DEAD`, `OPEN`, or another number."""
-    if _ends(accepts, ends, text) or _get(texts, rests, found, text, ANY) == ALIVE:
-        return np.int8(ALIVE)
-    return _get(texts, rests, found, text, rest)
+# The next functions decide, character by character, whether a text can end. Every text that the
+# language accepts, that NFC leaves unchanged and that contains no added token's text has exactly
+# one proper spelling. So a text can end iff some characters lead to an end and the pre-tokenizer
+# cuts as the tokens so far require. Future cuts are left open (`APART`), because the spelling
+# determines them. Only the last token is uncertain, because it may merge with what follows.
+# `_search` handles that, unless the pre-tokenizer cuts after the token, which the flag `BROKEN`
+# between two characters requires.
 
 
 @compiled
-def _next_child(decoder, can, takes, reach, n_added, text, i):
-    """The next child that `_child` may find, from the i-th on."""
-    language, pretoken, node, flag, _ = unpacked(text)
-    first = NEAREST + 256 + n_added
-    if node:  # only bytes go on with a character, and none of them counts for all
-        i = max(i, first + NEAREST + 128)
-    while i < 2 * first:
-        byte = i % first - NEAREST
-        if not 0 <= byte < 256:
-            if not node:
-                return i
-        elif i >= first or byte < 128:
-            entry = decoder[node, byte]
-            for w in range(can.shape[1]):
-                may = can[language, w]
-                if node:
-                    may &= takes[pretoken, flag, w]
-                if entry >= 0:
-                    may &= reach[entry, w]
-                elif entry == -1 or (-2 - entry) >> 6 != w:
-                    continue
-                else:
-                    may &= np.uint64(1) << np.uint64((-2 - entry) & 63)
-                if may:
-                    return i
-        i += 1
-    return i
+def _next_character(tables, text, nfc, i):
+    """The text after the next possible character, trying characters from the i-th on.
 
-
-@compiled
-def _child(tables, text, nfc, last, i):
-    """The i-th state to look at behind a state, of those that `_next_child` counts.
-
-    Twice a token that leads near the end, a byte or an added token: first those behind which
-    nothing depends on the last token, as if the merges did not make the cut, then after the cut
-    that they make.
+    Characters that lead closer to an end come first. Within a character, its next byte is read.
 
     Returns:
-        Text, state of NFC and token of the child (a negative text is none), and whether it counts
-        for every last token.
+        The text and its state of NFC (a negative text means none), and where to continue.
     """
-    first = NEAREST + 256 + len(tables.added)
-    language, _, _, _, _ = unpacked(text)
-    is_strong = i < first
-    i %= first
-    token = np.int64(-1)
-    if i < NEAREST:
-        if tables.nearest[language, 0] == UNKNOWN:
-            _find_nearest(tables, language)
-        token = tables.nearest[language, i]
-    elif i < NEAREST + 256:
-        token = tables.byte_ids[i - NEAREST]  # of ASCII where it counts for all: NFC leaves it
-    else:
-        token = tables.added[i - NEAREST - 256]
-        if tables.is_raw[token] == is_strong:
-            after, after_nfc = _run_added(tables, text, nfc, token)
-            return after, after_nfc, np.int64(-1), is_strong
-        token = np.int64(-1)
-    if token < 0:
-        return np.int64(-1), np.int64(0), np.int64(0), False
-    cut = BROKEN if is_strong else _cut(tables.relation, last, token)
-    after, after_nfc = _run(tables, text, nfc, token, cut)
-    return after, after_nfc, token, is_strong
+    language, pretoken, node, flag, added = unpacked(text)
+    if node:
+        byte_ids = tables.byte_ids
+        while i < 64:
+            after, after_nfc = _run(tables, text, nfc, byte_ids[0x80 + i], WITHIN)
+            i += 1
+            if after >= 0:
+                return after, after_nfc, i
+        return np.int64(-1), np.int64(0), i
+    characters, changes, spelling = tables.characters, tables.changes, tables.spelling
+    states, distance, pretokens = tables.language, tables.distance, tables.pretokens
+    goto, tokens, leading = tables.goto, tables.added, tables.leading
+    cut = BROKEN if flag == BROKEN else APART
+    n, n_tokens = len(leading), len(tokens)
+    while i < 2 * n + n_tokens:
+        is_near = i < n
+        k = i if is_near else i - n - n_tokens
+        i += 1
+        if k < 0:
+            after, after_nfc = _run_added(tables, text, nfc, tokens[k + n_tokens])
+            if after >= 0:
+                return after, after_nfc, i
+            continue
+        c = leading[k]
+        after = states[language, characters[c, IN_LANGUAGE]]
+        if after < 0 or (distance[after] < distance[language]) != is_near:
+            continue
+        after_pretoken = pretokens[pretoken, characters[c, IN_PRETOKENIZER], cut]
+        if after_pretoken < 0:
+            continue
+        after_nfc = _compose(characters, changes, nfc, c)
+        if after_nfc < 0:
+            continue
+        after_added = np.int64(0)
+        if spelling[c, 0]:
+            after_added = added
+            for j in range(spelling[c, 0]):
+                after_added = np.int64(goto[after_added, spelling[c, 1 + j]])
+            if goto[after_added, LENGTH] > 0:
+                continue
+        return packed(after, after_pretoken, 0, WITHIN, after_added), after_nfc, i
+    return np.int64(-1), np.int64(0), i
 
 
 @compiled
-def search(tables, memo, text, nfc, last):
-    """Whether a text can end after some tokens: `ALIVE` or `DEAD`; `FULL` if the memo is."""
-    accepts, ends, n_tokens = tables.accepts, tables.may_end, len(tables.begin)
+def _can_end(tables, memo, text, nfc):
+    """Whether a text can end, ignoring its last token: `ALIVE` or `DEAD`, or why that is not known.
+
+    This is a depth-first search that settles whole strongly connected components (Tarjan), so each
+    text is visited once. When it finds an end, every open text can reach it, because each open text
+    leads to one on the current path.
+    """
+    accepts, ends, work = tables.accepts, tables.may_end, memo.work
     texts, rests, findings = memo.text, memo.rest, memo.found
-    start = _rest(n_tokens, nfc, last)
-    known = _known(accepts, ends, texts, rests, findings, text, start)
+    if _ends(accepts, ends, text):
+        return np.int64(ALIVE)
+    known = _get(texts, rests, findings, text, -1 - nfc)
     if known in (ALIVE, DEAD):
         return np.int64(known)
     if 4 * (memo.used[0] + 2) > len(texts):
         return np.int64(FULL)
-    decoder, can, takes, reach = tables.decoder, tables.can, tables.takes, tables.reach
-    n_added = len(tables.added)
-    first = 2 * (NEAREST + 256 + n_added)
-    # The path: text, state of NFC, last token, next child, and where its own tokens begin and end.
-    path = np.empty((64, 7), np.int64)
-    seen = np.empty((256, 2), np.int64)
-    found = np.empty((0, 4), np.int64)
-    n_seen = 1
-    n = 1
-    path[0, 0], path[0, 1], path[0, 2], path[0, 3] = text, nfc, last, 0
-    path[0, 4], path[0, 5], path[0, 6] = -1, 0, 0
-    seen[0, 0], seen[0, 1] = text, start
-    _put(memo, text, start, OPEN)
-    is_alive = False
-    is_full = False
-    while n and not is_alive:
+    steps = 4 + len(tables.leading)
+    # Columns: text, state of NFC, next character to try, index among the open texts, and the lowest
+    # index that it leads to.
+    path = np.empty((64, 5), np.int64)
+    opened = np.empty((64, 2), np.int64)
+    n = n_open = 1
+    path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = text, nfc, 0, 0, 0
+    opened[0, 0], opened[0, 1] = text, nfc
+    _open(memo, text, -1 - nfc, 0)
+    result = np.int64(DEAD)
+    while n:
         top = path[n - 1]
-        i = _next_child(decoder, can, takes, reach, n_added, top[0], top[3])
-        if i >= first:
-            if top[4] < 0:
-                behind = walk(tables, tables.plain, top[0], top[1])
-                marked = walk(tables, tables.marked, top[0], top[1])
-                odd = walk(tables, tables.odd, top[0], top[1])
-                top[4] = len(found)
-                found = np.concatenate((found, behind, marked, odd))
-                top[5] = len(found)
-            if i - first >= top[5] - top[4]:
-                found = found[: top[4]]
-                n -= 1
-                continue
-        top[3] = i + 1
-        if i < first:
-            after, after_nfc, token, is_strong = _child(tables, top[0], top[1], top[2], i)
-        else:
-            row = found[top[4] + i - first]
-            token, after_nfc, is_strong = row[0], row[3], False
-            after = row[1] if _cut(tables.relation, top[2], token) == APART else row[2]
+        after, after_nfc, top[2] = _next_character(tables, top[0], top[1], top[2])
         if after < 0:
+            lowest = top[4]
+            if lowest == top[3]:
+                for j in range(lowest, n_open):
+                    _put(memo, opened[j, 0], -1 - opened[j, 1], DEAD)
+                n_open = lowest
+            n -= 1
+            if n:
+                path[n - 1, 4] = min(path[n - 1, 4], lowest)
             continue
-        rest = _rest(n_tokens, after_nfc, token)
-        known = _known(accepts, ends, texts, rests, findings, after, rest)
-        if known == ALIVE:
-            top[6] = is_strong
-            is_alive = True
+        known = _get(texts, rests, findings, after, -1 - after_nfc)
+        if known == ALIVE or _ends(accepts, ends, after):
+            result = np.int64(ALIVE)
             break
-        if known in (DEAD, OPEN):
+        if known == DEAD:
+            continue
+        if known == OPEN:
+            top[4] = min(top[4], memo.at[_slot(texts, rests, after, -1 - after_nfc)])
             continue
         if 4 * (memo.used[0] + 2) > len(texts):
-            is_full = True
+            result = np.int64(FULL)
             break
-        top[6] = is_strong
-        if n == len(path):
-            longer = np.empty((2 * n, 7), np.int64)
-            longer[:n] = path
-            path = longer
-        if n_seen == len(seen):
-            more = np.empty((2 * n_seen, 2), np.int64)
-            more[:n_seen] = seen
-            seen = more
-        path[n, 0], path[n, 1], path[n, 2], path[n, 3] = after, after_nfc, token, 0
-        path[n, 4], path[n, 5], path[n, 6] = -1, 0, 0
-        seen[n_seen, 0], seen[n_seen, 1] = after, rest
-        n_seen += 1
-        _put(memo, after, rest, OPEN)
+        if _is_spent(work, steps):
+            result = np.int64(SPENT)
+            break
+        path = _longer(path, n)
+        opened = _longer(opened, n_open)
+        path[n, 0], path[n, 1], path[n, 2], path[n, 3], path[n, 4] = (
+            after, after_nfc, 0, n_open, n_open
+        )  # fmt: skip
+        opened[n_open, 0], opened[n_open, 1] = after, after_nfc
+        _open(memo, after, -1 - after_nfc, n_open)
         n += 1
-    # What the search has left behind is dead if nothing was found, else it may lead to the path.
-    for j in range(n_seen):
-        _put(memo, seen[j, 0], seen[j, 1], UNKNOWN if is_alive or is_full else DEAD)
-    if is_full:
-        return np.int64(FULL)
-    for j in range(n if is_alive else 0):
-        _put(memo, path[j, 0], _rest(n_tokens, path[j, 1], path[j, 2]), ALIVE)
-        if path[j, 6]:
-            _put(memo, path[j, 0], ANY, ALIVE)
-    return np.int64(ALIVE if is_alive else DEAD)
+        n_open += 1
+    for j in range(n_open):
+        _put(memo, opened[j, 0], -1 - opened[j, 1], ALIVE if result == ALIVE else UNKNOWN)
+    return result
 
 
 @compiled
-def _finishes(tables, memo, text, nfc, last):
-    """Whether the first bytes that go on with the character under way lead to a text that lives.
+def _longer(rows, n):
+    """The array of rows, enlarged if necessary to hold the n-th."""
+    if n < len(rows):
+        return rows
+    longer = np.empty((2 * n, rows.shape[1]), np.int64)
+    longer[:n] = rows
+    return longer
 
-    That spares most searches. If it is false, nothing is known.
-    """
-    first = NEAREST + 256 + len(tables.added)
-    i = first
-    while unpacked(text)[2]:
-        i = _next_child(
-            tables.decoder, tables.can, tables.takes, tables.reach, len(tables.added), text, i
-        )
-        if i >= 2 * first:
-            return False
-        token = tables.byte_ids[i - first - NEAREST]
-        i += 1
-        if _cut(tables.relation, last, token) == APART:
-            after, after_nfc = _run(tables, text, nfc, token, APART)
-            if after >= 0:
-                text, nfc, last, i = after, after_nfc, token, first
-                if not unpacked(text)[2]:
-                    is_known = _get(memo.text, memo.rest, memo.found, text, ANY) == ALIVE
-                    return is_known or _ends(tables.accepts, tables.may_end, text)
+
+@compiled
+def _open(memo, text, rest, at):
+    """Record that a search has started on a text."""
+    _put(memo, text, rest, OPEN)
+    memo.at[_slot(memo.text, memo.rest, text, rest)] = at
+
+
+@compiled
+def _whatever_last(tables, memo, text, nfc):
+    """The result for a text if it does not depend on the last token: `ALWAYS` or `NEVER`; otherwise
+    `UNKNOWN`, `FULL` or `SPENT`."""
+    _, _, node, _, _ = unpacked(text)
+    if not node:
+        found = _can_end(tables, memo, text | np.int64(BROKEN << ADDED_BITS), nfc)
+        if found != DEAD:
+            return np.int64(ALWAYS if found == ALIVE else found)
+    found = _can_end(tables, memo, text, nfc)
+    if found == DEAD:
+        return np.int64(NEVER)
+    return np.int64(UNKNOWN if found == ALIVE else found)
+
+
+@compiled
+def _hinted(text, nfc):
+    """The row of the hints of a text."""
+    at = np.uint64(text) * _SPREAD + np.uint64(nfc + 1) * _OTHER
+    return np.int64(at >> np.uint64(52))
+
+
+@compiled
+def _has_hint(tables, memo, text, nfc, last):
+    """Whether some hinted token, after which a text can end, stays apart from its last token."""
+    hinted, hints, relation = memo.hinted, memo.hints, tables.relation
+    for kind in range(2):
+        key = nfc if kind else np.int64(-1)
+        i = _hinted(text, key)
+        if hinted[i, 0] == text and hinted[i, 1] == key:
+            for j in range(HINTED):
+                if hints[i, j] < 0:
+                    break
+                if stay_apart(relation, last, hints[i, j]):
+                    return True
     return False
 
 
 @compiled
-def _lives(tables, memo, text, nfc, last):
-    """Whether a text can end: `DEAD`, `ALIVE`, `ALWAYS` or `FULL`."""
-    accepts, ends = tables.accepts, tables.may_end
-    texts, rests, found = memo.text, memo.rest, memo.found
-    if _ends(accepts, ends, text) or _get(texts, rests, found, text, ANY) == ALIVE:
-        return np.int64(ALWAYS)
-    if _finishes(tables, memo, text, nfc, last):
+def _hint(memo, text, nfc, token):
+    """Store a hint for a text; -1 as its state of NFC means any."""
+    hinted, hints = memo.hinted, memo.hints
+    i = _hinted(text, nfc)
+    if hinted[i, 0] != text or hinted[i, 1] != nfc:
+        hinted[i, 0], hinted[i, 1] = text, nfc
+        hints[i] = -1
+    for j in range(HINTED):
+        if hints[i, j] == token:
+            return
+    for j in range(HINTED - 1, 0, -1):
+        hints[i, j] = hints[i, j - 1]
+    hints[i, 0] = token
+
+
+@compiled
+def _remaining(tables, text, recent):
+    """A lower bound on how far a text is from an end, where each character counts four.
+
+    Args:
+        tables: the automata.
+        text: a text.
+        recent: [256, 2] int64: recent results, by state of the language and unfinished character.
+    """
+    language, _, node, _, _ = unpacked(text)
+    states, distance = tables.language, tables.distance
+    if node == 0:
+        return np.int64(4 * distance[language])
+    key = (language << NODE_BITS) | node
+    at = np.int64(np.uint64(key) * _SPREAD >> np.uint64(56))
+    if recent[at, 0] == key:
+        return recent[at, 1]
+    can, reach, characters = tables.can, tables.reach, tables.characters
+    nearest = np.int64(distance[language]) + 1
+    for c in range(len(characters)):
+        w, bit = c >> 6, np.uint64(1) << np.uint64(c & 63)
+        if can[language, w] & reach[node, w] & bit:
+            nearest = min(nearest, np.int64(distance[states[language, characters[c, IN_LANGUAGE]]]))
+    recent[at, 0], recent[at, 1] = key, 4 * nearest + 2
+    return recent[at, 1]
+
+
+@compiled
+def _tokens_behind(tables, text, nfc, is_short):
+    """Where tokens lead after a cut that the merges make: [n, 3] int64, token, text, state of NFC.
+
+    Those closest to an end come first. If `is_short`, at most `NEAREST` are returned.
+    """
+    parts = (
+        walk(tables, tables.odd, text, nfc),
+        walk(tables, tables.plain, text, nfc),
+        walk(tables, tables.marked, text, nfc),
+    )
+    n = 0
+    for part in parts:
+        n += len(part)
+    found = np.empty((n, 3), np.int64)
+    far = np.empty(n, np.int64)
+    recent = np.full((256, 2), -1, np.int64)
+    n = 0
+    for part in parts:
+        for i in range(len(part)):
+            if part[i, 1] >= 0:
+                found[n, 0], found[n, 1], found[n, 2] = part[i, 0], part[i, 1], part[i, 3]
+                far[n] = _remaining(tables, part[i, 1], recent)
+                n += 1
+    order = np.argsort(far[:n], kind="mergesort")
+    if is_short:
+        order = order[:NEAREST]
+    sorted_ones = np.empty((len(order), 3), np.int64)
+    for i in range(len(order)):
+        sorted_ones[i] = found[order[i]]
+    return sorted_ones
+
+
+@compiled
+def _spelled(tables, memo, text, nfc):
+    """The token to try first, in the format of `_tokens_behind`, or nothing. It is the first token
+    in the spelling of the nearest end."""
+    relation, samples, leading = tables.relation, tables.samples, tables.leading
+    made_by, byte_ids = tables.made_by, tables.byte_ids
+    none = np.empty((0, 3), np.int64)
+    ids = np.empty(4 * AHEAD, np.int64)
+    n = 0
+    ahead, ahead_nfc = np.int64(text), np.int64(nfc)
+    if unpacked(text)[2]:
+        return none
+    for _ in range(AHEAD):
+        i = 0
+        while i < len(leading):
+            after, after_nfc, i = _next_character(tables, ahead, ahead_nfc, i)
+            is_near = after >= 0 and i <= len(leading)
+            if is_near and _can_end(tables, memo, after, after_nfc) == ALIVE:
+                break
+        else:
+            break
+        c = leading[i - 1]
+        for j in range(samples[c, 0]):
+            ids[n] = byte_ids[samples[c, 1 + j]]
+            n += 1
+        ahead, ahead_nfc = after, after_nfc
+        if _ends(tables.accepts, tables.may_end, ahead):
+            break
+    while n > 1:
+        best, where = UNMERGED, 0
+        for i in range(n - 1):
+            rank = merge_rank(relation.first, relation.pairs, ids[i], ids[i + 1])
+            if 0 <= rank < best:
+                best, where = rank, i
+        if best == UNMERGED:
+            break
+        ids[where] = made_by[best]
+        for i in range(where + 1, n - 1):
+            ids[i] = ids[i + 1]
+        n -= 1
+    if n == 0 or ids[0] < 0:
+        return none
+    after, after_nfc = _run(tables, text, nfc, ids[0], APART)
+    if after < 0:
+        return none
+    found = np.empty((1, 3), np.int64)
+    found[0, 0], found[0, 1], found[0, 2] = ids[0], after, after_nfc
+    return found
+
+
+@compiled
+def _search(tables, memo, text, nfc, last):
+    """Whether a text can end after its last token: `ALIVE` or `DEAD`, or why that is not known.
+
+    This is for texts for which `_whatever_last` returns `UNKNOWN`. A token must follow that stays
+    apart from the last one and after which the text can end. The algorithm is that of `_can_end`,
+    applied to tokens instead of characters.
+    """
+    relation, n_tokens, work = tables.relation, len(tables.begin), memo.work
+    texts, rests, findings = memo.text, memo.rest, memo.found
+    rest = _rest(n_tokens, nfc, last)
+    known = _get(texts, rests, findings, text, rest)
+    if known in (ALIVE, DEAD):
+        return np.int64(known)
+    if _has_hint(tables, memo, text, nfc, last):
         return np.int64(ALIVE)
-    lives = search(tables, memo, text, nfc, last)
-    if lives == ALIVE and _get(texts, rests, found, text, ANY) == ALIVE:
-        return np.int64(ALWAYS)
-    return lives
+    if 4 * (memo.used[0] + 2) > len(texts):
+        return np.int64(FULL)
+    # Columns: text, state of NFC, last token, next token to try, start and end of the tokens to
+    # try, index among the open texts, the lowest index that it leads to, the token being tried, and
+    # which tokens were collected: none, the one that spells the nearest end, the nearest, or all.
+    path = np.empty((16, 10), np.int64)
+    opened = np.empty((64, 2), np.int64)
+    tokens = np.empty((0, 3), np.int64)
+    n = n_open = 1
+    path[0] = 0
+    path[0, 0], path[0, 1], path[0, 2] = text, nfc, last
+    opened[0, 0], opened[0, 1] = text, rest
+    _open(memo, text, rest, 0)
+    result = np.int64(DEAD)
+    while n:
+        top = path[n - 1]
+        if top[3] >= top[5] and top[9] < 3:
+            if top[9] == 0:
+                behind = _spelled(tables, memo, top[0], top[1])
+                top[4] = len(tokens)
+            else:
+                behind = _tokens_behind(tables, top[0], top[1], top[9] == 1)
+            if _is_spent(work, 50 + len(behind)) or top[4] + len(behind) > MOST_FOUND:
+                result = np.int64(SPENT)
+                break
+            tokens = np.concatenate((tokens[: top[4]], behind))
+            top[3], top[5] = top[4], len(tokens)
+            top[9] = 3 if top[9] == 1 and len(behind) < NEAREST else top[9] + 1
+            continue
+        if top[3] >= top[5]:
+            lowest = top[7]
+            if lowest == top[6]:
+                for j in range(lowest, n_open):
+                    _put(memo, opened[j, 0], opened[j, 1], DEAD)
+                n_open = lowest
+            tokens = tokens[: top[4]]
+            n -= 1
+            if n:
+                path[n - 1, 7] = min(path[n - 1, 7], lowest)
+            continue
+        token, after, after_nfc = tokens[top[3], 0], tokens[top[3], 1], tokens[top[3], 2]
+        top[3] += 1
+        if not stay_apart(relation, top[2], token):
+            continue
+        top[8] = token
+        rest = _rest(n_tokens, after_nfc, token)
+        known = np.int64(_get(texts, rests, findings, after, rest))
+        if known == OPEN:
+            top[7] = min(top[7], memo.at[_slot(texts, rests, after, rest)])
+            continue
+        if known not in (ALIVE, DEAD):
+            known = _whatever_last(tables, memo, after, after_nfc)
+            if known == UNKNOWN and _has_hint(tables, memo, after, after_nfc, token):
+                known = np.int64(ALIVE)
+        if known in (ALIVE, ALWAYS):
+            result = np.int64(ALIVE)
+            break
+        if known in (DEAD, NEVER):
+            continue
+        if known in (FULL, SPENT) or 4 * (memo.used[0] + 2) > len(texts):
+            result = np.int64(SPENT if known == SPENT else FULL)
+            break
+        path = _longer(path, n)
+        opened = _longer(opened, n_open)
+        path[n] = 0
+        path[n, 0], path[n, 1], path[n, 2] = after, after_nfc, token
+        path[n, 6], path[n, 7] = n_open, n_open
+        opened[n_open, 0], opened[n_open, 1] = after, rest
+        _open(memo, after, rest, n_open)
+        n += 1
+        n_open += 1
+    for j in range(n_open):
+        _put(memo, opened[j, 0], opened[j, 1], ALIVE if result == ALIVE else UNKNOWN)
+    for j in range(n if result == ALIVE else 0):
+        token = path[j, 8]
+        is_inert = tables.is_inert[token]
+        _hint(memo, path[j, 0], np.int64(-1) if is_inert else path[j, 1], token)
+    return result
+
+
+@compiled
+def _lives(tables, memo, text, nfc, last):
+    """Whether a text can end: `DEAD`, `ALIVE`, `NEVER`, `ALWAYS`, `FULL` or `SPENT`."""
+    if _is_spent(memo.work, 1):
+        return np.int64(SPENT)
+    found = _whatever_last(tables, memo, text, nfc)
+    return _search(tables, memo, text, nfc, last) if found == UNKNOWN else found
+
+
+@compiled
+def _is_live(lives):
+    return lives in (ALIVE, ALWAYS)
 
 
 @unlocked
 def live_tokens(tables, memo, trie, text, nfc):
-    """The tokens of a trie behind which a text can end.
+    """The tokens of a trie after which a text can end.
 
     Returns:
-        Each token times four, plus 1 if it lives after a cut that the merges make, plus 2 if after
-        one that they do not. A single `FULL`: the memo is full.
+        Each token times four, plus 1 if it is alive after a cut that the merges make, plus 2 if it
+        is alive after a cut that they do not make. A single `FULL` or `SPENT` if the result is not
+        known.
     """
     found = walk(tables, trie, text, nfc)
     live = found[:, 0] * 4
@@ -808,48 +1053,48 @@ def live_tokens(tables, memo, trie, text, nfc):
             after = found[i, 1 + kind]
             if after >= 0:
                 lives = _lives(tables, memo, after, found[i, 3], found[i, 0])
-                if lives == FULL:
-                    return np.full(1, FULL, np.int64)
-                live[i] |= (lives != DEAD) << kind
+                if lives < 0:
+                    return np.full(1, lives, np.int64)
+                live[i] |= _is_live(lives) << kind
     return live[live & 3 != 0]
 
 
 @unlocked
 def live_plain(tables, memo, cuts, nfc, text, apart, broken):
-    """Add to A and B the plain tokens behind which a text can end.
+    """Add to A and B the plain tokens after which a text can end.
 
     Args:
-        cuts, nfc, text: as those of `_walk_plain`.
+        cuts, nfc, text: as in `_walk_plain`.
         apart, broken: [words] uint32.
 
     Returns:
-        Nothing, or a single `FULL`: the memo is full.
+        Nothing, or a single `FULL` or `SPENT`.
     """
     taken = _walk_language(tables, unpacked(text)[0])
     kinds, behind = cuts
-    # What counts for every last token, by where the text is and the kind of its cuts. It lives
-    # after none of two cuts, the first, the second or both.
-    keys = np.full(1024, -1, np.int64)
-    settled = np.zeros(1024, np.uint32)
+    # Results by state of the language, unfinished character, state of NFC and kind of cuts: whether
+    # a token is alive after neither of the two cuts, the first, the second, or both.
+    keys = np.full((4096, 2), -1, np.int64)
+    settled = np.zeros(4096, np.uint32)
     for i in range(len(taken)):
         token = np.int64(taken[i, 0])
-        cut = np.int64(kinds[token])
+        cut, after_nfc = np.int64(kinds[token]), np.int64(nfc[token])
         key = (((np.int64(taken[i, 1]) << NODE_BITS) | taken[i, 2]) << 32) | cut
-        where = np.uint64(key) * _SPREAD >> np.uint64(54)
+        where = (np.uint64(key) * _SPREAD + np.uint64(after_nfc) * _OTHER) >> np.uint64(52)
         live = settled[where]
-        if keys[where] != key:
+        if keys[where, 0] != key or keys[where, 1] != after_nfc:
             live = np.uint32(0)
             is_settled = True
             for kind in range(2):
                 after = _placed(taken[i, 1], behind[cut, kind], taken[i, 2])
                 if after >= 0:
-                    lives = _lives(tables, memo, after, np.int64(nfc[token]), token)
-                    if lives == FULL:
-                        return np.full(1, FULL, np.int64)
-                    live |= np.uint32(lives != DEAD) << np.uint32(kind)
-                    is_settled = is_settled and lives == ALWAYS
+                    lives = _lives(tables, memo, after, after_nfc, token)
+                    if lives < 0:
+                        return np.full(1, lives, np.int64)
+                    live |= np.uint32(_is_live(lives)) << np.uint32(kind)
+                    is_settled = is_settled and lives in (ALWAYS, NEVER)
             if is_settled:
-                keys[where], settled[where] = key, live
+                keys[where, 0], keys[where, 1], settled[where] = key, after_nfc, live
         bit = np.uint32(token & 31)
         apart[token >> 5] |= (live & np.uint32(1)) << bit
         broken[token >> 5] |= (live >> np.uint32(1)) << bit
@@ -858,16 +1103,16 @@ def live_plain(tables, memo, cuts, nfc, text, apart, broken):
 
 @unlocked
 def live_added(tables, memo, text, nfc):
-    """The added tokens behind which a text can end, as `live_tokens` returns them."""
+    """The added tokens after which a text can end, in the format of `live_tokens`."""
     live = np.empty(len(tables.added), np.int64)
     n = 0
     for token in tables.added:
         after, after_nfc = _run_added(tables, text, nfc, token)
         if after < 0:
             continue
-        lives = search(tables, memo, after, after_nfc, np.int64(-1))
-        if lives == FULL:
-            return np.full(1, FULL, np.int64)
+        lives = _can_end(tables, memo, after, after_nfc)
+        if lives < 0:
+            return np.full(1, lives, np.int64)
         if lives == ALIVE:
             live[n] = 4 * token + 3
             n += 1
@@ -876,21 +1121,21 @@ def live_added(tables, memo, text, nfc):
 
 @unlocked
 def texts_behind(tables, trie, text, nfc, allowed):
-    """Where the tokens of a trie lead that are in a mask: [n, 2] int64, text and state of NFC."""
+    """Where those tokens of a trie lead that are in a mask: [n, 2] int64, text and state of NFC."""
     return _behind(walk(tables, trie, text, nfc), allowed)
 
 
 @unlocked
 def texts_behind_plain(tables, cuts, nfc, text, allowed):
-    """What `texts_behind` returns of the plain tokens; arguments as those of `_walk_plain`."""
+    """The result of `texts_behind` for the plain tokens; arguments as in `_walk_plain`."""
     return _behind(_walk_plain(tables, cuts, nfc, text), allowed)
 
 
 @compiled
 def _behind(found, allowed):
-    """What `texts_behind` returns of what `walk` returned."""
+    """The result of `texts_behind`, given the result of `walk`."""
     behind = np.empty((2 * len(found), 2), np.int64)
-    recent = np.full(4096, -1, np.int64)  # what was found lately: most tokens lead to few states
+    recent = np.full(4096, -1, np.int64)  # a cache, because most tokens lead to few states
     n = 0
     for i in range(len(found)):
         token = found[i, 0]
@@ -915,7 +1160,7 @@ def _behind(found, allowed):
 
 @compiled
 def set_bits(mask, live, kinds):
-    """Add to a mask the tokens that live after one of some kinds of cuts."""
+    """Add to a mask the tokens that are alive after one of the given kinds of cuts."""
     for i in range(len(live)):
         if live[i] & kinds:
             token = live[i] >> 2

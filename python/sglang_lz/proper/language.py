@@ -1,38 +1,54 @@
 """The language of a regex, JSON schema or structural tag, as an automaton over characters.
 
 XGrammar, the library behind upstream's default backend, turns each of them into rules, so a
-constraint allows the same texts with proper tokens as without. The rules become a Thompson NFA, and
-its reachable subsets the automaton. A rule that calls itself last is a loop; one that calls itself
-elsewhere is no regular language, and is refused.
+constraint allows the same texts with and without proper tokens. The rules become a Thompson NFA,
+and its reachable subsets become the states of the automaton. A rule that calls itself at its end is
+a loop. A rule that calls itself elsewhere is not regular in general, and is refused.
+
+A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
+therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.
+The bounds keep every constraint below about two seconds and 100 MB.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_lz.proper.codepoints import SIZE, classes_of, of_ranges
+from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.tokenizer import Unsupported
 
-MOST_PLACES = 200_000
+MOST_RULES = 1_000_000
+"""The most characters in the rules that XGrammar generates from a constraint."""
+MOST_PLACES = 100_000
+"""The most places of the NFA."""
+MOST_STEPS = 2_000_000
+"""The most steps for building the NFA, and again for building the automaton. A step is a part of a
+rule, a visit to a place, or a class of characters with a transition from a state."""
+MOST_TOLD = 32_000_000
+"""The most sets of characters in a constraint, times the character ranges they distinguish."""
 MOST_STATES = 20_000
-_FAR = np.int32(1 << 30)
+"""The most states of the automaton."""
+MOST_ELEMENTS = 2_000_000
+"""The most places in all states and closures together."""
+MOST_ENTRIES = 8_000_000
+"""The most states of the automaton, times its classes of characters."""
 LAST = SIZE - 1
 
 
 class Language(NamedTuple):
-    """A deterministic automaton over characters; each state leads to an accepting one.
+    """A deterministic automaton over characters. Every state can reach an accepting state.
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
-        table: [states, classes] int32, from state and class to the next state; -1 is none. State 0
-            is the first.
-        accepts: [states] bool.
-        distance: [states] int32: how many characters an accepting state is away.
+        table: [states, classes] int32: the next state by state and class; -1 if there is none.
+            State 0 is the initial state.
+        accepts: [states] bool: whether a state is accepting.
+        distance: [states] int32: the number of characters to the nearest accepting state.
     """
 
     classes: npt.NDArray[np.int32]
@@ -42,50 +58,75 @@ class Language(NamedTuple):
 
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""A set of code points, both ends of each range included."""
+"""A set of code points as inclusive ranges."""
 
 ANY_TEXT = r"root ::= (([\0-\U0010ffff]*))"
-"""The rules of every text."""
+"""The rules that allow every text."""
+
+
+class _Budget:
+    """How much of a bounded resource is left."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._left, self._most, self._what = most, most, what
+
+    def spend(self, amount: int = 1) -> None:
+        """Spend an amount.
+
+        Raises:
+            Unsupported: the amount is more than what is left.
+        """
+        self._left -= amount
+        if self._left < 0:
+            raise Unsupported(f"it needs more than {self._most} {self._what}")
 
 
 class Rules:
-    """Rules in XGrammar's notation, as a graph.
+    """Rules in XGrammar's notation, as a graph (the NFA).
 
-    Places are numbered. Each has a list of characters that it reads, with the place behind, and a
-    list of places that it also stands for. Place 0 accepts.
+    Places are numbered. `reads` holds, for each place, the sets of characters that it reads and the
+    place that each set leads to. `also` holds the places that it leads to without reading. Place 0
+    accepts.
 
     Raises:
-        Unsupported: they are recursive, too large, or hold what is no text.
+        Unsupported: they are recursive, too large, or contain something that is not text.
     """
 
     def __init__(self, text: str) -> None:
-        self._rules = dict(_rules(text))
-        self.reads: list[list[tuple[Ranges, int]]] = [[]]
-        self.also: list[list[int]] = [[]]
+        _Budget(MOST_RULES, "characters of rules").spend(len(text))
+        self._steps = _Budget(MOST_STEPS, "steps to build")
+        self._places = _Budget(MOST_PLACES, "places")
+        self.reads: list[Sequence[tuple[Ranges, int]]] = [()]
+        self.also: list[Sequence[int]] = [()]
         self._calls: dict[tuple[str, int], int] = {}
         self._active: dict[str, int] = {}
-        self.start = self._call("root", 0)
+        try:
+            self._rules = dict(_rules(text))
+            self.start = self._call("root", 0)
+        except RecursionError:
+            raise Unsupported("it is nested too deeply") from None
+        del self._rules, self._calls, self._active
 
-    def _place(self) -> int:
-        if len(self.reads) > MOST_PLACES:
-            raise Unsupported(f"it needs more than {MOST_PLACES} places")
-        self.reads.append([])
-        self.also.append([])
+    def _place(self, reads: Sequence[tuple[Ranges, int]] = (), also: Sequence[int] = ()) -> int:
+        self._places.spend()
+        self.reads.append(reads)
+        self.also.append(also)
         return len(self.reads) - 1
 
     def _call(self, name: str, after: int) -> int:
-        """The first place of a rule that goes on at another place."""
+        """The first place of a rule that continues at the place `after`."""
         key = (name, after)
         if key not in self._calls:
             if self._active.get(name):
                 raise Unsupported(f"it is recursive, at its rule {name}")
             self._calls[key] = place = self._place()
             self._active[name] = 1
-            self.also[place].append(self._build(self._rules[name], after))
+            self.also[place] = (self._build(self._rules[name], after),)
             self._active[name] = 0
         return self._calls[key]
 
     def _build(self, node: Any, after: int) -> int:
+        self._steps.spend()
         kind, value = node
         if kind == "text":
             for character in reversed(value):
@@ -100,148 +141,236 @@ class Rules:
                 after = self._build(part, after)
             return after
         if kind == "choice":
-            place = self._place()
-            self.also[place] = [self._build(part, after) for part in value]
-            return place
+            return self._place(also=tuple([self._build(part, after) for part in value]))
         if kind == "repeat":
             part, least, most = value
             return self._repeat(part, least, most, after)
         return self._dispatch(value, after)
 
     def _read(self, ranges: Ranges, after: int) -> int:
-        place = self._place()
-        self.reads[place].append((ranges, after))
-        return place
+        return self._place(reads=((ranges, after),))
 
     def _repeat(self, part: Any, least: int, most: int, after: int) -> int:
         if most < 0:
             place = self._place()
-            self.also[place] = [after, self._build(part, place)]
+            self.also[place] = (after, self._build(part, place))
         else:
             place = after
             for _ in range(most - least):
-                head = self._place()
-                self.also[head] = [after, self._build(part, place)]
-                place = head
+                place = self._place(also=(after, self._build(part, place)))
         for _ in range(least):
             place = self._build(part, place)
         return place
 
     def _dispatch(self, value: dict[str, Any], after: int) -> int:
-        """Any text up to a trigger, then the trigger's rule, and so on."""
+        """Any text up to a trigger, then the rule of that trigger, repeatedly if it loops."""
         triggers: dict[str, str] = value["triggers"]
         words = [*triggers, *value["excludes"]]
+        letters = set("".join(words))
+        self._steps.spend(sum(map(len, words)) * (len(words) + len(letters)))
         prefixes = sorted({word[:size] for word in words for size in range(len(word) + 1)})
         places = {prefix: self._place() for prefix in prefixes}
         start = places[""]
+        others = _complement((ord(letter), ord(letter)) for letter in letters)
         for prefix, place in places.items():
             found = next((word for word in words if prefix.endswith(word)), None)
             if found is not None:
                 if found in triggers:
                     behind = start if value["loops"] else after
-                    self.also[place].append(self._call(triggers[found], behind))
+                    self.also[place] = (self._call(triggers[found], behind),)
                 continue
-            self.also[place].append(after)
-            letters = {word[at] for word in words for at in range(len(word))}
+            self.also[place] = (after,)
+            reads = [(others, start)]
             for letter in letters:
                 text = prefix + letter
                 while text not in places:
                     text = text[1:]
-                self.reads[place].append((((ord(letter), ord(letter)),), places[text]))
-            self.reads[place].append((_others(letters), start))
+                reads.append((((ord(letter), ord(letter)),), places[text]))
+            self.reads[place] = reads
         return start
 
 
 def language_of(rules: Rules) -> Language:
-    """The automaton of rules.
+    """Build the automaton of rules.
 
     Raises:
-        Unsupported: it is too large, or allows no text.
+        Unsupported: it is too large, or accepts no text.
     """
-    sets = sorted({ranges for edges in rules.reads for ranges, _ in edges})
-    classes, samples = classes_of([of_ranges(ranges) for ranges in sets] or [np.zeros(SIZE, bool)])
+    classes, n_classes, members = _classes({ranges for edges in rules.reads for ranges, _ in edges})
+    subsets = _Subsets(rules)
+    entries = _Budget(MOST_ENTRIES, "states times classes of characters")
+    table = bytearray()
+    sources: list[list[int]] = [[]]  # the predecessors of each state
+    for number, places in enumerate(subsets):
+        entries.spend(n_classes)
+        row = np.full(n_classes, -1, np.int32)
+        for behind, taken in _edges(rules, places, members, subsets.steps):
+            target = subsets.number(behind)
+            row[taken] = target
+            if target == len(sources):
+                sources.append([])
+            sources[target].append(number)
+        table += row.tobytes()
+    accepts = np.array(subsets.accepts)
+    return _trimmed(
+        classes, np.frombuffer(table, np.int32).reshape(-1, n_classes), accepts, sources
+    )
+
+
+def _classes(
+    sets: set[Ranges],
+) -> tuple[npt.NDArray[np.int32], int, dict[Ranges, npt.NDArray[np.int64]]]:
+    """The class of each code point, the number of classes, and the classes of each set."""
+    begin = np.unique(
+        [0, *(edge for ranges in sets for first, last in ranges for edge in (first, last + 1))]
+    )
+    begin = begin[begin < SIZE]
+    _Budget(MOST_TOLD, "sets times ranges of characters").spend(len(sets) * len(begin))
+    bits = np.zeros((-(-len(sets) // 8) or 1, len(begin)), np.uint8)
+    for i, ranges in enumerate(sets):
+        for first, last in ranges:
+            low, high = np.searchsorted(begin, [first, last + 1]).tolist()
+            bits[i >> 3, low:high] |= 1 << (i & 7)
+    kinds, class_of = np.unique(bits.T, axis=0, return_inverse=True)
     members = {
-        ranges: [
-            k
-            for k, code in enumerate(samples.tolist())
-            if any(first <= code <= last for first, last in ranges)
-        ]
-        for ranges in sets
+        ranges: np.flatnonzero(kinds[:, i >> 3] >> (i & 7) & 1) for i, ranges in enumerate(sets)
     }
-    closures: dict[int, tuple[frozenset[int], bool]] = {}
-    start = frozenset([rules.start])
-    states = {start: 0}
-    order = [start]
-    rows, accepts = [], []
-    for state in order:
-        row = np.full(len(samples), -1, np.int32)
-        targets: dict[int, set[int]] = {}
-        accepting = False
-        for place in _closure(rules, state, closures):
-            accepting |= place == 0
-            for ranges, after in rules.reads[place]:
-                for k in members[ranges]:
-                    targets.setdefault(k, set()).add(after)
-        for k, after_all in targets.items():
-            target = frozenset(after_all)
-            number = states.setdefault(target, len(states))
-            if number == len(order):
-                order.append(target)
-                if number >= MOST_STATES:
-                    raise Unsupported(f"it needs more than {MOST_STATES} states")
-            row[k] = number
-        rows.append(row)
-        accepts.append(accepting)
-    return _trimmed(classes, np.stack(rows), np.array(accepts))
+    lengths = np.diff(np.append(begin, SIZE))
+    return np.repeat(class_of.ravel().astype(np.int32), lengths), len(kinds), members
 
 
-def _closure(rules: Rules, state: frozenset[int], known: dict[int, Any]) -> set[int]:
-    """The places of a state and all that they stand for."""
-    seen: set[int] = set()
-    for first in state:
-        if first not in known:
-            found: set[int] = set()
+class _Subsets:
+    """The reachable sets of places, numbered as they are found.
+
+    Iteration includes the sets that are added while it runs.
+
+    Attributes:
+        accepts: whether each set accepts.
+        steps: the steps that are left.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.steps = _Budget(MOST_STEPS, "steps to build")
+        self._states = _Budget(MOST_STATES, "states")
+        self._elements = _Budget(MOST_ELEMENTS, "places in all its states")
+        self._closures: dict[int, tuple[int, ...]] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._waiting: list[bytes] = []
+        self.accepts: list[bool] = []
+        self.number(np.array([rules.start], np.int32).tobytes())
+
+    def number(self, subset: bytes) -> int:
+        """The number of a set of places, given as the bytes of a sorted int32 array."""
+        number = self._numbers.setdefault(subset, len(self._numbers))
+        if number == len(self._waiting):
+            self._states.spend()
+            self._elements.spend(len(subset) // 4)
+            self._waiting.append(subset)
+        return number
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """For each set, its places that read a character."""
+        for subset in self._waiting:
+            places = np.frombuffer(subset, np.int32).tolist()
+            if len(places) == 1:
+                found: Iterable[int] = self._closure(places[0])
+            else:
+                found = set()
+                for place in places:
+                    found.update(self._closure(place))
+            self.accepts.append(0 in found)
+            yield [place for place in found if place]
+
+    def _closure(self, first: int) -> tuple[int, ...]:
+        """The places reachable from a place without reading that read a character or accept."""
+        if first not in self._closures:
+            seen = {first}
             stack = [first]
             while stack:
-                place = stack.pop()
-                if place not in found:
-                    found.add(place)
-                    stack += rules.also[place]
-            known[first] = {place for place in found if place == 0 or rules.reads[place]}
-        seen |= known[first]
-    return seen
+                also = self._rules.also[stack.pop()]
+                self.steps.spend(1 + len(also))
+                for place in also:
+                    if place not in seen:
+                        seen.add(place)
+                        stack.append(place)
+            closure = tuple([place for place in seen if not place or self._rules.reads[place]])
+            self._elements.spend(len(closure))
+            self._closures[first] = closure
+        self.steps.spend(len(self._closures[first]))
+        return self._closures[first]
+
+
+def _edges(
+    rules: Rules,
+    places: list[int],
+    members: dict[Ranges, npt.NDArray[np.int64]],
+    steps: _Budget,
+) -> Iterator[tuple[bytes, npt.NDArray[np.int64]]]:
+    """The transitions from a set of places: each target set, and the classes that lead to it."""
+    edges = [
+        (members[ranges], after)
+        for place in places
+        for ranges, after in rules.reads[place]
+        if len(members[ranges])
+    ]
+    steps.spend(sum(len(taken) for taken, _ in edges))
+    if len(edges) == 1:
+        ((taken, after),) = edges
+        yield np.array([after], np.int32).tobytes(), taken
+        return
+    if not edges:
+        return
+    behind = np.repeat([after for _, after in edges], [len(taken) for taken, _ in edges])
+    pairs = np.unique(np.concatenate([taken for taken, _ in edges]) << 32 | behind)
+    by_class, behind = pairs >> 32, pairs.astype(np.int32)
+    classes, begin = np.unique(by_class, return_index=True)
+    alike: dict[bytes, list[int]] = {}
+    for k, first, last in zip(
+        classes.tolist(), begin.tolist(), [*begin[1:].tolist(), len(pairs)], strict=True
+    ):
+        alike.setdefault(behind[first:last].tobytes(), []).append(k)
+    for subset, found in alike.items():
+        yield subset, np.array(found)
 
 
 def _trimmed(
-    classes: npt.NDArray[np.int32], table: npt.NDArray[np.int32], accepts: npt.NDArray[np.bool_]
+    classes: npt.NDArray[np.int32],
+    table: npt.NDArray[np.int32],
+    accepts: npt.NDArray[np.bool_],
+    sources: list[list[int]],
 ) -> Language:
-    """The automaton without the states that lead to no accepting one."""
-    distance = np.where(accepts, 0, _FAR).astype(np.int32)
-    while True:
-        after = np.where(table >= 0, distance[table], _FAR).min(axis=1)
-        nearer = np.minimum(distance, np.where(after < _FAR, after + 1, _FAR))
-        if (nearer == distance).all():
-            break
-        distance = nearer.astype(np.int32)
-    if distance[0] == _FAR:
+    """The automaton without the states that cannot reach an accepting state."""
+    distance = np.where(accepts, 0, -1).astype(np.int32)
+    order = np.flatnonzero(accepts).tolist()
+    for state in order:
+        for before in sources[state]:
+            if distance[before] < 0:
+                distance[before] = distance[state] + 1
+                order.append(before)
+    if distance[0] < 0:
         raise Unsupported("it allows no text")
-    kept = np.flatnonzero(distance < _FAR)
+    if len(order) == len(table):
+        return Language(classes, table, accepts, distance)
+    kept = np.sort(order)
     number = np.full(len(table) + 1, -1, np.int32)
     number[kept] = np.arange(len(kept), dtype=np.int32)
     return Language(classes, number[table[kept]], accepts[kept], distance[kept])
 
 
-def _others(letters: set[str]) -> Ranges:
-    """All code points but some."""
-    ranges, first = [], 0
-    for code in sorted(map(ord, letters)):
-        if first < code:
-            ranges.append((first, code - 1))
-        first = code + 1
-    return (*ranges, (first, LAST))
+def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All code points except those in some ranges."""
+    found, first = [], 0
+    for begin, end in sorted(ranges):
+        if first < begin:
+            found.append((first, begin - 1))
+        first = max(first, end + 1)
+    if first <= LAST:
+        found.append((first, LAST))
+    return tuple(found)
 
 
-# XGrammar's notation: what it prints, not all that it reads.
+# XGrammar's notation. This covers what XGrammar prints, not everything that it can read.
 _LEXEME = re.compile(
     r"""\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<name>[A-Za-z_][\w.\-]*)
     |(?P<repeat>\{\s*(?P<least>\d+)\s*,\s*(?P<most>-?\d+)\s*\})|(?P<sign>::=|[()|*+?=,]))""",
@@ -264,8 +393,9 @@ def _rules(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _lexemes(line: str) -> Iterator[tuple[str, str]]:
+    line = line.rstrip()
     at = 0
-    while line[at:].strip():
+    while at < len(line):
         found = _LEXEME.match(line, at)
         if found is None:
             raise Unsupported(f"its rules hold {line[at : at + 40]!r}")
@@ -334,7 +464,7 @@ class _Reader:
         if text != "(":
             raise Unsupported(f"its rules hold {text!r}")
         if self.peek() == ("sign", "="):
-            # A hint for XGrammar's own tables: it follows from the other rules.
+            # A hint for XGrammar's own tables, which is implied by the other rules.
             self.at += 1
             self.choice()
             self.take("sign", ")")
@@ -345,6 +475,12 @@ class _Reader:
 
     def dispatch(self, name: str) -> Any:
         """`TagDispatch(("trigger", rule), ..., loop_after_dispatch=..., excludes=(...))`."""
+        if name == "Regex":
+            raise Unsupported(
+                "it has a pattern, and XGrammar gives no rules for the patterns of a JSON schema "
+                "(pattern, patternProperties, propertyNames); use enum, format or maxLength, or "
+                "write the whole constraint as a regex"
+            )
         if name != "TagDispatch":
             raise Unsupported(f"its rules hold {name}, which is no text")
         self.take("sign", "(")
@@ -385,7 +521,7 @@ def _characters(text: str) -> Iterator[str]:
 
 
 def _ranges(text: str) -> Ranges:
-    """The set that stands between brackets."""
+    """The ranges of a character set, given the text between its brackets."""
     is_not = text.startswith("^")
     ranges = []
     items = [found.group() for found in _CHARACTER.finditer(text[is_not:])]
@@ -396,8 +532,4 @@ def _ranges(text: str) -> Ranges:
         last = next(_characters(items[at + 2])) if is_range else first
         ranges.append((ord(first), ord(last)))
         at += 3 if is_range else 1
-    if not is_not:
-        return tuple(sorted(ranges))
-    found = of_ranges(ranges)
-    edges = np.flatnonzero(np.diff(np.concatenate(([True], found, [True])).astype(np.int8)))
-    return tuple((int(a), int(b) - 1) for a, b in edges.reshape(-1, 2))
+    return _complement(ranges) if is_not else tuple(sorted(ranges))

@@ -1,19 +1,21 @@
-"""DirectMerge: which two tokens may stand side by side within a pre-token.
+"""DirectMerge: decides which two tokens may be adjacent within a pre-token.
 
-BPE applies the merge of the lowest rank that it finds, the leftmost first. Let p and t be tokens,
-each of which BPE makes of its own bytes, by merges of rising ranks. BPE of the bytes of p and t
-together makes the same merges inside each, until one fits across the seam. Across the seam lie, at
-any time, the part of p that ends there, a node of p's right spine, and the part of t that begins
-there, a node of t's left spine. So p and t stay apart iff there is no merge (x, y) with x on the
-right spine of p, y on the left spine of t, and a time at which both are there: from `since` on, the
-rank at which the last of merge and parts is there, before x is used up, and not after y is: at
-equal ranks the left one goes first. A sequence of tokens within a pre-token is the tokenizer's own
-iff each token is the BPE of its own bytes and each two neighbours stay apart, for a first merge
-across any seam would be one across a seam of two neighbours.
+BPE repeatedly applies the merge with the lowest rank, and the leftmost one first. Let p and t be
+tokens that BPE produces from their own bytes by merges of rising rank. On the concatenated bytes of
+p and t, BPE performs the same merges inside each token until a merge fits across the boundary. At
+any time, the part of p that touches the boundary is a node on p's right spine, and the part of t
+that touches it is a node on t's left spine. So p and t stay apart iff there is no merge (x, y) with
+x on the right spine of p and y on the left spine of t that can happen while both exist. Such a
+merge can happen from the rank `since` on, which is the highest of its own rank and the ranks at
+which x and y are made. It must happen before x is used up, and no later than y is used up, because
+BPE applies the leftmost merge first at equal ranks. A token sequence within a pre-token is proper
+iff each token is the BPE of its own bytes and all neighbours stay apart, because the first merge
+across any boundary would be one between two neighbours.
 
-The tokens with y on their left spine and used up at a given rank or later are an interval of a
-postorder of the forest in which the parent of a token is its left part, children by rank. So a row
-of the relation is all ones with one interval cleared for each merge that begins on p's right spine.
+Consider the forest in which the parent of a token is its left part and children are ordered by
+rank. The tokens that have y on their left spine and use it up at a given rank or later form an
+interval of its postorder. So a row of the relation is all ones, with one interval cleared for each
+merge whose left part is on p's right spine.
 
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints" (DirectMerge).
 """
@@ -30,22 +32,23 @@ from sglang_lz.proper.tokenizer import TokenizerFile, Unsupported
 
 NEVER = np.int64(1 << 40)
 BYTE, UNREACHABLE = -1, -2
-"""Values of `MergeRelation.made` that are no rank."""
+"""Values of `MergeRelation.made` that are not ranks."""
 
 
 class MergeRelation(NamedTuple):
     """The relation of a tokenizer with V tokens and M merges.
 
     Attributes:
-        made: [V] int64: the rank of the last merge of a token's own BPE, `BYTE` or `UNREACHABLE`.
+        made: [V] int64: the rank of the last merge when BPE is applied to a token's own bytes, or
+            `BYTE` or `UNREACHABLE`.
         parts: [M, 2] int64: left and right part of each merge.
         first: [V + 1] int64: where the merges of each left part begin in `pairs`.
-        pairs: [M, 2] int64: right part and rank, by left and right part.
+        pairs: [M, 2] int64: right part and rank, sorted by left and right part.
         begin: [V + 1] int64: where the merges of each left part begin in `cleared`.
-        cleared: [M, 3] int64: the rank from which on a merge can happen, and the interval of
-            `order` that it clears, by left part and that rank.
+        cleared: [M, 3] int64: the rank from which a merge can happen, and the interval of `order`
+            that it clears, sorted by left part and that rank.
         order: [reachable tokens] int32: tokens in postorder.
-        reachable: [ceil(V / 32)] uint32: a bit for each token that BPE makes of its own bytes.
+        reachable: [ceil(V / 32)] uint32: a bit for each token that BPE produces from its own bytes.
     """
 
     made: npt.NDArray[np.int64]
@@ -62,7 +65,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     """The merge relation of a tokenizer.
 
     Raises:
-        Unsupported: its merges do not make tokens by rising ranks, or tokens skip them.
+        Unsupported: some token is not made by merges of rising rank, or bypasses the merges.
     """
     left, right, result = (np.ascontiguousarray(column) for column in file.merges.T)
     tokens = file.tokens
@@ -119,7 +122,7 @@ def _intervals(
 
 
 @compiled
-def _rank(first, pairs, x, y):
+def merge_rank(first, pairs, x, y):
     """The rank of the merge (x, y); -1 if there is none."""
     low, high = first[x], first[x + 1]
     end = high
@@ -132,18 +135,19 @@ def _rank(first, pairs, x, y):
     return pairs[low, 1] if low < end and pairs[low, 0] == y else np.int64(-1)
 
 
-# In loops, arrays are taken out of their tuple first: numba counts a reference at each access.
+# Loops use arrays that were taken out of their tuple beforehand, because numba updates a reference
+# count each time a field of a tuple is accessed.
 
 
 @compiled
 def stay_apart(relation, p, t):
-    """Whether BPE leaves the tokens p and t as they are where t follows p in a pre-token."""
+    """Whether BPE leaves the tokens p and t unchanged if t follows p in a pre-token."""
     made, parts, first, pairs = relation.made, relation.parts, relation.first, relation.pairs
     x, x_until = p, NEVER
     while True:
         y, y_until = t, NEVER
         while True:
-            rank = _rank(first, pairs, x, y)
+            rank = merge_rank(first, pairs, x, y)
             if rank >= 0:
                 since = max(rank, made[x], made[y])
                 if since < x_until and since <= y_until:
@@ -180,7 +184,7 @@ def fill_row(relation, p, out):
 
 @compiled
 def _derive(text, ends, byte_ids, first, pairs, result):
-    """The last merge of the BPE of each token's bytes, and whether all ranks rise."""
+    """The last merge when BPE is applied to each token's bytes, and whether all ranks rise."""
     size = len(ends) - 1
     made = np.full(size, UNREACHABLE, np.int64)
     is_rising = True
@@ -197,7 +201,7 @@ def _derive(text, ends, byte_ids, first, pairs, result):
             best = NEVER
             where = 0
             for i in range(length - 1):
-                rank = _rank(first, pairs, parts[i], parts[i + 1])
+                rank = merge_rank(first, pairs, parts[i], parts[i + 1])
                 if 0 <= rank < best:
                     best, where = rank, i
             if best == NEVER:
@@ -217,7 +221,7 @@ def _derive(text, ends, byte_ids, first, pairs, result):
 
 @compiled
 def _postorder(made, parent, kids, ends):
-    """The interval of each token's subtree, its own place last, and the tokens in that order."""
+    """The interval of each token's subtree, which ends with the token, and the postorder."""
     size = len(made)
     sizes = np.zeros(size, np.int64)
     by_rank = np.argsort(made)
@@ -250,7 +254,7 @@ def _postorder(made, parent, kids, ends):
 
 @compiled
 def _cleared(made, left, right, since, kids, ends, start, last):
-    """The interval of tokens that begin with the right part of each merge in time."""
+    """For each merge, the interval of tokens whose left spine has its right part in time."""
     low = np.zeros(len(left), np.int64)
     high = np.zeros(len(left), np.int64)
     for k in range(len(left)):

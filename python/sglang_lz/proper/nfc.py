@@ -1,14 +1,16 @@
-"""Which texts are in NFC already, so that a tokenizer's normalizer leaves them as they are.
+"""Decides which texts are already in NFC, so that a tokenizer's normalizer leaves them unchanged.
 
-A text that NFC changes is not what its tokens spell after it was tokenized again, so its tokens are
-never the tokenizer's own. Whether a character may come next depends on the last starter (a
-character of combining class 0) and the class of the character before:
+If NFC changes a text, tokenizing it again yields tokens that spell a different text, so no token
+sequence that spells the original is proper. Whether a character may come next depends on the last
+starter (a character of combining class 0) and on the class of the previous character:
 
-- combining classes must not fall between two starters;
-- a character must not change together with that starter, unless a character of its own class or, if
-  it is a starter itself, any character stands between them (Unicode Standard, 3.11: blocked).
+- combining classes must not decrease between two starters;
+- a character must not change together with that starter, unless it is blocked from it (Unicode
+  Standard, 3.11). It is blocked if a character of its own class comes between them or, if it is a
+  starter itself, if any character does.
 
-The tokenizers' own NFC and NFD tell which characters change, so versions of Unicode cannot differ.
+Which characters change is determined with the NFC and NFD of the tokenizers library, so both always
+use the same Unicode version.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from tokenizers import normalizers
 from sglang_lz.proper.codepoints import SIZE
 
 _END = "\n"
-# Syllables of Hangul: the first of each 28 takes a trailing consonant, the others nothing. The
-# first stands for all.
+# Hangul syllables: the first of every 28 composes with a trailing consonant, the others do not.
+# The first syllable represents all of those that do.
 _HANGUL, _SYLLABLES, _TRAILING = 0xAC00, 11172, 28
 _OTHERS = range(1, _SYLLABLES)
 STARTS = 256
-"""A state is the kind of the last starter times this, plus the class of the last character."""
+"""A state is the kind of the last starter times `STARTS`, plus the class of the last character."""
 
 
 class Normalization(NamedTuple):
-    """What NFC asks of each code point.
+    """The properties of each code point that matter for NFC.
 
     Attributes:
         combining: [SIZE] int32: the combining class; -1 for a character that NFC always changes.
-        mark: [SIZE] int32: the kind of a character that may change with a starter before it; 0 for
-            others.
+        mark: [SIZE] int32: the kind of a character that may change together with a preceding
+            starter; 0 for other characters.
         starter: [SIZE] int32: the kind of a starter; 0 for one that no later character changes.
         changes: [starter kinds, mark kinds] bool: whether NFC changes the two together.
     """
@@ -50,13 +52,13 @@ class Normalization(NamedTuple):
 
 
 def no_normalization() -> Normalization:
-    """Of a tokenizer that does not normalize: any text will do."""
+    """The normalization of a tokenizer that does not normalize: it leaves every text unchanged."""
     nothing = np.zeros(SIZE, np.int32)
     return Normalization(nothing, nothing, nothing, np.zeros((1, 1), bool))
 
 
 def normalization() -> Normalization:
-    """Of a tokenizer that normalizes to NFC."""
+    """The normalization of a tokenizer that normalizes to NFC."""
     nfc, nfd = normalizers.NFC(), normalizers.NFD()
     characters = [chr(code) for code in range(SIZE) if not 0xD800 <= code < 0xE000]
     composed = _each(nfc, characters)
@@ -73,7 +75,7 @@ def normalization() -> Normalization:
         for character, after in zip(characters, decomposed, strict=True)
         if after != character and combining[ord(character)] == 0
     }
-    # What is the end of a composed character may change what stands before it.
+    # A character that ends a decomposition may combine with the character before it.
     marks = sorted(
         {after[-1] for after in parts.values() if combining[ord(after[-1])] >= 0}
         | {chr(code) for code in np.flatnonzero(combining > 0)}
@@ -101,7 +103,7 @@ def normalization() -> Normalization:
 
 
 def _each(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
-    """Each text normalized by itself."""
+    """Normalize each text on its own."""
     if _END in texts:
         return [text if text == _END else normalizer.normalize_str(text) for text in texts]
     return normalizer.normalize_str(_END.join(texts)).split(_END)
@@ -126,17 +128,17 @@ def _changed_pairs(
 
 
 def _combining_classes(nfd: normalizers.Normalizer, characters: list[str]) -> dict[str, int]:
-    """The combining class of each character that has one.
+    """The combining class of each character whose class is not 0.
 
-    NFD puts a character before another of a higher class, so characters of known classes tell that
-    of any other.
+    NFD moves a character in front of one with a higher class, so characters of known classes reveal
+    the class of any other character.
     """
     highest = max(characters, key=unicodedata.combining)
     moved = _each(nfd, [highest + one for one in characters if one != _END])
     found = {highest: None} | {
         after[0]: None for after in moved if len(after) == 2 and after[1] == highest != after[0]
     }
-    # The first of each class: versions of Unicode agree on it.
+    # The first character of each class, because all Unicode versions agree on its class.
     known: dict[int, str] = {}
     for one in sorted(found):
         known.setdefault(unicodedata.combining(one), one)

@@ -1,11 +1,10 @@
-"""Everything about a tokenizer that no constraint changes, made once and kept on disk."""
+"""The automata that depend only on the tokenizer, built once and cached on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from sglang_lz.proper import kernels, merges, nfc, pretokenizer
+from sglang_lz.proper import kept, kernels, merges, nfc, pretokenizer
 from sglang_lz.proper.codepoints import SIZE, classes_of
 from sglang_lz.proper.merges import MergeRelation, fill_row, relation_of
 from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
@@ -24,12 +23,12 @@ from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Of the files. A change of what is prepared is a new number."""
+"""The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256
-"""How many rows of the merge relation are kept."""
+"""How many rows of the merge relation are cached."""
 CUTS = 64
-"""How many states of the pre-tokenizer are kept with what lies behind each token."""
+"""For how many pre-tokenizer states the result of `kernels.cuts_behind` is cached."""
 
 _ARRAYS = (
     "content", "begin", "plain", "marked", "odd", "byte_ids", "added", "is_raw", "goto",
@@ -41,17 +40,24 @@ Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]
 
 
 class Prepared:
-    """The automata of a tokenizer. Threads may share it.
+    """The automata of a tokenizer. It is thread-safe.
 
     Attributes:
         tables: the tokenizer's part of the tables of a product.
         classes: [SIZE] int32: the class of each code point.
-        characters: [classes, 4] int32: `Tables.characters` without the language.
+        characters: [classes, 4] int32: `Tables.characters` without the language's column.
+        letters: the characters that occur in the texts of added tokens.
     """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
         self.characters = arrays["characters"]
+        made_by = np.full(len(relation.parts), -1, np.int64)
+        made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
+        is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
+        for name in ("plain", "marked"):
+            found = arrays[name][:, kernels.TOKEN]
+            is_inert[found[found >= 0]] = True
         self.tables = kernels.Tables(
             **{name: arrays[name] for name in _ARRAYS},
             relation=relation,
@@ -63,10 +69,15 @@ class Prepared:
             accepts=np.zeros(1, bool),
             distance=np.zeros(1, np.int32),
             characters=np.zeros((1, 5), np.int32),
-            nearest=np.zeros((1, kernels.NEAREST), np.int64),
+            spelling=np.zeros((1, 5), np.int32),
+            samples=np.zeros((1, 5), np.int32),
+            leading=np.zeros(0, np.int64),
+            made_by=made_by,
+            is_inert=is_inert,
         )
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
+        self.letters = _letters_of(arrays["goto"])
         self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
         self._cuts: OrderedDict[int, Cuts] = OrderedDict()
         self._nfc: npt.NDArray[np.int32] | None = None
@@ -78,7 +89,7 @@ class Prepared:
         return self.tables.added
 
     def row(self, token: int) -> npt.NDArray[np.uint32]:
-        """The tokens that may follow a token within a pre-token, as bits."""
+        """The tokens that may follow a token within a pre-token, as a bit mask."""
         with self._lock:
             row = self._rows.get(token)
             if row is not None:
@@ -93,10 +104,10 @@ class Prepared:
         return row
 
     def cuts(self, tables: kernels.Tables, pretoken: int) -> Cuts:
-        """What `kernels.cuts_behind` returns, which is the same for all constraints.
+        """The result of `kernels.cuts_behind`, which is the same for all constraints.
 
         Args:
-            tables: of any product of this tokenizer.
+            tables: the tables of any product of this tokenizer.
             pretoken: a state of the pre-tokenizer.
         """
         with self._lock:
@@ -111,43 +122,45 @@ class Prepared:
         return cuts
 
     def nfc(self, tables: kernels.Tables) -> npt.NDArray[np.int32]:
-        """What `kernels.nfc_behind` returns, which is the same for all constraints."""
+        """The result of `kernels.nfc_behind`, which is the same for all constraints."""
         if self._nfc is None:
             self._nfc = kernels.nfc_behind(tables)
         return self._nfc
 
 
 def prepare(text: str) -> Prepared:
-    """Prepare a tokenizer, or read what was prepared before.
+    """Prepare a tokenizer, or load it from the cache if it has been prepared before.
 
     Args:
-        text: its `tokenizer.json`.
+        text: the content of its `tokenizer.json`.
 
     Raises:
         Unsupported: it has a feature that is not modelled.
     """
     path = cache_directory() / f"{key_of(text)}.npz"
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return Prepared({name: arrays[name] for name in arrays.files})
+        return Prepared(kept.load(path))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("Proper tokens: %s cannot be read, it is made again: %s", path, error)
+    except kept.Damaged as error:
+        logger.warning("Proper tokens: %s is not read, it is made again: %s", path, error)
     arrays = prepared_arrays(text)
-    _keep(path, arrays)
+    try:
+        kept.keep(path, arrays)
+    except OSError as error:
+        logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)
     return Prepared(arrays)
 
 
 def cache_directory() -> Path:
-    """Where prepared tokenizers are kept: `SGLANG_LZ_CACHE`, or the user's folder of caches."""
+    """Where prepared tokenizers are cached: `SGLANG_LZ_CACHE`, or the user's cache folder."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sglang-lz"
 
 
 def key_of(text: str) -> str:
-    """The name of a tokenizer's file: a hash of all that decides what is in it."""
+    """The name of a tokenizer's cache file: a hash of everything that determines its content."""
     versions = f"{FORMAT} {tokenizers.__version__} {np.__version__}\n"
     return hashlib.sha256((versions + text).encode()).hexdigest()
 
@@ -217,7 +230,7 @@ def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
 
 
 def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
-    """Aho and Corasick's automaton of the texts of added tokens: `Tables.goto`."""
+    """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`."""
     words = {token.content for token in added}
     prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
     number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -225,7 +238,7 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     shorter = [0] * len(prefixes)
     for i, prefix in enumerate(prefixes):
         if prefix:
-            # What goes on from here goes on from the longest proper end that is a prefix too.
+            # The failure link: the longest proper suffix that is also a prefix.
             end = goto[shorter[number[prefix[:-1]]], prefix[-1]] if prefix[1:] else 0
             shorter[i] = end
             goto[i] = goto[end]
@@ -238,6 +251,20 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     return goto
 
 
+def _letters_of(goto: npt.NDArray[np.int32]) -> str:
+    """The characters in the texts of added tokens, given the result of `_added_automaton`."""
+    prefixes = {0: b""}
+    waiting = [0]
+    for state in waiting:  # the shortest way to a state is its own text
+        for byte in np.flatnonzero(goto[state, :256]).tolist():
+            after = int(goto[state, byte])
+            if after not in prefixes:
+                prefixes[after] = prefixes[state] + bytes([byte])
+                waiting.append(after)
+    words = [text for state, text in prefixes.items() if goto[state, kernels.LENGTH] == len(text)]
+    return "".join(sorted(set(b"".join(words).decode(errors="ignore"))))
+
+
 def _trie(items: list[tuple[bytes, int]]) -> npt.NDArray[np.int32]:
     items.sort()
     if any(len(text) > kernels.LONGEST for text, _ in items):
@@ -246,18 +273,3 @@ def _trie(items: list[tuple[bytes, int]]) -> npt.NDArray[np.int32]:
     ends = np.cumsum([0, *(len(text) for text, _ in items)])
     trie: npt.NDArray[np.int32] = kernels.trie_array(content, ends, np.array([i for _, i in items]))
     return trie
-
-
-def _keep(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Write a file whole, or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-            try:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)

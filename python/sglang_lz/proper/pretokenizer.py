@@ -1,20 +1,24 @@
-"""CartesianMerge's other half: where a pre-tokenizer cuts, as an automaton over characters.
+"""The other half of CartesianMerge: an automaton over characters for where a pre-tokenizer cuts.
 
-A pre-tokenizer splits a text by a regex, whose matches depend on text that comes later: it is
-greedy, backtracks, and looks ahead. So a reader that goes forward guesses, and keeps what must hold
-for the guess to be right. A guess is (the place in the regex on the path that the match takes, the
-places of all paths that the regex prefers and that must therefore never match, what the next
-character may be for those that matched already unless it is so). Paths are tried in the order of a
-backtracking engine, so for each text exactly one sequence of guesses survives: the automaton is
-unambiguous, and what it accepts is what the engine does. A state is the set of the guesses that
-are still open.
+A pre-tokenizer splits a text with a regex that is greedy, backtracks and looks ahead, so its
+matches depend on later text. A reader that only moves forward therefore has to guess, and has to
+remember what must hold for the guess to be right. A guess consists of:
 
-Each character is read with a flag: whether tokens are cut before it, and whether the merges alone
-would have made that cut (`merges.stay_apart`). A cut that the merges would not make is lawful only
-where the pre-tokenizer cuts, and the pre-tokenizer cuts only between tokens.
+- the place in the regex on the path that the match takes;
+- the places of all paths that the regex prefers to it, which must therefore never match;
+- the characters that may come next; any other would complete a match of such a preferred path.
 
-Where several regexes follow each other, each splits the pieces of the one before: a guess has a
-part for each, and a cut by one ends the text of all that follow it.
+Paths are tried in the order in which a backtracking engine tries them, so exactly one sequence of
+guesses survives for each text. The automaton is therefore unambiguous and reproduces the engine's
+matches exactly. A state is the set of guesses that are still open.
+
+Each character is read with a flag that says whether there is a token boundary before it, and
+whether the merges alone would have kept the tokens apart there (`merges.stay_apart`). A boundary
+that the merges would not keep is allowed only where the pre-tokenizer cuts, and the pre-tokenizer
+may cut only at token boundaries.
+
+If there are several regexes, each splits the pieces that the previous one produced. A guess then
+has one part for each regex, and a cut by one regex ends the text for all later ones.
 
 Source: Tran-Thien (CartesianMerge: the product with a splitting automaton); Cognetta & Okazaki,
 arXiv 2410.15696.
@@ -24,9 +28,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import re._constants as op
+import re._parser as parser
 from collections.abc import Iterator, Sequence
-from re import _constants as op  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,16 +40,16 @@ from sglang_lz.proper.codepoints import SIZE, Set, classes_of, matched_by
 from sglang_lz.proper.tokenizer import Unsupported
 
 WITHIN, APART, BROKEN = 0, 1, 2
-"""Flags of a character: no cut before it; a cut that the merges make; one that they do not."""
+"""Flags of a character: no cut before it, a cut that the merges make, or one that they do not."""
 
 MOST_STATES = 4096
 
 _PROPERTY = re.compile(r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sS]")
-_ASIDE = 0xF0000  # private characters stand for those while the pattern is parsed
-_FOLDED_PAIRS = ("ff", "fi", "fl", "ss", "st")  # one character may match both, whatever the case
+_ASIDE = 0xF0000  # private-use characters replace these properties while the pattern is parsed
+_FOLDED_PAIRS = ("ff", "fi", "fl", "ss", "st")  # one character matches both if case is ignored
 
 MATCH, GAP = -1, -2
-"""Places in a regex: behind a match, and in text that no match covers."""
+"""Places in a regex: after a match, and in text that no match covers."""
 Guess = tuple[int, frozenset[tuple[int, int]], int]
 
 
@@ -54,8 +58,8 @@ class PreTokenizer(NamedTuple):
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
-        table: [states, classes, 3] int32, from state, class and flag to the next state; -1 is none.
-            State 0 is the first, and also stands behind an added token.
+        table: [states, classes, 3] int32: the next state by state, class and flag; -1 if there is
+            none. State 0 is the initial state, and also the state after an added token.
         may_end: [states] bool: whether the text may end there.
     """
 
@@ -65,10 +69,10 @@ class PreTokenizer(NamedTuple):
 
 
 def pretokenizer_of(patterns: Sequence[str]) -> PreTokenizer:
-    """The automaton of regexes that are applied one to the pieces of the other.
+    """The automaton of regexes, each of which splits the pieces that the previous one produced.
 
     Raises:
-        Unsupported: a regex has what is not modelled, or its automaton is too large.
+        Unsupported: a regex has a feature that is not modelled, or the automaton is too large.
     """
     splitters = [_Splitter(pattern) for pattern in patterns]
     sets = [found for splitter in splitters for found in splitter.sets]
@@ -122,9 +126,9 @@ def _may_end(splitters: Sequence[_Splitter], guesses: tuple[Guess, ...]) -> bool
 class _Splitter:
     """One regex as a graph of places, and its guesses.
 
-    A place is a tuple: ("character", set, next), ("either", [next, in order]), or ("ahead", set,
-    whether it must not come, next). `sets` are numbered, and become masks of classes. The highest
-    bit of a mask stands for the end of the text.
+    A place is a tuple: ("character", set, next), ("either", [next, in order of preference]), or
+    ("ahead", set, whether the lookahead is negative, next). `sets` are numbered, and become masks
+    of character classes. The highest bit of a mask represents the end of the text.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -144,7 +148,7 @@ class _Splitter:
         self._read: dict[tuple[Guess, int, bool], tuple[Guess, ...]] = {}
 
     def set_classes(self, samples: npt.NDArray[np.int64]) -> None:
-        """Tell the classes of characters, by one code point of each."""
+        """Set the character classes, given one code point of each."""
         self._end = 1 << len(samples)
         self._all = 2 * self._end - 1
         self._masks = [
@@ -153,7 +157,7 @@ class _Splitter:
         self.start_guess: Guess = (MATCH, frozenset(), self._all)
 
     def read(self, guess: Guess, c: int) -> tuple[Guess, ...]:
-        """The guesses after a character that this regex does not cut off."""
+        """The guesses after a character before which this regex does not cut."""
         return self._after(guess, c, cut=False)
 
     def cut(self, guess: Guess, c: int) -> tuple[Guess, ...]:
@@ -228,7 +232,7 @@ class _Splitter:
         return allowed
 
     def _forbid(self, place: int, paths: set[tuple[int, int]], allowed: int) -> int:
-        """Let no path match that has reached a place; what the next character may be then."""
+        """Forbid all paths from a place to match; return what the next character may then be."""
         for n, mask in self._closure(place):
             if n == MATCH:
                 allowed &= self._all & ~mask
@@ -239,8 +243,8 @@ class _Splitter:
         return allowed
 
     def _closure(self, place: int) -> list[tuple[int, int]]:
-        """The places that read a character, or `MATCH`, in the engine's order, and for which next
-        character each is reached."""
+        """The places that read a character, or `MATCH`, in the engine's order, each with the next
+        characters for which it is reached."""
         if place not in self._paths:
             found: list[tuple[int, int]] = []
             seen = set()
@@ -369,5 +373,5 @@ def _members_of(pattern: str) -> Set:
 
 
 def _letters() -> Set:
-    """What a letter of ASCII may match where case does not count."""
+    """All characters that an ASCII letter may match if case is ignored."""
     return _members_of("(?i:[a-zA-Z])")

@@ -1,36 +1,47 @@
-"""CartesianMerge, lazily: the tokens that may come next, by walks through all automata at once.
+"""CartesianMerge, lazily: finds the next tokens by walking through all automata at once.
 
-A state of the product is (state of the language, state of the pre-tokenizer, character under way
-and the flag of its first byte, added token under way; what NFC must know; last token). Its first
-four parts are packed into one number, its `text`. A token may come next iff the walk of its bytes
-meets no end in any automaton, the cut before it being `APART` or `BROKEN` by the merge relation,
-and a state lies behind it from which the text can end: so no decoding runs into a dead end.
+A state of the product consists of the state of the language, the state of the pre-tokenizer, the
+unfinished character and the flag of its first byte, the unfinished added token, the state of NFC,
+and the last token. All but the last two are packed into one number, the state's `text`. A token may
+come next iff all automata accept its bytes, where the cut before it is `APART` or `BROKEN`
+according to the merge relation, and the text can still end from the state after it. So decoding
+never runs into a dead end.
 
-Whether the text can end is a search that goes to the nearest accepting state first, and remembers
-what it finds. The search behind a token t that the pre-tokenizer certainly cuts off does not depend
-on the token before t: what is open after a cut that the merges do not make is open after any cut.
-One answer then counts for all last tokens.
+The characters alone nearly always decide whether the text can end. Every text of the language that
+NFC leaves unchanged has exactly one proper spelling, so if some characters lead to an end, their
+tokens do too. The only exception is the last token so far, which may merge with what follows. If
+the pre-tokenizer can cut after it, the token is safe, whatever it is. Otherwise, a token must
+follow that stays apart from it. For each text the product caches tokens known to lead to an end,
+and nearly always one of them is suitable. If none is, the product searches over tokens: first the
+spelling of the nearest end, then the tokens that get closest to an end, then all tokens. All
+results are cached, and each text is visited once. Searches count their steps, and a search that
+takes more than `STEPS` is abandoned.
 
-So for each text two rows of bits are enough: A, the tokens that live after a cut that the merges
-make, and B, those that live after one that they do not. The tokens after a last token with the row
-R of the merge relation are A & R | B & ~R. Tokens that begin within a character, or with one that
-NFC may change with what stands before, are few; they are kept apart, by state of NFC.
+Two rows of bits per text are therefore enough: A, the tokens that are alive after a cut that the
+merges make, and B, those that are alive after a cut that they do not make. After a last token whose
+row in the merge relation is R, the allowed tokens are A & R | B & ~R. Few tokens begin within a
+character, or with a character that NFC may change together with the text before it. Those are kept
+separately for each state of NFC.
 
-Nearly all other tokens take a short way. What the pre-tokenizer and NFC make of them does not
-depend on the language, and is computed once for each state of the pre-tokenizer; what the language
-makes of them is a walk through its automaton alone. Where both lead to the same place, one search
-counts for all. Left out are tokens in which the text of an added token begins, and places within
-one.
+Nearly all other tokens take a fast path. The effect of the pre-tokenizer and NFC on them does not
+depend on the language, and is computed once for each state of the pre-tokenizer. The effect of the
+language on them is a walk through its automaton alone. Tokens that lead to the same state share one
+search. The fast path excludes tokens in which the text of an added token begins and, within such a
+text, tokens that continue it.
 
 Source: Tran-Thien (CartesianMerge); Vieira et al., arXiv 2506.07956.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,23 +49,53 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_lz.proper import kernels
-from sglang_lz.proper.codepoints import classes_of, decoder_of, reachable_classes
+from sglang_lz.proper.codepoints import ROOT, SIZE, classes_of, decoder_of, reachable_classes
 from sglang_lz.proper.language import Language
 from sglang_lz.proper.prepared import Cuts, Prepared
 from sglang_lz.proper.tokenizer import Unsupported
+from sglang_lz.threads import Stopwatch, make_way
+
+logger = logging.getLogger(__name__)
 
 NOTHING = -1
-"""In place of the last token, at the start of the text and behind an added token."""
+"""Stands for the last token at the start of the text and after an added token."""
 BYTES_PER_LANGUAGE = 32 << 20
-MOST_WARM = 4096
-"""How many states are looked at in the background."""
+"""The most memory for the rows of one constraint."""
+MOST_BYTES = 48 << 20
+"""The most memory for everything else that belongs to a constraint."""
+MOST_ENTRIES = 1 << 19
+"""The most entries of a memo."""
+MOST_WARM = 1024
+"""How many states are computed in the background."""
+SLICE = 150_000
+"""Steps after which a search moves to a slow thread: about 50 ms."""
+STEPS = 20 * SLICE
+"""Steps after which a search is abandoned."""
 
-# What a scheduler asks of a new state is computed here, while its own thread goes on.
-_WORKERS = ThreadPoolExecutor(4, thread_name_prefix="proper-tokens")
+# These threads compute what the scheduler needs for a new state while its own thread continues. No
+# search occupies one for more than a slice, so the searches of different constraints hardly wait
+# for each other. A longer search continues in its constraint's own thread, at a lower priority.
+_NICENESS = 5  # not higher, because these threads hold the GIL now and then
+_SLOW_NICENESS = 10  # there may be many of these threads, and they hardly hold the GIL
+
+# A scheduler that waits for a mask leaves the processor to these threads. Otherwise the model's
+# threads take precedence.
+_WORKERS = ThreadPoolExecutor(4, "proper-tokens", make_way, (_NICENESS,))
+
+
+class Spent(Unsupported):
+    """A search exceeded its limit of steps or memory."""
+
+    def __init__(self) -> None:
+        super().__init__("finding its next tokens takes too much time or memory")
+
+
+class Late(Exception):
+    """A mask was not ready in time."""
 
 
 class State(NamedTuple):
-    """Where a text stands: the packed states of its automata, the state of NFC, the last token."""
+    """The state after a text: the packed automaton states, the state of NFC, and the last token."""
 
     text: int
     nfc: int
@@ -66,12 +107,12 @@ START = State(0, 0, NOTHING)
 
 @dataclass
 class _Rows:
-    """The tokens that live after a text.
+    """The tokens that are alive after a text, that is, those after which the text can still end.
 
     Attributes:
         apart, broken: [words] uint32: A and B.
-        odd: by state of NFC: the tokens that are kept apart, times four, plus 1 and 2 where they
-            live after a cut that the merges make and do not make.
+        odd: by state of NFC: the tokens that are kept separately, times four, plus 1 if they are
+            alive after a cut that the merges make and 2 if after one that they do not make.
     """
 
     apart: npt.NDArray[np.uint32]
@@ -87,35 +128,60 @@ _Found = tuple[_Rows, npt.NDArray[np.int64]]
 
 
 class Product:
-    """The proper token sequences of a language. Threads may share it.
+    """The proper token sequences of a language. It is thread-safe.
 
     Args:
         prepared: the tokenizer.
-        language: the texts.
+        language: the automaton of the texts.
 
     Raises:
-        Unsupported: there are too many beginnings of characters.
+        Unsupported: the UTF-8 decoder has too many nodes, or the tables need too much memory.
     """
 
     def __init__(self, prepared: Prepared, language: Language) -> None:
         self._prepared = prepared
-        classes, samples = classes_of([prepared.classes, language.classes])
+        letters = np.array([ord(letter) for letter in prepared.letters], np.int64)
+        is_letter = np.zeros(SIZE, np.int32)
+        is_letter[letters] = np.arange(1, len(letters) + 1)
+        classes, samples = classes_of([prepared.classes, language.classes, is_letter])
+        spelt = np.zeros((len(samples), 5), np.int32)
+        for k, code in enumerate(samples.tolist()):
+            content = chr(code).encode(errors="ignore")  # surrogates have no spelling
+            spelt[k, : len(content) + 1] = [len(content), *content]
+        spelling = np.zeros_like(spelt)
+        spelling[classes[letters]] = spelt[classes[letters]]
         decoder = decoder_of(classes)
         if len(decoder) > 1 << kernels.NODE_BITS:
             raise Unsupported("it tells too many characters apart")
         in_tokenizer, in_language = prepared.classes[samples], language.classes[samples]
         can = np.zeros((len(language.table), -(-len(samples) // 64)), np.uint64)
+        choices = np.zeros(len(language.table), np.int32)
         for k, c in enumerate(in_language.tolist()):
-            can[language.table[:, c] >= 0, k >> 6] |= np.uint64(1 << (k & 63))
-        self._has_choice = (language.table[:, in_language] >= 0).sum(1) > 1
+            is_taken = language.table[:, c] >= 0
+            can[is_taken, k >> 6] |= np.uint64(1 << (k & 63))
+            choices += is_taken
+        self._has_choice = choices > 1
         kinds = prepared.characters[in_tokenizer, 0]
+        # Characters that are alike to the language and the pre-tokenizer may still differ in what
+        # they allow next. A character that NFC never changes, and in which no added token begins,
+        # allows everything, so one of them leads for all that are alike.
+        reach = reachable_classes(decoder, len(samples))
+        number = np.arange(len(samples))
+        bits = reach[ROOT, number >> 6] >> (number & 63).astype(np.uint64)
+        has_spelling = bits & np.uint64(1) > 0  # surrogates have none
+        is_open = (prepared.characters[in_tokenizer, 1:] == 0).all(axis=1) & (spelling[:, 0] == 0)
+        is_open &= has_spelling
+        alike = in_language.astype(np.int64) * len(prepared.characters) + kinds
+        first_open = np.unique(alike[is_open], return_index=True)
+        is_leading = has_spelling & ~np.isin(alike, first_open[0])
+        is_leading[np.flatnonzero(is_open)[first_open[1]]] = True
         pretokens = prepared.tables.pretokens
         takes = np.zeros((len(pretokens), pretokens.shape[2], can.shape[1]), np.uint64)
         for k, c in enumerate(kinds.tolist()):
             takes[..., k >> 6][pretokens[:, c] >= 0] |= np.uint64(1 << (k & 63))
         self._tables = prepared.tables._replace(
             decoder=decoder,
-            reach=reachable_classes(decoder, len(samples)),
+            reach=reach,
             can=can,
             takes=takes,
             language=language.table,
@@ -124,27 +190,53 @@ class Product:
             characters=np.concatenate(
                 (in_language[:, None], prepared.characters[in_tokenizer]), axis=1
             ),
-            nearest=np.full((len(language.table), kernels.NEAREST), kernels.UNKNOWN, np.int64),
+            spelling=spelling,
+            samples=spelt,
+            leading=np.flatnonzero(is_leading),
         )
-        self._memo = kernels.new_memo(1 << 12)
+        self._work = np.zeros(2, np.int64)
+        self._memo = kernels.new_memo(1 << 12, self._work)
+        self._own_bytes = sum(
+            array.nbytes
+            for name, array in self._tables._asdict().items()
+            if array is not getattr(prepared.tables, name) and isinstance(array, np.ndarray)
+        )
+        if self._own_bytes > MOST_BYTES:
+            raise Unsupported(f"it needs more than {MOST_BYTES >> 20} MB")
         self._rows: OrderedDict[int, _Rows] = OrderedDict()
         self._bytes = 0
-        self._filling = threading.Lock()  # of the memo: searches write into it
-        self._keeping = threading.Lock()  # of the rows: never held for long
-        self._expecting = threading.Lock()  # of the futures, likewise
+        self._filling = threading.Lock()  # guards the memo, which searches write into
+        self._keeping = threading.Lock()  # guards the rows; never held for long
+        # Guards the futures; never held for long either. It is reentrant because a walk that is
+        # garbage-collected needs it too, which may happen in any thread at any time.
+        self._expecting = threading.RLock()
         self._futures: dict[tuple[int, int], Future[_Found]] = {}
-        self._is_stopped = False
+        self._slow: ThreadPoolExecutor | None = None
+        self._users = 0
+        self.most_bytes = BYTES_PER_LANGUAGE
+        """The most memory for the rows."""
         self.filled = 0
         """How many times rows were computed."""
+        self.most_steps = 0
+        """The most steps that computing one of them took."""
 
     @property
     def words(self) -> int:
-        """Words of a mask."""
+        """The number of words in a mask."""
         return len(self._prepared.tables.relation.reachable)
 
-    def mask(self, state: State) -> npt.NDArray[np.uint32]:
-        """The tokens that may come next but stop tokens, as bits: [words] uint32."""
-        rows, odd = self._kept(state.text, state.nfc) or self._expected(state).result()
+    def mask(self, state: State, seconds: float | None = None) -> npt.NDArray[np.uint32]:
+        """The tokens that may come next, except stop tokens, as a bit mask: [words] uint32.
+
+        Args:
+            state: the state after the text so far.
+            seconds: how long to wait for the result, by a `Stopwatch`; None to wait indefinitely.
+
+        Raises:
+            Late: the result is not known yet.
+            Spent: the search needs too much time or memory.
+        """
+        rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, seconds)
         mask = rows.apart.copy()
         tables = self._tables
         if state.last == NOTHING:
@@ -160,9 +252,9 @@ class Product:
         return bool(kernels.may_end(self._tables, state.text))
 
     def next(self, state: State, token: int) -> State | None:
-        """The state behind a token; None if the token may not come there.
+        """The state after a token; None if the token is not allowed there.
 
-        It does not look whether the text can still end: `mask` does.
+        Unlike `mask`, this does not check whether the text can still end.
         """
         if not 0 <= token < len(self._prepared.tables.begin) - 1:
             return None
@@ -171,80 +263,136 @@ class Product:
             return None
         return State(int(text), int(nfc), NOTHING if token in self._prepared.added else token)
 
+    def impossible(self, state: State) -> int:
+        """A token that cannot come next. It is always the same for a given state.
+
+        Between characters it is a UTF-8 continuation byte, and within a character it is a letter.
+        """
+        _, _, node, _, _ = kernels.unpacked(state.text)
+        return int(self._tables.byte_ids[ord("a") if node else 0x80])
+
     @property
     def bytes(self) -> int:
-        """Bytes of the rows that are kept; `BYTES_PER_LANGUAGE` at most."""
+        """The size of the cached rows in bytes, at most `most_bytes`."""
         return self._bytes
 
-    def only(self, state: State) -> int | None:
-        """The token that must come next, if there is only one, as far as that is soon known.
+    @property
+    def all_bytes(self) -> int:
+        """The size in bytes of everything that belongs to this product alone."""
+        memo = self._memo
+        return self._own_bytes + self._bytes + sum(array.nbytes for array in memo)
 
-        Where the language allows characters of several classes, nobody waits for the mask.
+    def only(self, state: State, seconds: float | None = None) -> int | None:
+        """The token that must come next, if it is known quickly that there is only one.
+
+        If the language allows characters of several classes, this returns None without waiting for
+        the mask.
+
+        Args:
+            state, seconds: as in `mask`.
+
+        Raises:
+            Late, Spent: as `mask`.
         """
         language, _, node, _, _ = kernels.unpacked(state.text)
         if not node and self._has_choice[language]:
             return None
-        mask = self.mask(state)
+        mask = self.mask(state, seconds)
         words = np.flatnonzero(mask)
         if len(words) != 1 or mask[words[0]] & (mask[words[0]] - 1):
             return None
         return int(words[0]) * 32 + int(mask[words[0]]).bit_length() - 1
 
     def is_warm(self, state: State) -> bool:
-        """Whether `mask` has what it needs for a state."""
+        """Whether the rows that `mask` needs for a state are cached."""
         return self._kept(state.text, state.nfc) is not None
 
     def expect(self, state: State) -> None:
-        """Begin to compute what `mask` needs for a state, in another thread."""
+        """Start computing what `mask` needs for a state in another thread."""
         if not self.is_warm(state):
             self._expected(state)
 
     def can_end(self) -> bool:
-        """Whether the language has any proper sequence."""
-        return self.may_end(START) or bool(self.mask(START).any())
+        """Whether the language has any proper sequence.
+
+        This finds the first mask in any case, so that no scheduler waits for it.
+
+        Raises:
+            Spent: as `mask`.
+        """
+        has_next = bool(self.mask(START).any())
+        return has_next or self.may_end(START)
+
+    def begin(self) -> None:
+        """Register a user of the product, until `end` is called."""
+        with self._expecting:
+            self._users += 1
+            self._work[kernels.STOP] = 0
+
+    def end(self) -> None:
+        """Unregister a user of the product. When the last one leaves, its searches are stopped."""
+        with self._expecting:
+            self._users -= 1
+            if self._users == 0:
+                self._work[kernels.STOP] = 1
+                for future in self._futures.values():
+                    future.cancel()
+                self._futures.clear()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the product has users."""
+        return self._users > 0
+
+    def compile_all(self) -> None:
+        """Make numba compile everything that the methods call."""
+        self.begin()
+        self._memo = kernels.grown(self._memo)
+        for _ in zip(range(2), self._warm(), strict=False):
+            pass
+        self._live(kernels.live_added, START.text, START.nfc)
+        self.may_end(START)
+        self.end()
 
     def warm_in_background(self) -> None:
-        """Compute the rows of the states that tokens lead to, the nearest first, in a thread."""
-        threading.Thread(target=self._warm, daemon=True).start()
+        """Compute the rows of reachable states in a background thread, the nearest first."""
+        _WARMER.put(self._warm())
 
-    def stop(self) -> None:
-        """End what goes on in the background."""
-        self._is_stopped = True
-
-    def _warm(self) -> None:
+    def _warm(self) -> Iterator[None]:
+        """Compute the rows of one state at a time."""
         seen = {(START.text, START.nfc)}
         order = [START]
         for state in order:
-            full = self._bytes > BYTES_PER_LANGUAGE // 2
-            if self._is_stopped or full or len(order) > MOST_WARM:
+            if self._work[kernels.STOP] or self._bytes > self.most_bytes // 2:
                 return
-            rows, odd = self._rows_of(state.text, state.nfc)
+            try:
+                rows, odd = self._rows_of(state.text, state.nfc, SLICE)
+            except Spent:
+                return
             either = rows.apart | rows.broken
             kernels.set_bits(either, odd, 3)
             for behind in self._behind(state, either):
-                for text, nfc in behind.tolist():
-                    if (text, nfc) not in seen:
+                for text, nfc in behind[:MOST_WARM].tolist():
+                    if (text, nfc) not in seen and len(order) < MOST_WARM:
                         seen.add((text, nfc))
                         order.append(State(text, nfc, NOTHING))
+            yield
 
     def _behind(
         self, state: State, allowed: npt.NDArray[np.uint32]
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """Where the tokens in a mask lead: [n, 2] int64, text and state of NFC."""
+        """The states that the tokens in a mask lead to: [n, 2] int64, text and state of NFC."""
         tables, text, nfc = self._tables, state.text, state.nfc
-        plain = self._plain(text)
-        if plain is None:
-            yield kernels.texts_behind(tables, tables.plain, text, nfc, allowed)
-        else:
-            yield kernels.texts_behind_plain(tables, *plain, text, allowed)
+        _, _, is_within, _, _ = kernels.unpacked(text)
+        if not is_within:
+            base = kernels.without_added(text)  # the few tokens that continue one are met later
+            yield kernels.texts_behind_plain(tables, *self._plain(base), base, allowed)
         yield kernels.texts_behind(tables, tables.marked, text, nfc, allowed)
         yield kernels.texts_behind(tables, tables.odd, text, nfc, allowed)
 
-    def _plain(self, text: int) -> tuple[Cuts, npt.NDArray[np.int32]] | None:
-        """What the short way to the plain tokens needs; None where it does not lead to them."""
-        _, pretoken, node, _, added = kernels.unpacked(text)
-        if node or added:
-            return None
+    def _plain(self, text: int) -> tuple[Cuts, npt.NDArray[np.int32]]:
+        """The arguments of the fast path for plain tokens, for a text between two characters."""
+        _, pretoken, _, _, _ = kernels.unpacked(text)
         return self._prepared.cuts(self._tables, pretoken), self._prepared.nfc(self._tables)
 
     def _kept(self, text: int, nfc: int) -> _Found | None:
@@ -256,34 +404,84 @@ class Product:
             self._rows.move_to_end(text)
             return rows, odd
 
+    def _awaited(self, state: State, seconds: float | None) -> _Found:
+        watch = Stopwatch()
+        while True:
+            left = None if seconds is None else max(0.0, seconds - watch.seconds())
+            try:
+                return self._expected(state).result(left)
+            except TooLate:
+                if not left:
+                    raise Late from None
+            except CancelledError:  # the last user left, and a new one arrived
+                continue
+
     def _expected(self, state: State) -> Future[_Found]:
         key = state.text, state.nfc
         with self._expecting:
-            if key not in self._futures:
-                self._futures[key] = _WORKERS.submit(self._found, *key)
-            return self._futures[key]
+            future = self._futures.get(key)
+            if future is None or future.cancelled():
+                future = self._futures[key] = Future()
+                (self._slow or _WORKERS).submit(self._find, future, *key)
+            return future
 
-    def _found(self, text: int, nfc: int) -> _Found:
+    def _find(self, future: Future[_Found], text: int, nfc: int) -> None:
+        """Compute the rows of a state for everyone waiting for them."""
+        if future.cancelled():
+            return
+        is_slow = threading.current_thread().name.startswith(_SLOW)
+        is_first = (text, nfc) == (START.text, START.nfc)
         try:
-            return self._rows_of(text, nfc)
-        finally:
-            with self._expecting:
-                del self._futures[text, nfc]
+            with _FIRST if is_slow and is_first else contextlib.nullcontext():
+                found = self._rows_of(text, nfc, STEPS if is_slow else SLICE)
+        except Spent as error:
+            if not is_slow and not self._work[kernels.STOP]:
+                with self._expecting:
+                    self._slow = self._slow or ThreadPoolExecutor(
+                        1, _SLOW, make_way, (_SLOW_NICENESS,)
+                    )
+                    self._slow.submit(self._find, future, text, nfc)
+                return
+            self._settle(future, (text, nfc), error=error)
+        except BaseException as error:
+            self._settle(future, (text, nfc), error=error)
+            raise
+        else:
+            self._settle(future, (text, nfc), found)
 
-    def _rows_of(self, text: int, nfc: int) -> _Found:
+    def _settle(
+        self,
+        future: Future[_Found],
+        key: tuple[int, int],
+        found: _Found | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        with self._expecting:
+            if self._futures.get(key) is future:
+                del self._futures[key]
+            if future.cancelled():
+                return
+            if found is not None:
+                future.set_result(found)
+            else:
+                future.set_exception(error)
+
+    def _rows_of(self, text: int, nfc: int, steps: int) -> _Found:
         with self._filling:
             kept = self._kept(text, nfc)  # another thread may have filled them meanwhile
             if kept is not None:
                 return kept
+            self._work[kernels.STEPS] = steps
             rows = self._rows.get(text) or self._fill(text)
             odd = self._fill_odd(text, nfc)
+            self.most_steps = max(self.most_steps, steps - int(self._work[kernels.STEPS]))
             with self._keeping:
                 if text in self._rows:
                     self._bytes -= self._rows.pop(text).size
                 rows.odd[nfc] = odd
                 self._rows[text] = rows
                 self._bytes += rows.size
-                while self._bytes > BYTES_PER_LANGUAGE and len(self._rows) > 1:
+                while self._bytes > self.most_bytes and len(self._rows) > 1:
                     self._bytes -= self._rows.popitem(last=False)[1].size
             return rows, odd
 
@@ -291,17 +489,37 @@ class Product:
         self.filled += 1
         apart, broken = np.zeros((2, self.words), np.uint32)
         _, _, is_within, _, _ = kernels.unpacked(text)
-        if not is_within:  # within a character all tokens are odd
-            tries = [self._tables.plain, self._tables.marked]
-            plain = self._plain(text)
-            if plain is not None:
-                self._live(kernels.live_plain, *plain, text, apart, broken)
-                tries = tries[1:]
-            for trie in tries:
+        if not is_within:  # within a character, all tokens are odd
+            base = kernels.without_added(text)
+            self._live(kernels.live_plain, *self._plain(base), base, apart, broken)
+            continuing = self._continuing(text) if text != base else []
+            for trie in continuing:  # the fast path's results do not hold for these tokens
+                tokens = trie[trie[:, kernels.TOKEN] >= 0, kernels.TOKEN]
+                bits = np.zeros_like(apart)
+                kernels.set_bits(bits, 4 * tokens.astype(np.int64) + 3, 3)
+                apart &= ~bits
+                broken &= ~bits
+            for trie in (self._tables.marked, *continuing):
                 live = self._live(kernels.live_tokens, trie, text, 0)
                 kernels.set_bits(apart, live, 1)
                 kernels.set_bits(broken, live, 2)
         return _Rows(apart, broken)
+
+    def _continuing(self, text: int) -> list[npt.NDArray[np.int32]]:
+        """The parts of the trie of plain tokens that may continue the unfinished added token.
+
+        Any other plain token ends the unfinished added token with its first byte, and no added
+        token begins within it.
+        """
+        _, _, _, _, added = kernels.unpacked(text)
+        trie = self._tables.plain
+        parts = []
+        for i in np.flatnonzero(trie[:, kernels.DEPTH] == 1).tolist():
+            if self._tables.goto[added, trie[i, kernels.BYTE]]:
+                part = trie[i : trie[i, kernels.SKIP]].copy()
+                part[:, kernels.SKIP] -= i
+                parts.append(part)
+        return parts
 
     def _fill_odd(self, text: int, nfc: int) -> npt.NDArray[np.int64]:
         odd = self._live(kernels.live_tokens, self._tables.odd, text, nfc)
@@ -312,8 +530,56 @@ class Product:
     def _live(
         self, kernel: Callable[..., npt.NDArray[np.int64]], *arguments: Any
     ) -> npt.NDArray[np.int64]:
+        has_room = True
         while True:
             live = kernel(self._tables, self._memo, *arguments)
-            if live[:1].tolist() != [kernels.FULL]:
+            problem = live[:1].tolist()
+            if problem == [kernels.SPENT]:
+                raise Spent
+            if problem != [kernels.FULL]:
                 return live
-            self._memo = kernels.grown(self._memo)
+            if len(self._memo.text) < MOST_ENTRIES:
+                self._memo = kernels.grown(self._memo)
+            elif has_room:
+                self._memo = kernels.new_memo(MOST_ENTRIES, self._work)
+                has_room = False
+            else:
+                raise Spent
+
+
+_SLOW = "proper-tokens-slow"
+# Limits concurrent searches of initial states: no running request waits for one of them yet, and
+# hundreds of clients may request them.
+_FIRST = threading.BoundedSemaphore(2)
+
+
+class _Warmer:
+    """A thread that computes rows in the background, for all products in turn."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Iterator[None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    def put(self, work: Iterator[None]) -> None:
+        """Add work."""
+        self._waiting.put(work)
+        with self._lock:
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._run, name="proper-tokens-warm", daemon=True).start()
+
+    def _run(self) -> None:
+        make_way(_SLOW_NICENESS)
+        while True:
+            work = self._waiting.get()
+            try:
+                is_over = next(work, work) is work
+            except Exception:
+                logger.exception("Proper tokens: a constraint is not warmed further")
+                continue
+            if not is_over:
+                self._waiting.put(work)
+
+
+_WARMER = _Warmer()

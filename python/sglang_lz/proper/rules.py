@@ -1,31 +1,32 @@
-"""The rules of a request's constraint, as upstream's XGrammar backend would read it."""
+"""Converts a request's constraint to rules in the way upstream's XGrammar backend reads it."""
 
 from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
 from typing import Any
 
 import xgrammar
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
-from sglang_lz.proper.language import Rules
+from sglang_lz.limits import TOO_DEEP, too_large
 from sglang_lz.proper.tokenizer import Unsupported
 
 KINDS = {"json_schema": "json", "regex": "regex", "structural_tag": "structural_tag"}
-"""Upstream's fields of constraints that may be regular, and what its grammar backends call each."""
+"""Upstream's constraint fields that may be regular, and their names in its grammar backends."""
 ANY_TEXT = r"[\s\S]*"
 """The regex of a request that has no constraint."""
+MOST_CHARACTERS = 1 << 16
+"""The most characters of a constraint."""
 _EBNF = ("ebnf", "full_assistant_ebnf")
-# XGrammar's rule for the characters of a string that has a minimal or maximal length. It lets
-# control characters through, which JSON does not; its rule for other strings does not.
+# XGrammar's rule for the characters of a string with a minimum or maximum length. Unlike its rule
+# for other strings, it allows control characters, which JSON forbids.
 _LOOSE = re.compile(r'^(\w*characters ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
 
 
 class _NotCompiled:
-    """In place of XGrammar's compiler: its rules are all that is needed."""
+    """Replaces XGrammar's compiler, because only the rules are needed."""
 
     def compile_regex(self, regex: str) -> Any:
         return xgrammar.Grammar.from_regex(regex)
@@ -41,7 +42,7 @@ class _NotCompiled:
 
 
 class _Reader(XGrammarGrammarBackend):  # type: ignore[misc]
-    """Upstream's backend, with its checks of what comes from a request, up to the rules."""
+    """Upstream's backend with its checks of the request, but stopping once it has the rules."""
 
     def __init__(self, *, any_whitespace: bool, max_whitespace_cnt: int | None) -> None:
         self.any_whitespace = any_whitespace
@@ -52,16 +53,15 @@ class _Reader(XGrammarGrammarBackend):  # type: ignore[misc]
         return ctx
 
 
-@lru_cache(maxsize=64)
-def rules_of(kind: str, text: str) -> Rules:
-    """The rules of a constraint.
+def rules_of(kind: str, text: str) -> str:
+    """The rules of a constraint, in XGrammar's notation (`language.Rules`).
 
     Args:
-        kind: what upstream's grammar backends call it.
+        kind: the name of the kind of constraint in upstream's grammar backends.
         text: the regex, the schema or the structural tag.
 
     Raises:
-        Unsupported: it is wrong, or no regular language.
+        Unsupported: it cannot be read, or is too large.
     """
     from sglang.srt.runtime_context import get_serving
 
@@ -69,16 +69,24 @@ def rules_of(kind: str, text: str) -> Rules:
         raise Unsupported("EBNF is not regular in general")
     if "\0" in text or "\\u0000" in text:
         raise Unsupported("it holds a NUL")
+    if len(text) > MOST_CHARACTERS:
+        raise Unsupported(f"it has {len(text)} characters, more than {MOST_CHARACTERS}")
     reader = _Reader(
         any_whitespace=not get_serving().constrained_json_disable_any_whitespace,
         max_whitespace_cnt=get_serving().constrained_json_max_whitespace_cnt,
     )
     try:
+        if kind != "regex" and (problem := too_large(json.loads(text))):
+            raise Unsupported(problem)
         rules = getattr(reader, f"dispatch_{kind}")(text)
-    except (KeyError, TypeError, AttributeError, AssertionError, json.JSONDecodeError) as error:
+    except Unsupported:
+        raise
+    except RecursionError:
+        raise Unsupported(TOO_DEEP) from None
+    except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
         raise Unsupported(f"it cannot be read: {error}") from error
     if isinstance(rules, InvalidGrammarObject):
         raise Unsupported(f"it cannot be read: {rules.error_message}")
     if kind == "regex":
-        return Rules(str(rules))
-    return Rules(_LOOSE.sub(r"\1\\0-\\x1f\2", str(rules)))
+        return str(rules)
+    return _LOOSE.sub(r"\1\\0-\\x1f\2", str(rules))

@@ -1,7 +1,7 @@
-"""What of a tokenizer decides which token sequences are its own, read from its `tokenizer.json`.
+"""Reads from a `tokenizer.json` everything that decides which token sequences are proper.
 
-`read` refuses each feature that the automata of this package do not model: a tokenizer is exact
-here, or it is refused with the reason.
+`read` refuses every feature that the automata of this package do not model. A tokenizer is
+therefore either modelled exactly or refused with a reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What the pre-tokenizer `ByteLevel` splits by where it has `use_regex`."""
+"""The regex that the pre-tokenizer `ByteLevel` splits by if `use_regex` is set."""
 
 
 class Unsupported(ValueError):
@@ -29,8 +29,8 @@ class AddedToken:
     Attributes:
         id: its token id.
         content: its text, in UTF-8.
-        is_text: whether an output may hold it as text. Special tokens are not text.
-        normalized: whether it is looked for after the text was normalized.
+        is_text: whether an output may contain it as text. Special tokens are not text.
+        normalized: whether it is matched after the text has been normalized.
     """
 
     id: int
@@ -46,8 +46,8 @@ class TokenizerFile:
     Attributes:
         tokens: the bytes of each token, by id; None for added tokens and unused ids.
         merges: [M, 3] int64: left part, right part and result of each merge, by rank.
-        patterns: the regexes that split a text into pre-tokens, each applied to the pieces of the
-            one before.
+        patterns: the regexes that split a text into pre-tokens, each applied to the pieces that the
+            previous one produced.
         nfc: whether a text is normalized to NFC.
         added: the added tokens.
     """
@@ -95,7 +95,7 @@ def read(text: str) -> TokenizerFile:
 
 
 def byte_characters() -> dict[str, int]:
-    """The bytes that the characters of a byte-level vocabulary stand for (GPT-2's table)."""
+    """Map each character of a byte-level vocabulary to the byte it represents (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -139,7 +139,7 @@ def _added_tokens(entries: list[dict[str, Any]] | tuple[()]) -> list[AddedToken]
 
 
 def _overlap(left: bytes, right: bytes) -> bool:
-    """Whether a proper end of one text is a proper beginning of the other."""
+    """Whether a proper suffix of `left` is a proper prefix of `right`."""
     return any(left.endswith(right[:size]) for size in range(1, min(len(left), len(right))))
 
 

@@ -1,1 +1,1 @@
-"""The LZ penalty in torch operators, slow and plain. Kernels must equal it; no server runs it."""
+"""The LZ penalty in plain, slow torch operators. Kernels must match it; servers do not run it."""

@@ -1,8 +1,8 @@
-"""What an LZ77 compressor of the recent tokens would pay for each next token, in bits.
+"""The cost in bits of each next token for an LZ77 compressor of the recent tokens.
 
 This is docs/SPEC.md section 2, batched, on any device. All windows here are newest first: column
-`k` of a window holds the token at distance `k + 1`, so the suffix that a match must equal starts
-at column 0 and the token before column `k` stands in column `k + 1`.
+`k` of a window holds the token at distance `k + 1`. The suffix that a match must equal therefore
+starts at column 0, and the token before column `k` is in column `k + 1`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sglang_lz.window import LONGEST_RUN
 def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
     """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
 
-    The definition, by direct comparison: O(rows x window x longest match) and one host
-    synchronisation a compared token. A server keeps run lengths instead, which are linear in the
-    window and tested against this.
+    This is the definition, by direct comparison. It takes O(rows x window x longest match), and one
+    host synchronization per compared token. A server maintains run lengths instead, in time linear
+    in the window; tests compare them with this.
 
     Args:
         window: tokens, newest first, integer [rows, width].
@@ -28,6 +28,7 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
         buffer_size: B, the longest match that counts, integer [rows].
 
     Returns:
+        int32 [rows, width]; 0 for the newest token, which is not a source, and past `length`.
         int32 [rows, width]; 0 for the newest token, which is no source, and past `length`.
     """
     rows, width = window.shape
@@ -35,7 +36,7 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
     match = torch.zeros(rows, width, dtype=torch.int32, device=window.device)
     growing = (column >= 1) & (column < length[:, None])
     for depth in range(width):
-        # The token `depth` before the source, against the token `depth` before the newest.
+        # Compare the token `depth` before the source with the token `depth` before the newest.
         before_source = window.roll(-depth, dims=1)
         growing = (
             growing
@@ -68,10 +69,10 @@ def run_lengths(visible: Tensor, periods: int) -> Tensor:
 
 
 def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) -> Tensor:
-    """Bits that coding the token of each window column saves against a literal, log2 V.
+    """The bits saved by coding the token of each window column instead of a literal, log2 V.
 
-    This is log2 V - cost_p of docs/SPEC.md section 2: `marginal` is equation (15) with its
-    algebra repaired, `rate` the bits per token of the match. Always >= 0.
+    This is log2 V - cost_p of docs/SPEC.md section 2. `marginal` is equation (15) with its algebra
+    corrected; `rate` is the bits per token of the match. The result is always >= 0.
 
     Args:
         match: match lengths, newest first, integer [rows, width].
@@ -85,7 +86,7 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
     width = match.shape[1]
     column = torch.arange(width, dtype=torch.int32, device=match.device)
     alone = torch.log2(column + 1.0)
-    # The longest match, and among those the nearest: match first, then the column's complement.
+    # Find the longest match, and the nearest of those: compare match first, then reversed column.
     best = (match.int() * width + (width - 1 - column)).amax(dim=1, keepdim=True)
     longest, nearest = best // width, width - best % width
     before = torch.nn.functional.pad(match[:, 1:], (0, 1))
@@ -95,7 +96,7 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
     cost = alone + gained * extends_longest
     if is_rate.any():
         extended = before + 1.0
-        # Never below 0, since distance and extended length are at least 1.
+        # It is never below 0, since distance and extended length are at least 1.
         rate = (alone + torch.log2(extended)) / extended
         cost = torch.where(is_rate[:, None], rate, cost)
     saved = (math.log2(vocab_size) - cost).clamp_min_(0.0)
@@ -103,17 +104,17 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
 
 
 def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tensor) -> None:
-    """Lower, in place, each seen token's logit by the largest of its columns' savings.
+    """Lower, in place, each seen token's logit by the largest saving among its columns.
 
-    A token that stands several times in a window takes its largest saving (docs/SPEC.md section
-    2, "The update"). A minimum written straight into the logits does that: it needs no
-    buffer as wide as the vocabulary, and any order of the reduction gives the same bits.
+    A token that occurs several times in a window gets its largest saving (docs/SPEC.md section 2,
+    "The update"). Writing minima straight into the logits achieves this. It needs no buffer as wide
+    as the vocabulary, and any order of the reduction gives the same bits.
 
     Args:
-        logits: float32 [batch, V], of any strides; changed in place.
+        logits: float32 [batch, V], with any strides; changed in place.
         rows: which logits rows the windows belong to, int64 [rows].
         window: tokens, integer [rows, width]; ids outside [0, V) are ignored.
-        savings: alpha times the saved bits, float32 [rows, width]; 0 leaves a logit as it is.
+        savings: alpha times the saved bits, float32 [rows, width]; 0 leaves a logit unchanged.
     """
     batch, vocab_size = logits.shape
     row_stride, token_stride = logits.stride()
@@ -141,7 +142,7 @@ def delta_codelength(
         is_rate: bool [rows]; False prices by `marginal`.
 
     Returns:
-        float32 [rows, V]; log2 V for a token that does not stand in the window.
+        float32 [rows, V]; log2 V for a token that is not in the window.
     """
     match = match_lengths(window, length, buffer_size)
     savings = saved_bits(match, length, vocab_size, is_rate)

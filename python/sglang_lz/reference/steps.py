@@ -1,6 +1,7 @@
-"""The steps of the LZ penalty in torch operators: what each kernel must equal.
+"""The steps of the LZ penalty in torch operators: each kernel must match them.
 
-`sglang_lz.kernels.cuda` and `sglang_lz.kernels.cpu` have functions of the same names and arguments.
+`sglang_lz.kernels.cuda` and `sglang_lz.kernels.cpu` have functions with the same names and
+arguments.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from sglang_lz.window import IS_RATE, ONSET, PENALTY, WINDOW_SIZE, Seed, WindowS
 
 
 def seed(state: WindowState, seed: Seed) -> None:
-    """Give rows new histories and parameters, or give them up.
+    """Give rows new histories and parameters, or clear them.
 
     Args:
         state: the windows.
-        seed: what they get.
+        seed: the new contents.
     """
     device = state.tokens.device
     start = 0
@@ -34,7 +35,7 @@ def seed(state: WindowState, seed: Seed) -> None:
         periods = max(1, int(params[WINDOW_SIZE]))
         state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
         state.params[row] = torch.tensor(params, device=device)
-        # Each prefix from which a token was sampled, the last included.
+        # Every prefix from which a token was sampled, including the last.
         for length in range(sampled, len(visible) + 1):
             runs = run_lengths(visible[:length], periods)
             view = WindowView(runs, runs, torch.tensor(length), state.params[row])
@@ -52,15 +53,15 @@ def step(
     offset: int,
     width: int,
 ) -> None:
-    """Bring the windows of a batch up to date, and lower the logits of what they predict.
+    """Bring the windows of a batch up to date, and lower the logits of predicted tokens.
 
     Args:
-        state: the windows; those of the first `prefilled` batch rows are up to date.
-        logits: next-token logits, float32 [batch, V], of any strides; changed in place.
-        request_rows: the request row of each batch row, integer [rows]; rows of padding may follow
-            in the other arguments.
-        seq_lens: tokens of each batch row, the newest included, integer [batch].
-        input_ids: the newest token of batch row i >= prefilled stands at i + offset, integer.
+        state: the windows; those of the first `prefilled` batch rows are already up to date.
+        logits: next-token logits, float32 [batch, V], with any strides; changed in place.
+        request_rows: the request row of each batch row, integer [rows]; the other arguments may
+            have rows of padding after these.
+        seq_lens: the number of tokens of each batch row, the newest included, integer [batch].
+        input_ids: the newest token of batch row i >= prefilled is at index i + offset, integer.
         prefilled: how many leading batch rows were seeded whole.
         offset: see `input_ids`.
         width: at least the largest window size among the rows with a penalty, at most the
@@ -96,14 +97,14 @@ def verify(
     depth: int,
     width: int,
 ) -> Tensor:
-    """Lower the logits of what the window of each node of a batch of draft trees predicts.
+    """Lower the logits of the tokens that the window of each draft node predicts.
 
     Args:
-        state: the windows, which end before the roots and stay as they are.
-        logits: next-token logits, float32 [batch x nodes, V], of any strides; changed in place.
+        state: the windows, which end before the roots and are not changed.
+        logits: next-token logits, float32 [batch x nodes, V], with any strides; changed in place.
         request_rows: the request row of each tree, integer [batch].
         root: the position of each root, integer [batch].
-        tokens: the nodes' tokens, node 0 the root, integer [batch, nodes].
+        tokens: the nodes' tokens, node 0 being the root, integer [batch, nodes].
         first_child: int64 [batch, nodes], -1 for none.
         next_sibling: int64 [batch, nodes], -1 for none.
         depth: the most nodes on a path, root included.
@@ -111,8 +112,8 @@ def verify(
 
     Returns:
         What `accept` needs: the tokens on the path of each node, the node's first and the root's
-        last, integer [batch, nodes, depth]; behind the root, and for rows without the penalty,
-        anything.
+        last, integer [batch, nodes, depth]. Columns after the root, and rows without the penalty,
+        are undefined.
     """
     nodes = tokens.shape[1]
     paths, length = draft_tree.paths(tokens, first_child, next_sibling, depth)
@@ -153,7 +154,7 @@ def accept(
         paths: what `verify` returned.
         accept_index: accepted nodes of each tree, root first, as rows of the logits, integer
             [batch, accepted].
-        num_correct_drafts: how many nodes beside the root are accepted, integer [batch].
+        num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
         width: as in `step`.
     """
     nodes = paths.shape[1]
@@ -175,7 +176,7 @@ def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowVi
     Args:
         windows: those before it; leading dimensions [...].
         path: its tokens, newest first, integer [..., depth].
-        length: how many leading tokens of `path` are meant, integer [...].
+        length: how many leading tokens of `path` are valid, integer [...].
     """
     for newer in reversed(range(int(length.max()))):
         further = windows.advance(path[..., newer])

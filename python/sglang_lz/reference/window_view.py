@@ -1,4 +1,4 @@
-"""Some windows at once, newest token first, and how one more token changes them."""
+"""A batch of windows, newest token first, and how each further token changes them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sglang_lz.window import (
 
 @dataclass(slots=True)
 class WindowView:
-    """Some windows, newest first: column `k` is the token at distance `k + 1`.
+    """A batch of windows, newest first: column `k` is the token at distance `k + 1`.
 
     Attributes:
-        tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] of draft trees.
-        run: run length of each period, int16 [..., width]; 0 in column 0, and where the tokens
+        tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] for draft trees.
+        run: run length of each period, int16 [..., width]; 0 in column 0, and where the two tokens
             that it compares are not both visible.
-        visible: visible tokens, those before the window included, int64 [...].
+        visible: the number of visible tokens, those before the window included, int64 [...].
         params: float32 [..., PARAMS], as `WindowState.params`.
     """
 
@@ -41,9 +41,9 @@ class WindowView:
         """The windows of request rows.
 
         Args:
-            state: where they are kept.
+            state: where they are stored.
             rows: int64 [rows].
-            position: where their newest tokens stand, int64 [rows].
+            position: the positions of their newest tokens, int64 [rows].
             width: at least the largest window size among the rows, at most the capacity.
         """
         params = state.params[rows]
@@ -58,11 +58,11 @@ class WindowView:
 
     @property
     def length(self) -> Tensor:
-        """Seen columns, int64 [...]."""
+        """The number of seen columns, int64 [...]."""
         return torch.minimum(self.visible, self.params[..., WINDOW_SIZE].long())
 
     def periods(self) -> Tensor:
-        """Which columns are periods whose runs are known, bool [..., width]."""
+        """Which columns are periods with known runs, bool [..., width]."""
         column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
         return (column >= 1) & (column < self.length[..., None])
 
@@ -76,13 +76,13 @@ class WindowView:
 
     @property
     def copies(self) -> Tensor:
-        """c of docs/SPEC.md section 9 by the token that goes on with it, int32 [..., width]."""
+        """c of docs/SPEC.md section 9, by the token that extends the repeat, int32 [..., width]."""
         period = torch.arange(1, self.run.shape[-1] + 1, device=self.run.device)
         following = torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
         return torch.where(following >= SHORTEST_LOOP, following // period, 0).int()
 
     def notice(self) -> WindowView:
-        """These windows, those marked as reached whose onset is."""
+        """The same windows, with the onset marked as reached where it is."""
         onset = self.params[..., ONSET]
         reached = (onset > 0) & (self.copies.amax(dim=-1) >= onset)
         params = self.params.clone()
@@ -90,10 +90,10 @@ class WindowView:
         return WindowView(self.tokens, self.run, self.visible, params)
 
     def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
-        """Write these windows [rows, width] back; arguments as `of`.
+        """Write these windows [rows, width] back; the arguments are those of `of`.
 
         Args:
-            new: how many of their newest tokens at most `state` does not hold yet.
+            new: the most newest tokens that `state` may not hold yet.
         """
         column = torch.arange(min(new, self.tokens.shape[1]), device=rows.device)
         slot = (position[:, None] - column) % state.capacity
@@ -108,8 +108,8 @@ class WindowView:
     def advance(self, token: Tensor) -> WindowView:
         """The windows after one more token, integer [...].
 
-        The run of a period goes on where the token that far back is the newest, and ends
-        elsewhere. So a step costs O(window), whatever repeats.
+        The run of a period grows by one if the token that far back equals the newest token, and is
+        reset otherwise. A step therefore costs O(window) for any repeats.
         """
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)

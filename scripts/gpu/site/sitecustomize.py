@@ -52,15 +52,15 @@ def record_trees(sampling: Any) -> None:
     asked = Path(os.environ["LZ_GPU_CHECK"], WRITE)
     written = False
 
-    def recording(trees: Any, batch: Any, logits: Any) -> Any:
+    def recording(trees: Any, batch: Any, logits: Any, grammar_mask: Any) -> Any:
         nonlocal written
         if written:
-            return verify_step(trees, batch, logits)
+            return verify_step(trees, batch, logits, grammar_mask)
         if asked.exists():
             write(kept)
             written = True
         before = logits.clone()
-        verified = verify_step(trees, batch, logits)
+        verified = verify_step(trees, batch, logits, grammar_mask)
         if verified is not None and len(kept) < TREES:
             tensors = {
                 "before": before,

@@ -40,8 +40,8 @@ def record_digests(sampling: ModuleType) -> None:
         step = getattr(forward_batch, "lz_step", None)
         note("apply", step, forward_batch.req_pool_indices, logits)
 
-    def noted_verify(trees: Any, batch: Any, logits: torch.Tensor) -> Any:
-        verified = verify_step(trees, batch, logits)
+    def noted_verify(trees: Any, batch: Any, logits: torch.Tensor, grammar_mask: Any) -> Any:
+        verified = verify_step(trees, batch, logits, grammar_mask)
         note("verify", verified, batch.req_pool_indices, logits)
         return verified
 

@@ -1,12 +1,12 @@
-"""Torch stand-in for the names SGLang imports from `sgl_kernel` on a CPU.
+"""Replacements in torch for the names that SGLang imports from `sgl_kernel` on a CPU.
 
-The published `sglang-kernel` wheels are CUDA builds that cannot be loaded without
-a GPU driver, yet SGLang imports these names when it is *loaded* for the CPU. The
-CPU wheel of sglang-lz carries this package at its top level in their place.
+The published `sglang-kernel` wheels are CUDA builds that cannot be loaded without a GPU driver, but
+SGLang imports these names even on a CPU. The CPU wheel of sglang-lz therefore includes this package
+at its top level instead.
 
-The operators that SGLang calls as `torch.ops.sgl_kernel.*` are registered by the import.
-`convert_weight_packed` is not among them: SGLang takes that as "no AMX kernels" and uses
-plain torch for every layer, which is what we want.
+Importing it registers the operators that SGLang calls as `torch.ops.sgl_kernel.*`. We deliberately
+leave out `convert_weight_packed`: without it, SGLang assumes that there are no AMX kernels and uses
+plain torch for every layer.
 """
 
 from .attention import build_draft_decode_metadata_cpu, decode_attention_cpu, extend_attention_cpu

@@ -1,11 +1,11 @@
-"""Attention in torch under the names of the kernels for Intel's AMX, which SGLang's CPU path calls.
+"""Attention in torch, under the names of the Intel AMX kernels that SGLang's CPU backend calls.
 
 Shapes: B requests; H query heads and G key/value heads of width E (values: F); K slots in the KV
 cache; S rows and T columns in `req_to_token` (S, T) int32, the slot of every token of a row.
 
-They serve speculative decoding, which upstream implements on a CPU for AMX only. They cover what
-its backend asks of them without attention sinks, logit caps, cross and bidirectional attention
-and an 8-bit cache.
+They are needed for speculative decoding, which upstream supports on a CPU only with AMX. They
+implement everything its backend uses except attention sinks, logit caps, cross-attention,
+bidirectional attention and an 8-bit cache.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 

@@ -1,8 +1,8 @@
-"""Which cache slot belongs to which token, and moving the slots' contents.
+"""Assigns KV cache slots to tokens, and moves the contents of slots.
 
 Shapes: B requests, S rows in the request pool, T columns (token positions) in it.
 `req_to_token` (S, T) int32 holds the KV cache slot of every token of a request row.
-Like the kernels they stand for, these functions write into tensors they are given.
+Like the kernels that they replace, these functions write into tensors passed by the caller.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 

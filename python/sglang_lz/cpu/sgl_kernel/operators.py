@@ -1,4 +1,4 @@
-"""Registration of functions as operators `torch.ops.sgl_kernel.*`."""
+"""Registers functions as operators `torch.ops.sgl_kernel.*`."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

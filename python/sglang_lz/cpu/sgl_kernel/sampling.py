@@ -1,4 +1,4 @@
-"""Random choice: the numbers of a seed, and how speculative decoding chooses.
+"""Sampling: random numbers from a seed, and the acceptance of draft tokens.
 
 Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as in `speculative`.
 """

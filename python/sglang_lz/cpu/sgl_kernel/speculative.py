@@ -1,9 +1,9 @@
 """Draft trees of speculative decoding: their shape, and which of their tokens are accepted.
 
-Shapes: B requests with one tree of N nodes each. Node 0 is the root, a token that is already
-decided; every other node is a drafted token that may follow its parent, and comes after it in the
-order of nodes. Children are linked as a list: `next_token` of a node is its first child,
-`next_sibling` the next child of the same parent, -1 where there is none.
+Shapes: B requests with one tree of N nodes each. Node 0 is the root, a token that has already been
+sampled. Every other node is a draft token that may follow its parent, and comes after its parent in
+the order of nodes. Children form a linked list: `next_token` of a node is its first child, and
+`next_sibling` is the next child of the same parent; -1 if there is none.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 

@@ -1,0 +1,113 @@
+"""fixes/client-mistakes, in process.
+
+What a real server answers is in tests/server/test_refusals.py and test_fuzz.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+from starlette.responses import Response, StreamingResponse
+from starlette.testclient import TestClient
+
+from sglang_lz import gate
+from sglang_lz.gate import typed_request
+from sglang_lz.params import FieldError
+
+
+class TestClientMistakes:
+    """fixes/client-mistakes"""
+
+    @pytest.fixture
+    def client(self, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+        from sglang.srt.entrypoints.http_server import app
+
+        # It needs a server's arguments; tests/patches/test_gate.py has it.
+        monkeypatch.setitem(app.dependency_overrides, gate.check_fields, lambda: None)
+
+        async def endpoint(**call: Any) -> Any:
+            outcome = self.outcome
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr("fastapi.routing.run_endpoint_function", endpoint)
+        return TestClient(app, raise_server_exceptions=False)  # its lifespan is not entered
+
+    outcome: Exception | Response
+
+    def post(self, client: TestClient, outcome: Exception | Response, path: str) -> Any:
+        self.outcome = outcome
+        body = {"model": "m", "prompt": "a", "messages": [], "text": "a", "reasoning_parser": "x"}
+        return client.post(path, json=body)
+
+    def test_a_value_error_on_a_route_that_samples(self, client: TestClient) -> None:
+        answer = self.post(client, ValueError("stop must be a list."), "/api/generate")
+        assert (answer.status_code, answer.json()) == (400, {"error": "stop must be a list."})
+
+    @pytest.mark.parametrize("error", [KeyError("a"), RuntimeError("b"), MemoryError()], ids=repr)
+    def test_a_fault_of_the_server_stays_one(self, client: TestClient, error: Exception) -> None:
+        assert self.post(client, error, "/api/generate").status_code == 500
+        assert self.post(client, ValueError("c"), "/flush_cache").status_code == 500
+
+    def test_a_route_that_only_reads(self, client: TestClient) -> None:
+        assert self.post(client, KeyError("a"), "/separate_reasoning").status_code == 400
+        assert self.post(client, MemoryError(), "/separate_reasoning").status_code == 500
+
+    def test_a_stream_that_fails_before_it_begins(self, client: TestClient) -> None:
+        async def stream(error: Exception | None) -> AsyncIterator[bytes]:
+            if error is not None:
+                raise error
+            yield b"one"
+            yield b"two"
+
+        def answer(error: Exception | None) -> Any:
+            return self.post(client, StreamingResponse(stream(error)), "/api/generate")
+
+        assert answer(None).content == b"onetwo"
+        refused = answer(ValueError("top_p must be in (0, 1]."))
+        assert (refused.status_code, refused.json()["error"]) == (400, "top_p must be in (0, 1].")
+        assert answer(HTTPException(503, "full")).status_code == 503
+        assert answer(KeyError("a")).status_code == 500
+
+    def test_an_empty_stream(self, client: TestClient) -> None:
+        async def stream() -> AsyncIterator[bytes]:
+            for part in ():
+                yield part
+
+        answer = self.post(client, StreamingResponse(stream()), "/api/generate")
+        assert (answer.status_code, answer.content) == (200, b"")
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"input_embeds": []}, {"input_embeds": [[]]}],
+        ids=str,
+    )
+    def test_what_no_code_of_upstreams_expects(self, fields: dict[str, Any]) -> None:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        with pytest.raises(ValueError, match="cannot be used here"):
+            GenerateReqInput(**fields).normalize_batch_and_arguments()
+
+    def test_a_batch_with_too_few_parameters(self) -> None:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        for text, listed in (("a", [{}]), (["a", "b"], [{}])):
+            request = GenerateReqInput(text=text, sampling_params=listed)
+            with pytest.raises(FieldError, match="sampling_params must be "):
+                request.normalize_batch_and_arguments()
+
+    def test_vertex_envelopes_are_typed_as_generate_is(self) -> None:
+        assert typed_request(text=["a"], image_data=None).text == ["a"]
+        for wrong in (
+            {"text": 5},
+            {"input_ids": ["a"]},
+            {"text": "a", "top_logprobs_num": "x"},
+            {"text": "a", "sampling_params": {"temperature": "x"}},
+            {"text": "a", "http_worker_ipc": "x"},
+        ):
+            with pytest.raises(FieldError):
+                typed_request(**wrong)

@@ -1,0 +1,60 @@
+"""What upstream's request logger writes is what `sglang-lz loops` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_lz.past_outputs import LoopsError, Output, read
+
+# A client may write what looks like the end of a request, with quotes of both kinds.
+FORGED = """it's ', out={'text': 'fine', 'output_ids': [1], "so" """
+SHORT: dict[str, Any] = {"text": 'it\'s "so"\n' * 9, "output_ids": [5, 6, 7] * 9}
+LONG: dict[str, Any] = {"text": "a b " * 900, "output_ids": [8, 9] * 1800}
+
+
+def logged(folder: Path, out: dict[str, Any], level: int, form: str) -> list[Output]:
+    """The outputs in the log of a request that came, and ended so."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.utils.request_logger import RequestLogger
+
+    logger = RequestLogger(True, level, form, [str(folder)])
+    request = GenerateReqInput(rid="7", text=FORGED, sampling_params={"stop": [FORGED]})
+    logger.log_received_request(request)
+    logger.log_finished_request(request, {**out, "meta_info": {"id": "7", "e2e_latency": 0.5}})
+    health = GenerateReqInput(rid="HEALTH_CHECK_1", input_ids=[0])
+    logger.log_finished_request(health, {**SHORT, "meta_info": {"id": "HEALTH_CHECK_1"}})
+    (file,) = folder.iterdir()
+    return list(read(str(file)))
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("out", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("keys", [("text", "output_ids"), ("output_ids",), ("text",)])
+def test_outputs_in_the_log(
+    tmp_path: Path, form: str, out: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    kept = {key: out[key] for key in keys}
+    (whole,) = logged(tmp_path / "3", kept, 3, form)
+    assert not whole.is_cut
+    (cut,) = logged(tmp_path / "2", kept, 2, form)
+    assert cut.is_cut == (out is LONG)
+    if "output_ids" in keys:
+        tokens = out["output_ids"]
+        assert whole.tokens.tolist() == tokens
+        halves = [*tokens[:1024], -1, *tokens[-1024:]]
+        assert cut.tokens.tolist() == (halves if out is LONG else tokens)
+    elif out is SHORT:
+        assert whole.tokens == cut.tokens
+    else:
+        assert whole.tokens.tolist() == [0, 1, 2, 1] * 900  # two letters and blanks
+        assert cut.tokens.tolist() == [*[0, 1, 2, 1] * 256, -1, *[0, 1, 2, 1] * 256]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_log_that_leaves_outputs_out(tmp_path: Path, form: str, level: int) -> None:
+    with pytest.raises(LoopsError, match="take --log-requests-level 3"):
+        logged(tmp_path, SHORT, level, form)

@@ -1,0 +1,67 @@
+"""Print the functions that searches compile or load although `compile_all` should have done it.
+
+Run as a script, in a process of its own, with a `tokenizer.json` on standard input.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy as np
+
+from sglang_lz.proper import kernels, prepared
+from sglang_lz.proper.apart import compile_all
+from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.product import START, Product
+
+RULES = (
+    "root ::= (([\\0-\\U0010ffff]*))",
+    'root ::= (([a-z]* "\\u00e9" [0-9]{2, 3}))',
+    'root ::= (("abababab"))',
+)
+
+
+def compiled() -> set[tuple[str, str]]:
+    """The name and the argument types of everything that is compiled."""
+    return {
+        (name, str(types))
+        for name, function in vars(kernels).items()
+        for types in getattr(function, "signatures", ())
+    }
+
+
+def walk(product: Product, rng: random.Random) -> None:
+    """Call what a scheduler calls for an output of up to twenty tokens."""
+    product.begin()
+    assert product.can_end()
+    state = START
+    for _ in range(20):
+        product.expect(state)
+        product.only(state)
+        product.impossible(state)
+        product.may_end(state)
+        mask = product.mask(state)
+        tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not len(tokens):
+            break
+        after = product.next(state, int(rng.choice(tokens)))
+        assert after is not None
+        state = after
+    product.end()
+
+
+def main() -> None:
+    """Compile, walk, and print what the walks compiled."""
+    tokenizer = prepared.Prepared(prepared.prepared_arrays(sys.stdin.read()))
+    compile_all(tokenizer)
+    before = compiled()
+    assert before
+    for seed, rules in enumerate(RULES * 3):
+        walk(Product(tokenizer, language_of(Rules(rules))), random.Random(seed))
+    for name, types in sorted(compiled() - before):
+        print(name, types)
+
+
+if __name__ == "__main__":
+    main()

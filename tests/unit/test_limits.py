@@ -1,0 +1,353 @@
+"""Ranges of upstream's own request fields."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_lz import gate, limits
+from sglang_lz.limits import (
+    INTERNAL,
+    MOST_COPIES,
+    MOST_OUTPUTS,
+    check_batch,
+    check_request,
+    check_token_ids,
+    check_tokens,
+)
+from sglang_lz.params import FieldError
+
+V = 2048
+WRONG_IDS = (-1, V, 2**63, 2**70, -(2**70), True, False, 1.0, "5", None, [5], {})
+
+
+def request(**fields: Any) -> SimpleNamespace:
+    """One request, as upstream checks it."""
+    media = fields.pop("media", False)
+    given_fields = {"input_ids": [1, 2], **fields}
+    return SimpleNamespace(**given_fields, contains_mm_input=lambda: media)
+
+
+def refusal(obj: SimpleNamespace, input_ids: Any) -> str:
+    with pytest.raises(FieldError) as raised:
+        check_request(obj, input_ids, V)
+    return str(raised.value)
+
+
+class TestTokenIds:
+    @pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_a_wrong_id_is_named_with_its_range(self, wrong: object, place: int) -> None:
+        ids: list[Any] = [0, V - 1]
+        ids.insert(place, wrong)
+        message = refusal(request(), ids)
+        assert "input_ids must be token ids in [0, 2047], got " in message
+        assert len(message) < 200
+
+    @given(st.lists(st.integers(0, V - 1), min_size=1))
+    def test_right_ids_pass(self, ids: list[int]) -> None:
+        check_request(request(), ids, V)
+        check_tokens("tokens", [ids, ids], V)
+
+    @given(st.lists(st.integers(-3, V + 2) | st.booleans() | st.floats() | st.text(max_size=1)))
+    def test_exactly_the_right_ones_pass(self, ids: list[Any]) -> None:
+        right = all(type(one) is int and 0 <= one < V for one in ids)
+        try:
+            check_token_ids("input_ids", ids, V)
+        except FieldError:
+            assert not right
+        else:
+            assert right
+
+    def test_lists_of_lists(self) -> None:
+        check_tokens("tokens", [], V)
+        check_tokens("tokens", [[], [5]], V)
+        for wrong in ([[5], [-1]], [[5], 2**40], [5, [6], -1], "a", 2**70):
+            with pytest.raises(FieldError, match="tokens must be token ids"):
+                check_tokens("tokens", wrong, V)
+
+    def test_a_million_ids_take_no_loop(self) -> None:
+        """Some 30 ms; one id after the other in Python would take a second."""
+        ids = list(range(V)) * 512
+        begin = time.process_time()
+        check_token_ids("input_ids", ids, V)
+        assert time.process_time() - begin < 0.6
+
+    def test_those_that_stand_for_an_image_are_no_clients(self) -> None:
+        of_the_image = [5, V + 10**6, 6]
+        check_request(request(media=True, input_ids=[5, 7, 6]), of_the_image, V)
+        check_request(request(media=True, input_ids=None), of_the_image, V)
+        assert "got -1" in refusal(request(media=True, input_ids=[5, -1, 6]), of_the_image)
+
+    def test_an_empty_prompt_is_refused(self) -> None:
+        """Unless it is embeddings, or the history of a session is the prompt."""
+        assert "at least one token" in refusal(request(), [])
+        assert "at least one token" in refusal(request(session_params={}), [])
+        assert "at least one token" in refusal(request(session_params={"id": None}), [])
+        check_request(request(session_params={"id": "s"}), [], V)
+        check_request(request(), None, V)
+
+
+@pytest.mark.parametrize("value", [-1, V + 1, 2**62, True, "3", 1.0])
+def test_logprobs_of_more_tokens_than_there_are(value: object) -> None:
+    message = refusal(request(top_logprobs_num=value), [1])
+    assert "top_logprobs_num" in message
+    assert f"an integer in [0, {V}]" in message
+    for right in (None, 0, 5, V):
+        check_request(request(top_logprobs_num=right), [1], V)
+    with pytest.raises(FieldError, match=f"in \\[0, {limits.MOST_TOP}\\]"):
+        check_request(request(top_logprobs_num=limits.MOST_TOP + 1), [1], 100_000)
+
+
+@pytest.mark.parametrize(
+    ("top", "start", "is_right"),
+    [(128, 0, True), (129, 0, False), (129, 100, True), (V, -1, True), (0, 0, True)],
+)
+def test_top_logprobs_of_a_prompt_are_bounded(top: int, start: int, is_right: bool) -> None:
+    obj = request(top_logprobs_num=top, logprob_start_len=start)
+    ids = [1] * (limits.MOST_TOPS // 128)
+    if is_right:
+        check_request(obj, ids, V)
+    else:
+        assert f"at most {limits.MOST_TOPS} divided by the tokens of the prompt" in refusal(
+            obj, ids
+        )
+
+
+@pytest.mark.parametrize(
+    ("field", "right", "wrong"),
+    [
+        ("stop", "x" * 4096, "x" * 4097),
+        ("stop", ["x"] * 128, ["x"] * 129),
+        ("stop", ["x" * 2048] * 2, ["x" * 2048, "x" * 2049]),
+        ("rid", ["x" * 1024, "y"], ["y", "x" * 1025]),
+        ("extra_key", "x" * 1024, "x" * 1025),
+        ("cache_salt", None, "x" * 1025),
+        ("logit_bias", dict.fromkeys(map(str, range(1 << 16)), 1), dict.fromkeys(range(65537), 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 20 else type(value).__name__,
+)
+def test_what_is_too_large(
+    server_config: dict[str, Any], field: str, right: object, wrong: object
+) -> None:
+    limits.check_object({field: right})
+    with pytest.raises(FieldError, match=f"^{field} must ") as raised:
+        limits.check_object({field: wrong})
+    assert len(str(raised.value)) < 300
+
+
+def test_logprobs_of_chosen_tokens() -> None:
+    assert "token_ids_logprob" in refusal(request(token_ids_logprob=[5, V]), [1])
+    assert "at most 4096" in refusal(request(token_ids_logprob=[5] * 4097), [1])
+    check_request(request(token_ids_logprob=list(range(V))), [1], V)
+
+
+@pytest.mark.parametrize("value", [-2, 2**40, "3", 1.5, True])
+def test_where_logprobs_begin(value: object) -> None:
+    assert "logprob_start_len" in refusal(request(logprob_start_len=value), [1])
+    for right in (None, -1, 0, 5):
+        check_request(request(logprob_start_len=right), [1], V)
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        [1],
+        "s",
+        {"id": 5},
+        {"id": ["s"]},
+        {"id": "s", "rid": [1]},
+        {"id": "s", "offset": "1"},
+        {"id": "s", "replace": 5},
+        {"id": "s", "ofset": 1},
+    ],
+    ids=str,
+)
+def test_session_parameters_have_the_types_of_upstreams(session: object) -> None:
+    """The scheduler looks them up as they are: a list is no key of a dict."""
+    assert "session_params" in refusal(request(session_params=session), [1])
+    check_request(request(session_params={"id": "s", "rid": None, "offset": -3}), [1], V)
+
+
+def test_labels_that_the_metrics_do_not_have(server_config: dict[str, Any]) -> None:
+    server_config["tokenizer_metrics_allowed_custom_labels"] = ["team"]
+    asked = request(custom_labels={"team": "a", "b": "c"})
+    check_request(asked, [1], V)  # without metrics nobody reads them
+    server_config["enable_metrics"] = True
+    assert "custom_labels" in refusal(asked, [1])
+    check_request(request(custom_labels={"team": "a"}), [1], V)
+    server_config["tokenizer_metrics_allowed_custom_labels"] = None
+    assert "got 'team'" in refusal(request(custom_labels={"team": "a"}), [1])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bootstrap_room", -1), ("bootstrap_room", 2**63), ("routed_experts_start_len", -1)],
+)
+def test_other_integers(field: str, value: int) -> None:
+    assert f"{field} must be an integer in [0, " in refusal(request(**{field: value}), [1])
+    check_request(request(**{field: 0}), [1], V)
+
+
+def batch(size: int = 1, **fields: Any) -> SimpleNamespace:
+    """A request for several prompts, as upstream looks at it; of size 1 it has one."""
+    return SimpleNamespace(
+        **{"batch_size": size, "is_single": size == 1, "sampling_params": None, **fields}
+    )
+
+
+@pytest.mark.parametrize("n", [0, -1, MOST_COPIES + 1, 10**9, None, "2", 1.5, True, [1]])
+def test_copies(n: object) -> None:
+    for made in (batch(sampling_params={"n": n}), batch(2, sampling_params=[{}, {"n": n}])):
+        with pytest.raises(FieldError, match=r"n must be an integer in \[1, 1024\]"):
+            check_batch(made)
+    for right in (None, {}, {"n": 1}, {"n": MOST_COPIES}):
+        check_batch(batch(sampling_params=right))
+
+
+def test_prompts_times_copies_are_bounded() -> None:
+    check_batch(batch(MOST_OUTPUTS))
+    check_batch(batch(4, sampling_params={"n": MOST_COPIES}))
+    with pytest.raises(FieldError, match=r"^n must be at most 4096 divided"):
+        check_batch(batch(5, sampling_params={"n": MOST_COPIES}))
+    with pytest.raises(FieldError, match="must be at most 4096 prompts, got 4097"):
+        check_batch(batch(MOST_OUTPUTS + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rid", ["a"]), ("lora_path", ["a"]), ("return_logprob", [True]), ("top_logprobs_num", [1])],
+)
+def test_lists_have_one_item_for_each_prompt(name: str, value: list[Any]) -> None:
+    with pytest.raises(FieldError, match=f"^{name} must be no list"):
+        check_batch(batch(**{name: value}))
+    with pytest.raises(FieldError, match=f"^{name} must be a list of 3 items"):
+        check_batch(batch(3, **{name: value}))
+    check_batch(batch(2, **{name: value * 2}))
+
+
+def test_lists_of_lists_have_one_for_each_prompt() -> None:
+    check_batch(batch(token_ids_logprob=[1, 2, 3]))
+    check_batch(batch(3, token_ids_logprob=[1, 2]))
+    check_batch(batch(2, token_ids_logprob=[[1, 2, 3], [4]]))
+    for made in (batch(token_ids_logprob=[[1]]), batch(3, token_ids_logprob=[[1], [2]])):
+        with pytest.raises(FieldError, match=r"^token_ids_logprob must be "):
+            check_batch(made)
+
+
+def test_the_stop_patterns_of_a_list_count_together() -> None:
+    """Else 4,096 prompts have 4,096 times as many."""
+    params = [{"stop_regex": rf"\w{{8}}{i}"} for i in range(3)]
+    with pytest.raises(FieldError, match=r"^stop_regex must be at most 32 patterns"):
+        check_batch(batch(3, sampling_params=params))
+    check_batch(batch(3, sampling_params=params[:1] * 3))
+
+
+@pytest.mark.parametrize("rid", ["HEALTH_CHECK", ["a", "HEALTH_CHECK_1"]])
+@pytest.mark.parametrize("place", [("sampling_params",), ()])
+def test_ids_that_are_the_servers(
+    rid: object, place: tuple[str, ...], server_config: dict[str, Any]
+) -> None:
+    with pytest.raises(FieldError, match=r"^rid must not begin with HEALTH_CHECK"):
+        gate.check_body({"text": ["a", "b"], "rid": rid}, place)
+    gate.check_body({"text": "a", "rid": "c"}, place)
+
+
+@pytest.mark.parametrize("place", [(), None])
+def test_chat_templates_of_clients(
+    place: tuple[str, ...] | None, server_config: dict[str, Any]
+) -> None:
+    """In /v1/responses, and in /v1/decisions, which takes no field of ours."""
+    body = {"input": "a", "chat_template_kwargs": {"chat_template": "{{ 'a' * 10**10 }}"}}
+    with pytest.raises(FieldError, match=r"^chat_template_kwargs must not have chat_template"):
+        gate.check_body(body, place)
+    server_config["trust_request_chat_template"] = True
+    gate.check_body(body, place)
+    for name in ("conversation", "tokenize", "tools"):
+        with pytest.raises(FieldError, match=f"^chat_template_kwargs must not have {name}"):
+            gate.check_body({"input": "a", "chat_template_kwargs": {name: None}}, place)
+
+
+def test_what_the_server_gives_to_a_template() -> None:
+    body = {"messages": [], "chat_template_kwargs": {"tools": 5}}
+    with pytest.raises(FieldError, match=r"^chat_template_kwargs must not have tools"):
+        gate.check_body(body, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_new_tokens", 2**31),
+        ("top_k", 2**40),
+        ("max_new_tokens", 2**70),
+        ("beam_width", 1.5),
+        ("stream_interval", 0),
+    ],
+)
+def test_integers_beyond_32_bits(field: str, value: object) -> None:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    params = SamplingParams()
+    limits.check_sampling_integers(params)
+    setattr(params, field, value)
+    with pytest.raises(FieldError, match=field):
+        limits.check_sampling_integers(params)
+
+
+@pytest.mark.parametrize("token", [2**31, 2**70, -(2**40)])
+def test_stop_tokens_beyond_32_bits(token: int) -> None:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    limits.check_sampling_integers(SamplingParams(stop_token_ids=[-1, 5, V]))
+    with pytest.raises(FieldError, match="stop_token_ids"):
+        limits.check_sampling_integers(SamplingParams(stop_token_ids=[5, token]))
+
+
+@pytest.mark.parametrize("field", INTERNAL)
+def test_what_only_upstream_sets(field: str) -> None:
+    limits.check_internal({"text": "a", field: None})
+    with pytest.raises(FieldError, match=f"{field} must be left out"):
+        limits.check_internal({"text": "a", field: [0]})
+
+
+def nested(levels: int) -> str:
+    """A schema with objects in each other; each has two levels of JSON."""
+    return '{"properties": {"a": ' * levels + "{}" + "}}" * levels
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("regex", "a" * (2**18 + 1), "262145 characters"),
+        ("ebnf", "a" * (2**18 + 1), "262145 characters"),
+        ("json_schema", nested(100), "nested deeper than 128 levels"),
+        ("json_schema", "[" * 100_000 + "]" * 100_000, "nested deeper than 128 levels"),
+        ("structural_tag", nested(65), "nested deeper than 128 levels"),
+        (
+            "json_schema",
+            json.dumps({"maxProperties": 2, "properties": {str(i): {} for i in range(201)}}),
+            "counts 201 properties",
+        ),
+        (
+            "json_schema",
+            json.dumps({"required": ["0"], "properties": {str(i): {} for i in range(514)}}),
+            "513 optional properties",
+        ),
+    ],
+    ids=["regex", "ebnf", "deep", "deeper", "tag", "counted", "optional"],
+)
+def test_constraints_that_would_take_minutes(name: str, text: str, problem: str) -> None:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    with pytest.raises(FieldError, match=f"^{name} is too large to be compiled: .*{problem}"):
+        limits.check_constraints(SamplingParams(**{name: text}))
+    many = [str(i) for i in range(1000)]
+    required = json.dumps({"properties": {key: {} for key in many}, "required": many})
+    for right in (nested(60), "{", '{"type": "object"}', required):
+        limits.check_constraints(SamplingParams(json_schema=right))

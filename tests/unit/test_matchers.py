@@ -1,0 +1,185 @@
+"""XGrammar's matchers, with a bound for the time of a token."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from transformers import AutoTokenizer
+from xgrammar import GrammarMatcher
+
+from sglang_lz import grammar_cache, matchers
+from sglang_lz.dead_ends import end_constrained
+from sglang_lz.demo import MODEL_PATH
+from sglang_lz.threads import Allowance
+
+SLOW = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
+TEXT = "aé" + "b" * 12
+ENDLESS = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(MODEL_PATH)
+
+
+@pytest.fixture
+def backend(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from sglang.srt.constrained import xgrammar_backend
+
+    monkeypatch.setattr(xgrammar_backend, "GrammarMatcher", xgrammar_backend.GrammarMatcher)
+    monkeypatch.setattr(matchers, "_is_one_rank", lambda: True)
+    found = xgrammar_backend.XGrammarGrammarBackend(
+        tokenizer, vocab_size=len(tokenizer), model_eos_token_ids=[0]
+    )
+    grammar_cache.bound(found, found)
+    return found
+
+
+def follow(grammar: Any, tokenizer: Any, text: str) -> None:
+    """Accept a text, character by character, until the grammar is slow."""
+    for character in text:
+        for token in tokenizer.encode(character):
+            if not grammar.matcher.is_slow:
+                grammar.accept_token(token)
+
+
+def ended(grammar: Any) -> Any:
+    """Whether a request with a grammar ends, and how."""
+    req = SimpleNamespace(
+        grammar=grammar,
+        to_finish=None,
+        output_ids=[5, 6],
+        sampling_params=SimpleNamespace(regex="x", json_schema=None),
+    )
+    end_constrained(req, 1)
+    return req.to_finish
+
+
+def test_a_constraint_that_can_be_read_in_too_many_ways_ends_its_requests(
+    backend: Any, tokenizer: Any
+) -> None:
+    grammar = backend.dispatch_regex(SLOW)
+    assert ended(grammar) is None
+    follow(grammar, tokenizer, TEXT)
+    reason = ended(grammar)
+    assert reason.to_json()["status_code"] == 400
+    assert reason.message.startswith("regex must have next tokens that are found within 0.1 s")
+    assert ended(SimpleNamespace(grammar=grammar)) is not None  # one for thinking sections
+    # Another request with it need not find that out again.
+    assert ended(grammar.copy()) is not None
+    assert ended(backend.dispatch_regex("a+b")) is None
+
+
+def test_a_call_that_does_not_end_is_abandoned(backend: Any, tokenizer: Any) -> None:
+    """Some calls take minutes, and the first one may. What is left of it uses idle processors."""
+    grammar = backend.dispatch_regex(ENDLESS)
+    mask = grammar.allocate_vocab_mask(len(tokenizer), 2, "cpu")
+    mask.zero_()
+    began = time.monotonic()
+    grammar.fill_vocab_mask(mask, 1)
+    assert time.monotonic() - began < 30  # it takes longer than the test may
+    assert (mask[0] == 0).all()
+    assert (mask[1] == -1).all()
+    assert ended(grammar).to_json()["status_code"] == 400
+    grammar.accept_token(5)
+    grammar.rollback(1)
+    assert not grammar.is_terminated()
+    abandoned = [one for one in threading.enumerate() if one.name == matchers._ABANDONED][-1]
+    assert os.sched_getscheduler(abandoned.native_id or 0) == os.SCHED_IDLE
+    other = backend.dispatch_regex("a+b")
+    other.fill_vocab_mask(mask, 0)
+    assert 0 < mask[0].count_nonzero() < len(mask[0])
+
+
+def test_masks_are_xgrammars(backend: Any, tokenizer: Any) -> None:
+    grammar = backend.dispatch_regex("[a-zé]*( 日本)?")
+    stock = GrammarMatcher(grammar.ctx)
+    masks = grammar.allocate_vocab_mask(len(tokenizer), 2, "cpu")
+    for token in tokenizer.encode("aé 日"):
+        grammar.fill_vocab_mask(masks, 0)
+        stock.fill_next_token_bitmask(masks, 1)
+        assert (masks[0] == masks[1]).all()
+        grammar.accept_token(token)
+        assert stock.accept_token(token)
+    with pytest.raises(ValueError, match="not accepted"):
+        grammar.accept_token(tokenizer.encode("a")[0])
+
+
+def test_an_abandoned_thread_ends_with_its_call() -> None:
+    """Also if the call ends just when the scheduler stops waiting."""
+    worker = matchers._Worker()
+    assert worker.run(lambda _: 5) == 5
+    worker._abandon()
+    worker._thread.join(30)
+    assert not worker._thread.is_alive()
+
+    held, worker = threading.Event(), matchers._Worker()
+    with pytest.raises(TimeoutError):
+        worker.run(lambda _: held.wait())
+    assert matchers._abandoned() > 0
+    held.set()
+    worker._thread.join(30)
+    assert not worker._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("problem", "status"),
+    [("Tokens not accepted: 7", 400), ("Token not accepted by proper tokens: 7", 500)],
+)
+def test_a_token_that_was_allowed_and_then_rejected(problem: str, status: int) -> None:
+    """XGrammar's masks contradict its matcher now and then; ours would be an error of ours."""
+    message = f"Grammar accept_token failed for req x with token 7: {problem}"
+    req = SimpleNamespace(
+        grammar=SimpleNamespace(),
+        to_finish=FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"),
+        output_ids=[5, 7],
+        sampling_params=SimpleNamespace(regex=None, json_schema="{}"),
+    )
+    end_constrained(req, 1)
+    answer = req.to_finish.to_json()
+    assert answer["status_code"] == status
+    assert answer["message"].startswith("json_schema must not contradict") == (status == 400)
+
+
+def test_slow_calls_share_an_allowance(
+    backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many slow constraints at once delay the others no longer than a few do."""
+    now = [0.0]
+    monkeypatch.setattr(matchers, "_ALLOWANCE", Allowance(0.7, 0.5, lambda: now[0]))
+    for i in range(12):
+        grammar = backend.dispatch_regex(ENDLESS + str(i))
+        grammar.fill_vocab_mask(grammar.allocate_vocab_mask(len(tokenizer), 1, "cpu"), 0)
+        assert ended(grammar) is not None
+    assert -1 < matchers._ALLOWANCE.left() < matchers.MOST_SECONDS
+
+
+def test_nothing_new_is_tried_beside_many_abandoned_threads(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matchers, "MOST_ABANDONED", 0)
+    assert ended(backend.dispatch_regex("a+b")) is not None
+
+
+def test_ordinary_constraints_go_on(backend: Any, tokenizer: Any) -> None:
+    grammar = backend.dispatch_regex("[a-zé]*")
+    follow(grammar, tokenizer, TEXT * 20)
+    assert ended(grammar) is None
+
+
+def test_ranks_together_end_nothing(
+    backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may find slow what another does not."""
+    monkeypatch.setattr(matchers, "_is_one_rank", lambda: False)
+    monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
+    grammar = backend.dispatch_regex("[a-zé]*")
+    follow(grammar, tokenizer, TEXT)
+    assert ended(grammar) is None

@@ -1,0 +1,107 @@
+"""Whose fault an error is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+import pydantic
+import pytest
+
+from sglang_lz.mistakes import Unreadable, is_clients, reading
+
+
+def nested() -> None:
+    nested()
+
+
+READ: tuple[Callable[[], Any], ...] = (
+    lambda: {}["content"],
+    [].pop,
+    lambda: len(None),  # type: ignore[arg-type]
+    lambda: None.get,  # type: ignore[attr-defined]
+    lambda: (2**70).to_bytes(8, "little"),
+    lambda: 1 // 0,
+    nested,
+    lambda: re.compile("("),
+    lambda: jinja2.Template("{{ 1 / 0 }}").render(),
+    lambda: jinja2.Environment(undefined=jinja2.StrictUndefined).from_string("{{ a }}").render(),
+    lambda: int("x"),
+    lambda: json.loads("{"),
+)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_what_wrong_data_raises_while_it_is_read_is_the_clients(read: Callable[[], Any]) -> None:
+    async def later() -> Any:
+        return read()
+
+    with pytest.raises(ValueError, match=r"\w"):
+        reading(read)()
+    with pytest.raises(ValueError, match=r"\w"):
+        asyncio.run(reading(later)())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), OSError("disk"), ConnectionError(), TimeoutError(), RuntimeError("device")],
+    ids=repr,
+)
+def test_what_comes_from_elsewhere_is_the_servers(error: Exception) -> None:
+    def read() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        reading(read)()
+    assert raised.value is error
+    assert not is_clients(error, samples=True, path="/generate")
+    assert not is_clients(error, samples=False, path="/separate_reasoning")
+
+
+def test_cancelling_stays_what_it_is() -> None:
+    async def read() -> None:
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await reading(read)()
+
+    asyncio.run(run())
+
+
+def test_the_message_is_a_sentence_and_the_log_has_the_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Unreadable) as raised:
+        reading(READ[0])()
+    message = "The request holds a value that cannot be used here (KeyError: 'content')."
+    assert str(raised.value) == message
+    assert "Traceback" in caplog.text
+
+
+def test_a_sentence_of_upstreams_is_kept() -> None:
+    def read() -> None:
+        raise ValueError("temperature must be a number.")
+
+    with pytest.raises(ValueError, match=r"^temperature must be a number\.$"):
+        reading(read)()
+
+
+def test_after_reading_only_a_value_error_on_a_route_that_samples_is_the_clients() -> None:
+    assert is_clients(ValueError("no"), samples=True, path="/generate")
+    assert not is_clients(ValueError("no"), samples=False, path="/flush_cache")
+    assert not is_clients(KeyError("no"), samples=True, path="/generate")
+    assert is_clients(KeyError("no"), samples=False, path="/separate_reasoning")
+
+
+def test_an_answer_that_cannot_be_made_is_the_servers() -> None:
+    class Answer(pydantic.BaseModel):
+        text: str
+
+    with pytest.raises(pydantic.ValidationError) as raised:
+        Answer(text=5)  # type: ignore[arg-type]
+    assert not is_clients(raised.value, samples=True, path="/api/chat")

@@ -1,0 +1,611 @@
+"""What a constraint may take: time, memory, threads, and the patience of a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
+from tokenizers import Tokenizer
+
+from bench.constraints.vocabularies import train
+from sglang_lz.compiled import is_kept
+from sglang_lz.params import FieldError
+from sglang_lz.proper import admission, apart, backend, compiler, kernels, prepared, rules
+from sglang_lz.proper import product as products
+from sglang_lz.proper.backend import (
+    ProperGrammar,
+    ProperTokens,
+    UnmadeProduct,
+    end_without_mask,
+)
+from sglang_lz.proper.compiler import Compiler
+from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.product import START, Late, Product, Spent
+from sglang_lz.proper.tokenizer import Unsupported
+from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
+from sglang_lz.threads import Allowance, Stopwatch
+
+PLENTY = 120.0
+"""Seconds that a busy machine may take; nothing here waits for them."""
+
+
+@cache
+def tokenizer_json() -> str:
+    return train("llama3", 600, iter(["so it was and so it is", "a b c 0 1 2"] * 50))
+
+
+@cache
+def tokenizer() -> prepared.Prepared:
+    return prepared.Prepared(prepared.prepared_arrays(tokenizer_json()))
+
+
+def product_of(text: str) -> Product:
+    return Product(tokenizer(), language_of(Rules(text)))
+
+
+@pytest.fixture
+def own() -> Iterator[Compiler]:
+    one = Compiler()
+    yield one
+    one.stop()
+
+
+def test_a_compiled_language_is_the_same(own: Compiler) -> None:
+    text = 'root ::= (([a-z]* "\\u00e9" [0-9]{2, 3}))'
+    here = language_of(Rules(text))
+    for found, wanted in zip(own.language(text), here, strict=True):
+        assert found.dtype == wanted.dtype
+        assert (found == wanted).all()
+    own.check(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("root ::= (" + "(" * 5000 + '"a"' + ")" * 5000 + ")", "nested too deeply"),
+        ('root ::= ("" | ("(" root ")"))', "recursive"),
+        ("root ::= ((nothing))", "cannot be read"),
+    ],
+    ids=["deep", "recursive", "broken"],
+)
+def test_what_cannot_be_compiled(own: Compiler, text: str, reason: str) -> None:
+    for ask in (own.check, own.language):
+        with pytest.raises(Unsupported, match=reason):
+            ask(text)
+
+
+@pytest.mark.parametrize("limit", ["SECONDS", "BYTES"])
+def test_a_child_has_little_time_and_memory(limit: str) -> None:
+    """Whatever the compiler does, its child ends, and the next one is served."""
+    read, write = compiler.socket.socketpair()
+    source = {
+        "SECONDS": "while True: pass",
+        "BYTES": "found = []\nwhile True: found.append(bytes(1 << 20))",
+    }[limit]
+    program = (
+        "import socket, sys\nfrom sglang_lz.proper import compiler\n"
+        f"def work(text):\n{chr(10).join('    ' + line for line in source.splitlines())}\n"
+        "compiler.Rules = work\ncompiler.SECONDS = 1\n"
+        "compiler._work(socket.socket(fileno=int(sys.argv[1])))"
+    )
+    with write:
+        child = compiler.subprocess.Popen(
+            [compiler.sys.executable, "-c", program, str(write.fileno())],
+            pass_fds=[write.fileno()],
+        )
+    with read:
+        read.sendall(b"Croot")
+        read.shutdown(compiler.socket.SHUT_WR)
+        answer = compiler._all_of(read, time.monotonic() + PLENTY)
+    child.wait(PLENTY)
+    assert b"takes more than" in answer or (answer == b"" and child.returncode != 0)
+
+
+def test_no_search_has_to_compile_anything() -> None:
+    """Numba takes seconds, which a scheduler would wait for."""
+    script = Path(__file__).with_name("count_compilations.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        input=tokenizer_json(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_first_mask_is_found_before_a_request_runs() -> None:
+    """A constraint that allows an empty text needs no search to show that it can end."""
+    product = product_of("root ::= (([a-z]*))")
+    assert product.can_end()
+    assert product.is_warm(START)
+
+
+def test_a_compiler_that_was_ended_starts_again(own: Compiler) -> None:
+    own.check('root ::= (("a"))')
+    assert own._process is not None
+    own._process.kill()
+    own._process.wait()
+    own.check('root ::= (("a"))')
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(
+        constrained_json_disable_any_whitespace=False, constrained_json_max_whitespace_cnt=None
+    )
+    monkeypatch.setattr("sglang.srt.runtime_context.get_serving", lambda: config)
+
+
+DEEP = '{"type": "object", "properties": {"a": ' * 400 + '{"type": "string"}' + "}}" * 400
+COUNTED = {
+    "type": "object",
+    "maxProperties": 3,
+    "properties": {f"k{i}": {"type": "boolean"} for i in range(400)},
+}
+
+
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json", DEEP, "deeper than"),
+        ("json", "[" * 30_000, "deeper than|cannot be read"),
+        ("json", json.dumps(COUNTED), "counts 400 properties"),
+        ("regex", "a" * 70_000, "70000 characters"),
+        ("structural_tag", '{"format": ' + "[" * 300 + "]" * 300 + "}", "deeper than"),
+        ("structural_tag", "[]", "cannot be read"),
+        ("json", "3", "cannot be read"),
+    ],
+    ids=["deep", "very deep", "counted", "long", "deep tag", "no tag", "number"],
+)
+def test_constraints_that_are_too_large_to_read(kind: str, text: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        rules.rules_of(kind, text)
+
+
+@pytest.mark.usefixtures("serving")
+def test_the_event_loop_goes_on_while_a_constraint_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each text is read once, and nothing but a sentence is kept of what was refused."""
+    asked: list[str] = []
+    may_go = threading.Event()
+
+    def check(text: str) -> None:
+        asked.append(text)
+        assert may_go.wait(PLENTY)
+        raise Unsupported("so it is")
+
+    monkeypatch.setattr(compiler.COMPILER, "check", check)
+    monkeypatch.setattr(admission, "_CHECKED", admission.OrderedDict())
+    monkeypatch.setattr(admission, "CHECKED", 2)
+
+    async def both() -> None:
+        task = asyncio.create_task(admission.check_rules({"regex": "ab"}, {"proper_tokens": True}))
+        while not asked:
+            await asyncio.sleep(0.001)
+        may_go.set()  # the loop got here while the check waited
+        with pytest.raises(FieldError, match="with this regex: so it is"):
+            await task
+        for text in ("ab", "cd", "ef", "gh"):
+            with pytest.raises(FieldError):
+                await admission.check_rules({"regex": text}, {"proper_tokens": True})
+
+    asyncio.run(both())
+    assert len(asked) == 4
+    assert list(admission._CHECKED.values()) == ["so it is"] * 2
+
+
+def test_patience_comes_back_with_time_and_tokens() -> None:
+    now = [0.0]
+    shared = Allowance(1.0, 0.5, lambda: now[0])
+    one, other = Waiting(shared), Waiting(shared)
+    assert one.seconds() == PATIENCE
+    one.waited(0.6)
+    assert one.seconds() == pytest.approx(PATIENCE - 0.6)
+    other.waited(0.4)  # with that all is spent
+    assert other.seconds() == pytest.approx(GRACE)
+    now[0] += 1.0
+    assert other.seconds() == pytest.approx(PATIENCE - 0.4)
+    one.waited(0.5)
+    assert one.seconds() == 0
+    one.got_to(10)
+    assert one.seconds() == 0
+    for _ in range(3):  # drafts that are rolled back earn nothing twice
+        one.got_to(30)
+    now[0] += 100
+    assert shared.left() == 1.0
+    assert one.seconds() == pytest.approx(PATIENCE - 0.6 - 0.5 + 30 * A_TOKEN)
+
+
+def test_a_busy_machine_costs_a_request_little() -> None:
+    """Only what the process itself worked counts, or a tenth of the time."""
+    now, used = [5.0], [70.0]
+    watch = Stopwatch(lambda: now[0], lambda: used[0])
+    assert watch.seconds() == 0
+    now[0] += 0.3
+    used[0] += 2.4  # several threads search
+    assert watch.seconds() == pytest.approx(0.3)
+    now[0] += 3.0
+    assert watch.seconds() == pytest.approx(2.4)
+    now[0] += 100.0
+    assert watch.seconds() == pytest.approx(10.33)
+
+
+class _Slowly(Product):
+    """A product whose searches take longer than a scheduler waits, without using a processor."""
+
+    def _rows_of(self, text: int, nfc: int, steps: int) -> Any:
+        time.sleep(0.3)
+        return super()._rows_of(text, nfc, steps)
+
+
+def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    product_of("root ::= (([a-z]*))").mask(START)  # numba compiles what it needs
+    product = _Slowly(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
+    # Other threads of this process may be busy.
+    monkeypatch.setattr(products, "Stopwatch", lambda: Stopwatch(used=lambda: 0.0))
+    assert product.mask(START, 0.25).any()
+
+
+class _Stuck(Product):
+    """A product whose searches wait for an event."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.may_go = threading.Event()
+
+    def _rows_of(self, text: int, nfc: int, steps: int) -> Any:
+        assert self.may_go.wait(PLENTY)
+        return super()._rows_of(text, nfc, steps)
+
+
+def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row allows what never comes next, and whoever accepts that ends the request."""
+    product = _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
+    monkeypatch.setattr("sglang_lz.proper.waiting.PATIENCE", 0.05)
+    walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
+    mask = ProperGrammar.allocate_vocab_mask(600, 2, "cpu")
+    mask.zero_()
+    assert walk.forced_run(4) == []
+    walk.fill_vocab_mask(mask, 1)
+    assert (mask[0] == 0).all()
+    (token,) = np.flatnonzero(np.unpackbits(mask[1].numpy().view(np.uint8), bitorder="little"))
+    assert not walk.is_terminated()
+    walk.accept_token(int(token))  # as a draft
+    assert walk.is_terminated()
+    walk.rollback(1)
+    assert not walk.is_terminated()
+    walk.accept_token(int(token))
+    assert walk.failure is not None
+    assert walk.copy().failure == walk.failure
+    walk.accept_token(599)
+    walk.fill_vocab_mask(mask, 1)
+    assert mask[1].count_nonzero() == 1
+    req = SimpleNamespace(
+        grammar=walk,
+        to_finish=None,
+        finished_len=None,
+        output_ids=[5, 6, 7],
+        sampling_params=SimpleNamespace(proper_tokens=True),
+    )
+    end_without_mask(req, 1)
+    reason = req.to_finish.to_json()
+    assert reason["type"] == "abort"
+    assert reason["status_code"] == 400
+    assert "not found in time" in reason["message"]
+    assert req.finished_len == 2
+    product.may_go.set()
+    assert product.mask(START).any()
+    stage = ProperGrammar(product, [0], Allowance(1.0, 0.5))  # of another rank, which has its mask
+    with pytest.raises(ValueError, match="not accepted"):
+        stage.accept_token(599)
+    stage.accept_token(int(token))
+    assert stage.failure == walk.failure
+
+
+def test_what_cannot_come_next() -> None:
+    """Between characters and within them."""
+    product = product_of("root ::= (([\\0-\\U0010ffff]*))")
+    states = [START]
+    for byte in "é한😀".encode():
+        after = product.next(states[-1], int(tokenizer().tables.byte_ids[byte]))
+        assert after is not None
+        states.append(after)
+    for state in states:
+        token = product.impossible(state)
+        assert product.next(state, token) is None
+        assert not product.mask(state)[token >> 5] >> (token & 31) & 1
+
+
+def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another rank lacks counts as lacking here."""
+    product = product_of('root ::= (("abababab"))')
+    walk = ProperGrammar(product, [0])
+    assert len(walk.forced_run(4)) > 1
+    asked = []
+
+    def all_reduce(least: torch.Tensor, operation: Any, group: str) -> None:
+        assert operation == torch.distributed.ReduceOp.MIN
+        asked.append(int(least))
+        least.fill_(min(int(least), others))
+
+    monkeypatch.setattr(backend, "_RANKS", ["group"])
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    mask = ProperGrammar.allocate_vocab_mask(600, 1, "cpu")
+    others = 1
+    assert len(walk.forced_run(4)) == 1
+    walk.fill_vocab_mask(mask, 0)
+    wanted = product.mask(START).view(np.int32)
+    assert (mask[0, : len(wanted)].numpy() == wanted).all()
+    others = 0
+    walk.fill_vocab_mask(mask, 0)
+    token = product.impossible(START)
+    assert mask[0, token >> 5] == backend._bit(token)
+    assert mask.count_nonzero() == 1
+    assert walk.forced_run(4) == []
+    assert asked[1:3] == [1, 1]
+
+
+def test_searches_of_a_constraint_do_not_hold_up_those_of_another() -> None:
+    """However many searches are stuck at their limits, another one is done."""
+    hard = [product_of(f'root ::= (([^\\n]{{0, {900 + i}}} "z" [a-c]))') for i in range(12)]
+    for product in hard:
+        product._filling.acquire()  # as a search would that takes forever
+        product._slow = products.ThreadPoolExecutor(1, products._SLOW)
+        product.expect(START)
+    try:
+        easy = product_of("root ::= (([a-z]{0, 5}))")
+        assert easy.mask(START, PLENTY).any()
+    finally:
+        for product in hard:
+            product._filling.release()
+
+
+def test_a_search_that_takes_long_makes_way_and_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "SLICE", 0)
+    product = product_of('root ::= (([a-z ]{0, 300} "q" [0-9]))')
+    assert product.mask(START).any()
+    assert product._slow is not None  # it went on there
+    monkeypatch.setattr(products, "STEPS", 0)
+    with pytest.raises(Spent):
+        product_of('root ::= (([a-z ]{0, 300} "q" [0-9]))').mask(START)
+    with pytest.raises(Late):
+        _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))"))).mask(START, 0.01)
+
+
+def test_few_first_states_that_take_long_are_computed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that many constraints that are hard from the start leave the processor to others."""
+    monkeypatch.setattr(products, "SLICE", 0)
+    lock, running, most = threading.Lock(), [0], [0]
+    fill = Product._fill
+
+    def counted(self: Product, text: int) -> Any:
+        is_slow = threading.current_thread().name.startswith(products._SLOW)
+        with lock:
+            running[0] += is_slow
+            most[0] = max(most[0], running[0])
+        try:
+            return fill(self, text)
+        finally:
+            with lock:
+                running[0] -= is_slow
+
+    monkeypatch.setattr(Product, "_fill", counted)
+    several = [product_of(f"root ::= (([a-z ]{{0, {200 + i}}}))") for i in range(6)]
+    for product in several:
+        product.expect(START)
+    assert all(product.mask(START).any() for product in several)
+    assert 1 <= most[0] <= 2
+
+
+def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "MOST_ENTRIES", 1 << 12)
+    product = product_of('root ::= (([a-z \\n]{0, 300} "q" [0-9]))')
+    state, seen = START, 0
+    while seen < 60 and (bits := product.mask(state)).any():
+        token = int(bits.nonzero()[0][0]) * 32
+        word = int(bits[token // 32])
+        after = product.next(state, token + (word & -word).bit_length() - 1)
+        assert after is not None
+        state, seen = after, seen + 1
+    assert len(product._memo.text) <= 1 << 12
+
+
+def test_searches_end_with_their_last_user() -> None:
+    product = product_of("root ::= (([a-z ]{0, 300}))")
+    first, second = ProperGrammar(product, [0]), ProperGrammar(product, [0])
+    first.finished = True
+    assert product.is_used
+    del second
+    assert not product.is_used
+    with pytest.raises(Spent):  # the search was told to stop
+        product.mask(START)
+    third = ProperGrammar(product, [0])
+    assert product.mask(START).any()
+    third.finished = True
+    third.finished = True
+    assert not product.is_used
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, serving: None) -> ProperTokens:
+    monkeypatch.setattr(compiler.COMPILER, "language", lambda text: language_of(Rules(text)))
+    monkeypatch.setattr(backend, "prepare", lambda text: tokenizer())
+    proper = ProperTokens(
+        SimpleNamespace(backend_tokenizer=Tokenizer.from_str(tokenizer_json())), [0]
+    )
+    return proper
+
+
+def test_all_constraints_together_are_bounded(
+    served: ProperTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = served.dispatch("proper_regex", "a{3}")
+    size = one._product.all_bytes
+    one.finished = True
+    monkeypatch.setattr(backend, "BYTES", 4 * size)
+    monkeypatch.setattr(backend, "MOST_BYTES", 8 * size)
+    monkeypatch.setattr(backend, "ROW_BYTES", 1000)
+    for i in range(30):
+        served.dispatch("proper_regex", f"[a-z]{{{i}}}b").finished = True
+    assert len(served._products) <= 5
+    walks = [served.dispatch("proper_regex", f"[a-z]{{{i}}}c") for i in range(30)]
+    refused = [walk for walk in walks if isinstance(walk, InvalidGrammarObject)]
+    assert len(refused) > 20
+    assert "leave it no memory" in refused[0].error_message
+    assert len(served._products) < 10
+    for walk in walks:
+        walk.finished = True
+    served._timer.cancel()
+    served._timer = None
+    served._tidy()  # what was in use does not stay
+    assert sum(product.all_bytes for product in served._kept().values()) <= 4 * size
+    served._timer.cancel()
+
+
+def test_nothing_is_kept_of_what_is_refused(served: ProperTokens) -> None:
+    found = served.dispatch("proper_regex", "(a")
+    assert isinstance(found, InvalidGrammarObject)
+    assert not served._products
+
+
+def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Afterwards nothing is left to prepare or to compile; where it fails, no request does."""
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
+    apart.prepare_apart(tokenizer_json())
+    assert [path.stem for path in (tmp_path / "new").iterdir()] == [
+        prepared.key_of(tokenizer_json())
+    ]
+    for kernel in (kernels.live_plain, kernels.texts_behind_plain, kernels.step, kernels.combine):
+        assert is_kept(kernel)
+    monkeypatch.setattr(apart.sys, "executable", "/bin/false")
+    apart.prepare_apart(tokenizer_json())
+    assert not caplog.records
+    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "other"))
+    apart.prepare_apart(tokenizer_json())
+    assert "could not be prepared apart" in caplog.text
+    assert not (tmp_path / "other").exists()
+
+
+def test_upstream_keeps_no_grammar_of_ours() -> None:
+    from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+
+    own = BaseGrammarBackend()
+    gate = threading.Event()
+
+    def dispatch(kind: str, text: str) -> Any:
+        if text == "slow":
+            assert gate.wait(PLENTY)
+        return InvalidGrammarObject(text)
+
+    own.dispatch_fallback = dispatch
+    proper = ProperTokens(None, [0])
+    backend._keep_apart(SimpleNamespace(grammar_backend=own, pp_size=1), proper)
+    slow = [own.get_cached_or_future_value(("proper_regex", "slow"), False)[0] for _ in range(20)]
+    found, is_kept = own.get_cached_or_future_value(("proper_regex", "x"), False)
+    assert not is_kept
+    assert found.result(PLENTY).error_message == "x"
+    own.set_cache(("proper_regex", "x"), found.result())
+    own.set_cache(("regex", "x"), found.result())
+    assert list(own.cache) == [("regex", "x")]
+    gate.set()
+    ready: Any = backend.Future()
+    ready.set_result(None)
+    proper._products["regex", "ready"] = ready
+    found, is_kept = own.get_cached_or_future_value(("proper_regex", "ready"), False)
+    assert is_kept
+    assert found.error_message == "ready"
+    for future in slow:
+        future.result(PLENTY)
+
+
+class _Stages:
+    """The schedulers of a pipeline, as far as they agree on grammars.
+
+    Args:
+        outcomes: what each stage compiles: a grammar, or an InvalidGrammarObject.
+    """
+
+    def __init__(self, outcomes: Sequence[Any]) -> None:
+        from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+
+        self.sent: list[Any] = []
+        self.backends = []
+        for rank, outcome in enumerate(outcomes):
+            own = BaseGrammarBackend()
+            own.dispatch_fallback = lambda kind, text, outcome=outcome: outcome
+            group = SimpleNamespace(
+                send_object=lambda found, **_: self.sent.append(found) or [],
+                recv_object=lambda **_: self.sent.pop(0),
+            )
+            proper = ProperTokens(None, [0])
+            prepared = SimpleNamespace(tables=SimpleNamespace(byte_ids=range(256)))
+            proper.prepared = lambda prepared=prepared: prepared  # type: ignore[method-assign]
+            ready: Any = backend.Future()
+            ready.set_result(None)
+            if rank == 0:  # a later stage has forgotten what the first one has
+                proper._products["regex", "x"] = ready
+            manager = SimpleNamespace(
+                grammar_backend=own,
+                pp_size=len(outcomes),
+                pp_rank=rank,
+                pp_group=group,
+                grammar_pp_sync_work_list=[],
+            )
+            backend._keep_apart(manager, proper)
+            self.backends.append(own)
+
+    def grammars(self) -> list[Any]:
+        found = []
+        for own in self.backends:
+            future, is_kept = own.get_cached_or_future_value(("proper_regex", "x"), False)
+            assert not is_kept  # else the stages' queues would differ
+            found.append(future.result(PLENTY))
+        return found
+
+
+def test_the_first_stage_of_a_pipeline_decides() -> None:
+    """A later one may lack the time that the first one had, and the other way round."""
+    right, wrong = ProperGrammar(UnmadeProduct(0x80, "right"), [0]), InvalidGrammarObject("late")
+    assert _Stages([right, right, right]).grammars() == [right] * 3
+    for refused in _Stages([wrong, right, right]).grammars():
+        assert refused.error_message == "late"
+    first, second, third = _Stages([right, wrong, right]).grammars()
+    assert (first, third) == (right, right)
+    assert second.accept_token(5) is None
+    assert not second.is_terminated()
+
+
+def test_a_stage_without_a_product_ends_its_request_at_the_first_token() -> None:
+    right, wrong = ProperGrammar(UnmadeProduct(0x80, "right"), [0]), InvalidGrammarObject("late")
+    first, last = _Stages([right, wrong]).grammars()
+    mask = last.allocate_vocab_mask(256, 1, "cpu")
+    last.fill_vocab_mask(mask, 0)
+    row = mask.numpy().view("uint32")[0]
+    assert [token for token in range(256) if row[token >> 5] >> (token & 31) & 1] == [0x80]
+    for grammar in (first, last):  # of the first one the test's product, which has no mask either
+        grammar.accept_token(0x80)
+        assert grammar.is_terminated()
+        assert grammar.failure is not None
+    assert last.failure.endswith("given up here: late")

@@ -1,0 +1,58 @@
+"""`stop_regex`: what is found, in which time, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_lz import stop_regex
+from sglang_lz.params import FieldError
+
+PATTERNS = (
+    "a",
+    "ab*",
+    "(a|aa)+b",
+    r"a$",
+    r"^a",
+    r"[ab]{2,3}c",
+    r"\bb\b",
+    r"(?i)A",
+    r"\s",
+    r"a.b",
+    "",
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(PATTERNS), st.text("abc \n", max_size=12))
+def test_stop_regex_finds_what_re_finds(pattern: str, text: str) -> None:
+    stop_regex.check(pattern)
+    assert stop_regex.found(SimpleNamespace(), pattern, text) == bool(re.search(pattern, text))
+
+
+@pytest.mark.parametrize(
+    "patterns", [[""] * 33, ["a" * 257], [r"\w{9}", r"\W{8}"], [""] * 10**6, "a" * 10**7]
+)
+def test_many_and_large_patterns(patterns: object) -> None:
+    with pytest.raises(FieldError, match=r"^stop_regex must be at most 32 patterns"):
+        stop_regex.check(patterns)
+
+
+def test_stop_regex_does_not_backtrack() -> None:
+    """Python's `re` would need longer than the universe is old."""
+    request = SimpleNamespace()
+    for pattern in ("(a|a)+b", "(a*)*b", "(.*)*b", "(a|aa)+$"):
+        assert not stop_regex.found(request, pattern, "a" * 20_000 + "c")
+    assert len(request.stop_matchers) == 4
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "a{99999999999}", "(?=a)", r"(a)\1", "(?>a)", "a++", "[a&&b]", r"\w{17}"]
+)
+def test_patterns_that_are_refused(pattern: str) -> None:
+    with pytest.raises(FieldError, match=r"^stop_regex must be"):
+        stop_regex.check(pattern)
