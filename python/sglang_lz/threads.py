@@ -24,7 +24,7 @@ class Stopwatch:
 
     On a busy machine this process gets only part of a processor, and its work takes longer for
     reasons that its request is not to blame for. So time counts only as far as the work used a
-    processor. A tenth of the time counts in any case, so every wait ends.
+    processor. A hundredth of the time counts in any case, so every wait ends.
 
     Args:
         clock: returns the time in seconds.
@@ -43,7 +43,7 @@ class Stopwatch:
     def seconds(self) -> float:
         """How many seconds count so far."""
         passed = self._clock() - self._begin
-        return max(min(passed, self._used() - self._used_before), passed / 10)
+        return max(min(passed, self._used() - self._used_before), passed / 100)
 
 
 class Allowance:

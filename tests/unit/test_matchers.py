@@ -20,7 +20,7 @@ from sglang_lz.demo import MODEL_PATH
 from sglang_lz.threads import Allowance
 
 SLOW = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
-TEXT = "aé" + "b" * 12
+TEXT = "aé" + "b" * 60  # each takes longer than the one before
 ENDLESS = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
 
 
@@ -112,7 +112,7 @@ def test_masks_are_xgrammars(backend: Any, tokenizer: Any) -> None:
         grammar.accept_token(tokenizer.encode("a")[0])
 
 
-def test_an_abandoned_thread_ends_with_its_call() -> None:
+def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the call ends just when the scheduler stops waiting."""
     worker = matchers._Worker()
     assert worker.run(lambda _: 5) == 5
@@ -120,6 +120,7 @@ def test_an_abandoned_thread_ends_with_its_call() -> None:
     worker._thread.join(30)
     assert not worker._thread.is_alive()
 
+    monkeypatch.setattr(matchers, "MOST_SECONDS", 0.01)  # it uses no processor, so it takes longer
     held, worker = threading.Event(), matchers._Worker()
     with pytest.raises(TimeoutError):
         worker.run(lambda _: held.wait())

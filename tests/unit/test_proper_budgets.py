@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from bench.constraints.vocabularies import train
 from sglang_lz.compiled import is_kept
 from sglang_lz.params import FieldError
-from sglang_lz.proper import admission, apart, backend, compiler, kernels, prepared, rules
+from sglang_lz.proper import admission, apart, backend, compiler, kernels, prepared, rules, waiting
 from sglang_lz.proper import product as products
 from sglang_lz.proper.backend import (
     ProperGrammar,
@@ -213,27 +213,40 @@ def test_the_event_loop_goes_on_while_a_constraint_is_read(
 def test_patience_comes_back_with_time_and_tokens() -> None:
     now = [0.0]
     shared = Allowance(1.0, 0.5, lambda: now[0])
-    one, other = Waiting(shared), Waiting(shared)
-    assert one.seconds() == PATIENCE
-    one.waited(0.6)
-    assert one.seconds() == pytest.approx(PATIENCE - 0.6)
-    other.waited(0.4)  # with that all is spent
-    assert other.seconds() == pytest.approx(GRACE)
-    now[0] += 1.0
-    assert other.seconds() == pytest.approx(PATIENCE - 0.4)
-    one.waited(0.5)
-    assert one.seconds() == 0
+    one = Waiting(shared)
+    assert not one.is_over(PATIENCE - 0.01, 0.99)
+    assert one.is_over(PATIENCE, 0.0)
+    one.waited(0.6, 0.9)
+    assert one.is_over(PATIENCE - 0.6, 0.0)
+    assert not one.is_over(PATIENCE - 0.61, 0.09)
+    one.waited(0.5, 0.5)
+    assert one.is_over(0.0, 0.0)
     one.got_to(10)
-    assert one.seconds() == 0
+    assert one.is_over(0.0, 0.0)
     for _ in range(3):  # drafts that are rolled back earn nothing twice
         one.got_to(30)
     now[0] += 100
     assert shared.left() == 1.0
-    assert one.seconds() == pytest.approx(PATIENCE - 0.6 - 0.5 + 30 * A_TOKEN)
+    left = PATIENCE - 0.6 - 0.5 + 30 * A_TOKEN
+    assert one.is_over(left + 0.001, 0.0)
+    assert not one.is_over(left - 0.001, 0.0)
+
+
+def test_others_cannot_use_up_what_an_easy_search_needs() -> None:
+    now = [0.0]
+    shared = Allowance(1.0, 0.5, lambda: now[0])
+    easy, hard = Waiting(shared), Waiting(shared)
+    hard.waited(0.2, 5.0)
+    assert hard.is_over(GRACE, 0.0)
+    for _ in range(100):  # it waits for the processor that others use
+        assert not easy.is_over(GRACE / 2, 60.0)
+        easy.waited(0.001, 1.0)
+    now[0] += 300.0
+    assert not hard.is_over(GRACE, 0.0)
 
 
 def test_a_busy_machine_costs_a_request_little() -> None:
-    """Only what the process itself worked counts, or a tenth of the time."""
+    """Only what the process itself worked counts, or a hundredth of the time."""
     now, used = [5.0], [70.0]
     watch = Stopwatch(lambda: now[0], lambda: used[0])
     assert watch.seconds() == 0
@@ -243,7 +256,9 @@ def test_a_busy_machine_costs_a_request_little() -> None:
     now[0] += 3.0
     assert watch.seconds() == pytest.approx(2.4)
     now[0] += 100.0
-    assert watch.seconds() == pytest.approx(10.33)
+    assert watch.seconds() == pytest.approx(2.4)
+    now[0] += 200.0
+    assert watch.seconds() == pytest.approx(3.033)
 
 
 class _Slowly(Product):
@@ -257,9 +272,10 @@ class _Slowly(Product):
 def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     product_of("root ::= (([a-z]*))").mask(START)  # numba compiles what it needs
     product = _Slowly(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
-    # Other threads of this process may be busy.
-    monkeypatch.setattr(products, "Stopwatch", lambda: Stopwatch(used=lambda: 0.0))
-    assert product.mask(START, 0.25).any()
+    monkeypatch.setattr(waiting, "PATIENCE", 0.25)
+    monkeypatch.setattr(waiting, "GRACE", 0.25)
+    spent = Allowance(0.0, 0.0)
+    assert product.mask(START, Waiting(spent)).any()
 
 
 class _Stuck(Product):
@@ -277,7 +293,7 @@ class _Stuck(Product):
 def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row allows what never comes next, and whoever accepts that ends the request."""
     product = _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
-    monkeypatch.setattr("sglang_lz.proper.waiting.PATIENCE", 0.05)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
     mask = ProperGrammar.allocate_vocab_mask(600, 2, "cpu")
     mask.zero_()
@@ -370,7 +386,7 @@ def test_searches_of_a_constraint_do_not_hold_up_those_of_another() -> None:
         product.expect(START)
     try:
         easy = product_of("root ::= (([a-z]{0, 5}))")
-        assert easy.mask(START, PLENTY).any()
+        assert easy.mask(START, Waiting(Allowance(1.0, 0.5))).any()
     finally:
         for product in hard:
             product._filling.release()
@@ -386,8 +402,10 @@ def test_a_search_that_takes_long_makes_way_and_is_given_up(
     monkeypatch.setattr(products, "STEPS", 0)
     with pytest.raises(Spent):
         product_of('root ::= (([a-z ]{0, 300} "q" [0-9]))').mask(START)
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    stuck = _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
     with pytest.raises(Late):
-        _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))"))).mask(START, 0.01)
+        stuck.mask(START, Waiting(Allowance(1.0, 0.5)))
 
 
 def test_few_first_states_that_take_long_are_computed_at_once(

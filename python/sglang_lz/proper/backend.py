@@ -7,10 +7,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from sglang.srt.constrained.base_grammar_backend import (
@@ -33,12 +33,10 @@ from sglang_lz.proper.product import START, Late, Product, Spent, State
 from sglang_lz.proper.rules import ANY_TEXT, rules_of
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import Waiting
-from sglang_lz.threads import Allowance, Stopwatch
+from sglang_lz.threads import Allowance
 from sglang_lz.upstream import applies_constraint, frames_answers
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 PREFIX = "proper_"
 """The prefix that marks one of upstream's grammar kinds as one with proper tokens."""
@@ -160,7 +158,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         row = vocab_mask[idx]
         row.zero_()
         try:
-            found = None if self.failure else self._in_time(self._product.mask)
+            found = None if self.failure else self._product.mask(self._states[-1], self._waiting)
         except (Late, Spent) as error:
             self._problem = str(error) or _TOO_LATE
             found = None
@@ -174,21 +172,6 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
             for token in self._stop_tokens:
                 row[token >> 5] |= _bit(token)
 
-    def _in_time(self, look: Callable[[State, float | None], _T], state: State | None = None) -> _T:
-        """Call a method of the product within the allowed time, by default for the last state.
-
-        Raises:
-            Late, Spent: as the method does.
-        """
-        state = self._states[-1] if state is None else state
-        if self._waiting is None or self._product.is_warm(state):
-            return look(state, None)
-        watch = Stopwatch()
-        try:
-            return look(state, self._waiting.seconds())
-        finally:
-            self._waiting.waited(watch.seconds())
-
     def forced_run(self, most: int) -> list[int]:
         """The tokens that are forced next, at most `most` of them, as far as they are known."""
         run: list[int] = []
@@ -196,7 +179,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         while not self.is_terminated() and len(run) < most:
             try:
                 ends = self._product.may_end(state)
-                only = None if ends else self._in_time(self._product.only, state)
+                only = None if ends else self._product.only(state, self._waiting)
             except (Late, Spent):  # filling the mask will report it
                 break
             after = None if only is None else self._product.next(state, only)
@@ -238,7 +221,7 @@ class UnmadeProduct:
         self._impossible = impossible
         self._problem = problem
 
-    def mask(self, state: State, seconds: float | None = None) -> Any:
+    def mask(self, state: State, waiting: Waiting | None = None) -> Any:
         """There is none.
 
         Raises:
@@ -259,10 +242,6 @@ class UnmadeProduct:
     def may_end(self, state: State) -> bool:
         """Not known here."""
         return False
-
-    def is_warm(self, state: State) -> bool:
-        """Whether `mask` answers without a search."""
-        return True
 
     def expect(self, state: State) -> None:
         """There is nothing to search for."""

@@ -25,7 +25,7 @@ DEAD, ALIVE, OPEN, ALWAYS, NEVER, FULL, SPENT = 0, 1, 2, 3, 4, -9, -8
 """Results of a search. `OPEN` means that it is still running, `ALWAYS` and `NEVER` that the text is
 alive or dead whatever its last token is, `FULL` that a larger memo is needed, and `SPENT` that no
 steps are left or the search was stopped."""
-STEPS, STOP = 0, 1
+STEPS, STOP, ALL_STEPS = 0, 1, 2
 """Places in `Memo.work`."""
 UNKNOWN = -2
 AHEAD = 16
@@ -116,8 +116,9 @@ class Memo(NamedTuple):
         found: [size] int8: the results.
         at: [size] int32: the position of an `OPEN` text in the current search.
         used: [1] int64: the number of entries in use.
-        work: [2] int64: `STEPS` holds how many steps searches may still make, which they count
-            down; `STOP` is not 0 if they must stop, and any thread may set it.
+        work: [3] int64: `STEPS` holds how many steps searches may still make, which they count
+            down; `STOP` is not 0 if they must stop, and any thread may set it; `ALL_STEPS` holds
+            how many steps searches have made in all.
         hinted: [HINTS, 2] int64: the texts that have hints, each with a state of NFC or -1 for any.
         hints: [HINTS, HINTED] int64: tokens after which a text can end if the merges cut before
             them; -1 for none.
@@ -158,6 +159,7 @@ def grown(memo: Memo) -> Memo:
 def _is_spent(work, steps):
     """Count steps of a search; return whether it must stop."""
     work[STEPS] -= steps
+    work[ALL_STEPS] += steps
     return work[STEPS] < 0 or work[STOP] != 0
 
 

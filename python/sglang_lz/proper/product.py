@@ -53,6 +53,7 @@ from sglang_lz.proper.codepoints import ROOT, SIZE, classes_of, decoder_of, reac
 from sglang_lz.proper.language import Language
 from sglang_lz.proper.prepared import Cuts, Prepared
 from sglang_lz.proper.tokenizer import Unsupported
+from sglang_lz.proper.waiting import Waiting
 from sglang_lz.threads import Stopwatch, make_way
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,10 @@ MOST_ENTRIES = 1 << 19
 """The most entries of a memo."""
 MOST_WARM = 1024
 """How many states are computed in the background."""
-SLICE = 150_000
-"""Steps after which a search moves to a slow thread: about 50 ms."""
+A_SECOND = 3_000_000
+"""Steps that a search makes in about a second of processor time."""
+SLICE = A_SECOND // 20
+"""Steps after which a search moves to a slow thread."""
 STEPS = 20 * SLICE
 """Steps after which a search is abandoned."""
 
@@ -81,6 +84,10 @@ _SLOW_NICENESS = 10  # there may be many of these threads, and they hardly hold 
 # A scheduler that waits for a mask leaves the processor to these threads. Otherwise the model's
 # threads take precedence.
 _WORKERS = ThreadPoolExecutor(4, "proper-tokens", make_way, (_NICENESS,))
+
+
+_POLL = 0.002
+"""Seconds between looks at whether to wait on; a result that is ready ends the wait at once."""
 
 
 class Spent(Unsupported):
@@ -194,7 +201,7 @@ class Product:
             samples=spelt,
             leading=np.flatnonzero(is_leading),
         )
-        self._work = np.zeros(2, np.int64)
+        self._work = np.zeros(3, np.int64)
         self._memo = kernels.new_memo(1 << 12, self._work)
         self._own_bytes = sum(
             array.nbytes
@@ -225,18 +232,18 @@ class Product:
         """The number of words in a mask."""
         return len(self._prepared.tables.relation.reachable)
 
-    def mask(self, state: State, seconds: float | None = None) -> npt.NDArray[np.uint32]:
+    def mask(self, state: State, waiting: Waiting | None = None) -> npt.NDArray[np.uint32]:
         """The tokens that may come next, except stop tokens, as a bit mask: [words] uint32.
 
         Args:
             state: the state after the text so far.
-            seconds: how long to wait for the result, by a `Stopwatch`; None to wait indefinitely.
+            waiting: how long to wait for the result; None to wait indefinitely.
 
         Raises:
             Late: the result is not known yet.
             Spent: the search needs too much time or memory.
         """
-        rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, seconds)
+        rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, waiting)
         mask = rows.apart.copy()
         tables = self._tables
         if state.last == NOTHING:
@@ -282,14 +289,14 @@ class Product:
         memo = self._memo
         return self._own_bytes + self._bytes + sum(array.nbytes for array in memo)
 
-    def only(self, state: State, seconds: float | None = None) -> int | None:
+    def only(self, state: State, waiting: Waiting | None = None) -> int | None:
         """The token that must come next, if it is known quickly that there is only one.
 
         If the language allows characters of several classes, this returns None without waiting for
         the mask.
 
         Args:
-            state, seconds: as in `mask`.
+            state, waiting: as in `mask`.
 
         Raises:
             Late, Spent: as `mask`.
@@ -297,7 +304,7 @@ class Product:
         language, _, node, _, _ = kernels.unpacked(state.text)
         if not node and self._has_choice[language]:
             return None
-        mask = self.mask(state, seconds)
+        mask = self.mask(state, waiting)
         words = np.flatnonzero(mask)
         if len(words) != 1 or mask[words[0]] & (mask[words[0]] - 1):
             return None
@@ -404,17 +411,24 @@ class Product:
             self._rows.move_to_end(text)
             return rows, odd
 
-    def _awaited(self, state: State, seconds: float | None) -> _Found:
-        watch = Stopwatch()
-        while True:
-            left = None if seconds is None else max(0.0, seconds - watch.seconds())
-            try:
-                return self._expected(state).result(left)
-            except TooLate:
-                if not left:
-                    raise Late from None
-            except CancelledError:  # the last user left, and a new one arrived
-                continue
+    def _awaited(self, state: State, waiting: Waiting | None) -> _Found:
+        watch, own = Stopwatch(), Stopwatch(used=self._searched)
+        try:
+            while True:
+                try:
+                    return self._expected(state).result(None if waiting is None else _POLL)
+                except TooLate:
+                    if waiting is not None and waiting.is_over(own.seconds(), watch.seconds()):
+                        raise Late from None
+                except CancelledError:  # the last user left, and a new one arrived
+                    continue
+        finally:
+            if waiting is not None:
+                waiting.waited(own.seconds(), watch.seconds())
+
+    def _searched(self) -> float:
+        """How much processor time all searches of this product have taken, in seconds."""
+        return int(self._work[kernels.ALL_STEPS]) / A_SECOND
 
     def _expected(self, state: State) -> Future[_Found]:
         key = state.text, state.nfc

@@ -5,15 +5,21 @@ from __future__ import annotations
 from sglang_lz.threads import Allowance
 
 PATIENCE = 0.7
-"""Seconds that a scheduler waits for the masks of one request, besides what its tokens earn."""
+"""Seconds that the searches of one request may take while a scheduler waits, besides what its
+tokens earn."""
 A_TOKEN = 0.02
 """Seconds that each token of a request earns."""
-GRACE = 0.1
-"""Seconds that a scheduler waits for a request even if others have used up the shared allowance."""
+GRACE = 0.05
+"""Seconds that each search may take even if others have used up the shared allowance."""
 
 
 class Waiting:
     """How much longer a scheduler waits for the masks of one request.
+
+    Two times are measured. What the request's own searches take counts against the request, so a
+    request with easy constraints never ends because others search for long. What the scheduler
+    waits counts against all requests together. When they have used up their time, only searches
+    that take little are waited for.
 
     Args:
         shared: the allowance for all requests together. They delay the scheduler for at most half
@@ -25,14 +31,19 @@ class Waiting:
         self._left = PATIENCE
         self._furthest = 0
 
-    def seconds(self) -> float:
-        """How long the scheduler may wait now."""
-        return max(0.0, min(self._left, max(self._shared.left(), GRACE)))
+    def is_over(self, own: float, waited: float) -> bool:
+        """Whether the scheduler must not wait on.
 
-    def waited(self, seconds: float) -> None:
-        """Record how long the scheduler has waited."""
-        self._left -= seconds
-        self._shared.spend(seconds)
+        Args:
+            own: seconds that the search itself has taken meanwhile.
+            waited: seconds that the scheduler has waited for it.
+        """
+        return own >= self._left or (own >= GRACE and waited >= self._shared.left())
+
+    def waited(self, own: float, waited: float) -> None:
+        """Record a wait that has ended; the arguments are those of `is_over`."""
+        self._left -= own
+        self._shared.spend(waited)
 
     def got_to(self, length: int) -> None:
         """Record the length of the output; draft tokens that were rolled back count only once."""
