@@ -99,11 +99,20 @@ class TimedMatcher(GrammarMatcher):
             return call(worker)
         try:
             return worker.run(call)
-        except TimeoutError:
+        except _TooSlow as error:
             self._stopped = True
-            self._shared.lz_is_slow = True
+            if error.seconds >= MOST_SECONDS:  # or other constraints left it less time
+                self._shared.lz_is_slow = True
             _worker.cache_clear()
             return otherwise
+
+
+class _TooSlow(Exception):
+    """A call took longer than `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
 
 class _Worker:
@@ -124,7 +133,7 @@ class _Worker:
         """The result of a call.
 
         Raises:
-            TimeoutError: it takes too long, and this worker is abandoned.
+            _TooSlow: it takes too long, and this worker is abandoned.
         """
         watch = Stopwatch(used=lambda: time.clock_gettime(self._clock))
         limit = min(MOST_SECONDS, max(ORDINARY, _ALLOWANCE.left()))
@@ -134,7 +143,7 @@ class _Worker:
             while not self._answered.acquire(timeout=max(0.001, limit - watch.seconds())):
                 if watch.seconds() >= limit:
                     self._abandon()
-                    raise TimeoutError
+                    raise _TooSlow(limit)
         finally:
             if watch.seconds() >= ORDINARY:
                 _ALLOWANCE.spend(watch.seconds())

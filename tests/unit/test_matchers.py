@@ -122,7 +122,7 @@ def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.01)  # it uses no processor, so it takes longer
     held, worker = threading.Event(), matchers._Worker()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(matchers._TooSlow):
         worker.run(lambda _: held.wait())
     assert matchers._abandoned() > 0
     held.set()
@@ -160,6 +160,9 @@ def test_slow_calls_share_an_allowance(
         grammar.fill_vocab_mask(grammar.allocate_vocab_mask(len(tokenizer), 1, "cpu"), 0)
         assert ended(grammar) is not None
     assert -1 < matchers._ALLOWANCE.left() < matchers.MOST_SECONDS
+    # The last of them had little time, which says nothing about its constraint.
+    assert grammar.matcher.is_slow
+    assert not grammar.copy().matcher.is_slow
 
 
 def test_nothing_new_is_tried_beside_many_abandoned_threads(
