@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lz import ranks
 from sglang_lz.limits import CONSTRAINTS
 
 REACHED = "reached"
@@ -45,7 +46,9 @@ _SLOW = (
 
 
 def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
-    """Unmask the rows of a batch's mask that allow no token at all (upstream's hook).
+    """Unmask the rows of a batch's mask that allow no token, or were not found in time.
+
+    It is upstream's hook.
 
     Args:
         mask: packed bits, int32 [rows, ceil(V / 32)] on the host, filled; None without a grammar.
@@ -54,10 +57,30 @@ def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
     if mask is None or mask.dtype != torch.int32 or mask.device.type != "cpu":
         return  # the grammar backend has its own kind of mask
     nodes = len(mask) // len(grammars)
+    for i in _stopped(grammars):
+        mask[i * nodes : (i + 1) * nodes] = -1
     rows = (np.bitwise_or.reduce(mask.numpy(), axis=1) == 0).nonzero()[0].tolist()
     for row in rows:
         mask[row] = -1
-        grammars[row // nodes].lz_dead_end = REACHED if nodes == 1 and _ends_alone() else DRAFTED
+        grammars[row // nodes].lz_dead_end = DRAFTED if nodes > 1 or is_pipeline() else REACHED
+
+
+def _stopped(grammars: Sequence[Any]) -> list[int]:
+    """The positions of the requests whose matcher was too slow on any rank; they have to end."""
+    found = {i: _matcher(grammar) for i, grammar in enumerate(grammars)}
+    timed = {i: matcher for i, matcher in found.items() if hasattr(matcher, "is_stopped")}
+    if is_pipeline():
+        return []
+    going_on = ranks.least([not matcher.is_stopped for matcher in timed.values()])
+    stopped = [i for i, goes_on in zip(timed, going_on, strict=True) if not goes_on]
+    for i in stopped:
+        timed[i].stop()
+    return stopped
+
+
+def _matcher(grammar: Any) -> Any:
+    """The matcher of a grammar, or of the grammar that it wraps; None if it has none."""
+    return getattr(getattr(grammar, "grammar", None) or grammar, "matcher", None)
 
 
 def end_constrained(req: Any, new_tokens: int) -> None:
@@ -76,7 +99,7 @@ def end_constrained(req: Any, new_tokens: int) -> None:
     elif dead_end == REACHED and reason is None:
         req.finished_len = max(0, len(req.output_ids) - new_tokens)
         _end(req, _NOTHING)
-    elif reason is None and _is_slow(req.grammar):
+    elif reason is None and getattr(_matcher(req.grammar), "is_slow", False):
         req.finished_len = max(0, len(req.output_ids) - new_tokens)  # the mask allowed everything
         _end(req, _SLOW)
 
@@ -93,12 +116,6 @@ def _is_refused(reason: Any) -> bool:
     return bool(reason.message.startswith("Grammar accept_token"))
 
 
-def _is_slow(grammar: Any) -> bool:
-    """Whether the matcher of this grammar, or of the grammar that it wraps, is too slow."""
-    inner = getattr(grammar, "grammar", None) or grammar
-    return getattr(getattr(inner, "matcher", None), "is_slow", False)
-
-
 def _end(req: Any, problem: str) -> None:
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -106,8 +123,8 @@ def _end(req: Any, problem: str) -> None:
     req.to_finish = FINISH_ABORT(f"{kind} {problem}", HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
-def _ends_alone() -> bool:
-    """Whether every rank of a request sees its mask. In a pipeline only the last one does."""
+def is_pipeline() -> bool:
+    """Whether only the last of several stages sees the masks."""
     from sglang.srt.runtime_context import get_parallel
 
-    return bool(get_parallel().pp_size == 1)
+    return bool(get_parallel().pp_size > 1)

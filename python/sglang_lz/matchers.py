@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from xgrammar import GrammarMatcher
 
-from sglang_lz.dead_ends import MOST_SECONDS
+from sglang_lz.dead_ends import MOST_SECONDS, is_pipeline
 from sglang_lz.threads import Allowance, Stopwatch
 
 ORDINARY = 0.01
@@ -38,19 +38,23 @@ class TimedMatcher(GrammarMatcher):
     """A matcher that is stopped when a call takes too long.
 
     When it is stopped, it allows everything until its request has ended. Ranks that run a request
-    together must end it at the same token, but a call may be slow on one rank and not on another.
-    With several ranks, no call is therefore limited.
+    together must end it at the same token, but a call may be slow on one rank and not on another,
+    so they decide together (`dead_ends`). In a pipeline only the last stage asks for masks, and no
+    call is limited.
     """
+
+    is_slow = False
+    """Whether the request has to end, on all ranks (`dead_ends`)."""
 
     def __init__(self, compiled: Any, **options: Any) -> None:
         super().__init__(compiled, **options)
         self._shared = compiled  # shared by all requests with this constraint
-        self._stopped = _abandoned() >= MOST_ABANDONED
+        self._stopped = _abandoned() >= MOST_ABANDONED or hasattr(compiled, "lz_is_slow")
 
     @property
-    def is_slow(self) -> bool:
-        """Whether a call took too long, in this request or another one with this constraint."""
-        return self._stopped or hasattr(self._shared, "lz_is_slow")
+    def is_stopped(self) -> bool:
+        """Whether a call took too long on this rank."""
+        return self._stopped
 
     def accept_token(self, *args: Any, **options: Any) -> bool:
         """Like XGrammar's, but limited."""
@@ -88,14 +92,18 @@ class TimedMatcher(GrammarMatcher):
 
     def is_terminated(self) -> bool:
         """Like XGrammar's."""
-        return not self.is_slow and super().is_terminated()
+        return not self._stopped and super().is_terminated()
+
+    def stop(self) -> None:
+        """End the request, on this rank too if it was another one that found it slow."""
+        self._stopped = self.is_slow = True
 
     def _limited(self, call: Callable[[_Worker], _T], otherwise: _T) -> _T:
         """The result of a call, or `otherwise` if the matcher is stopped."""
-        if self.is_slow:
+        if self._stopped:
             return otherwise
         worker = _worker()
-        if not _is_one_rank():
+        if is_pipeline():
             return call(worker)
         try:
             return worker.run(call)
@@ -193,10 +201,3 @@ def _abandoned() -> int:
 def _worker() -> _Worker:
     """The worker of the scheduler's thread, which is the only one that calls matchers."""
     return _Worker()
-
-
-def _is_one_rank() -> bool:
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
-    return bool(parallel.tp_size == 1 and parallel.pp_size == 1)

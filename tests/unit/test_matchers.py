@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from transformers import AutoTokenizer
 from xgrammar import GrammarMatcher
 
-from sglang_lz import grammar_cache, matchers
-from sglang_lz.dead_ends import end_constrained
+from sglang_lz import dead_ends, grammar_cache, matchers, ranks
+from sglang_lz.dead_ends import end_constrained, open_dead_ends
 from sglang_lz.demo import MODEL_PATH
 from sglang_lz.threads import Allowance
 
@@ -34,7 +35,8 @@ def backend(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from sglang.srt.constrained import xgrammar_backend
 
     monkeypatch.setattr(xgrammar_backend, "GrammarMatcher", xgrammar_backend.GrammarMatcher)
-    monkeypatch.setattr(matchers, "_is_one_rank", lambda: True)
+    for module in (matchers, dead_ends):
+        monkeypatch.setattr(module, "is_pipeline", lambda: False)
     found = xgrammar_backend.XGrammarGrammarBackend(
         tokenizer, vocab_size=len(tokenizer), model_eos_token_ids=[0]
     )
@@ -46,12 +48,14 @@ def follow(grammar: Any, tokenizer: Any, text: str) -> None:
     """Accept a text, character by character, until the grammar is slow."""
     for character in text:
         for token in tokenizer.encode(character):
-            if not grammar.matcher.is_slow:
+            if not grammar.matcher.is_stopped:
                 grammar.accept_token(token)
 
 
 def ended(grammar: Any) -> Any:
-    """Whether a request with a grammar ends, and how."""
+    """Whether a request with a grammar ends at its next mask, and how."""
+    grammars = [None, grammar]
+    open_dead_ends(torch.ones((2, 1), dtype=torch.int32), grammars)
     req = SimpleNamespace(
         grammar=grammar,
         to_finish=None,
@@ -178,12 +182,41 @@ def test_ordinary_constraints_go_on(backend: Any, tokenizer: Any) -> None:
     assert ended(grammar) is None
 
 
-def test_ranks_together_end_nothing(
+def test_nothing_ends_in_a_pipeline(
     backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One may find slow what another does not."""
-    monkeypatch.setattr(matchers, "_is_one_rank", lambda: False)
+    """Only its last stage would know."""
+    for module in (matchers, dead_ends):
+        monkeypatch.setattr(module, "is_pipeline", lambda: True)
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
     grammar = backend.dispatch_regex("[a-zé]*")
     follow(grammar, tokenizer, TEXT)
     assert ended(grammar) is None
+
+
+def test_ranks_end_a_request_together(
+    backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a rank where its constraint was not slow, and only once all of them know."""
+    here, slow_there = backend.dispatch_regex("a+b"), backend.dispatch_regex("a+c")
+    monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(matchers, "ORDINARY", 0.0)
+    slow_here = backend.dispatch_regex(ENDLESS)
+    grammars = [None, here, slow_here, None, slow_there]
+    mask = here.allocate_vocab_mask(len(tokenizer), 5, "cpu")
+    slow_here.fill_vocab_mask(mask, 2)
+    assert slow_here.matcher.is_stopped
+    assert not slow_here.matcher.is_slow
+    monkeypatch.setattr(ranks, "GROUPS", ["group"])
+
+    def all_reduce(going_on: torch.Tensor, operation: Any, group: str) -> None:
+        assert (operation, group) == (torch.distributed.ReduceOp.MIN, "group")
+        assert going_on.tolist() == [1, 0, 1]
+        going_on[2] = 0
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    mask[:] = 5
+    open_dead_ends(mask, grammars)
+    assert [(row == -1).all().item() for row in mask] == [False, False, True, False, True]
+    monkeypatch.setattr(ranks, "GROUPS", [])
+    assert [ended(one) is not None for one in (here, slow_here, slow_there)] == [False, True, True]

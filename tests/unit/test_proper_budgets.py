@@ -21,6 +21,7 @@ from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import train
+from sglang_lz import ranks
 from sglang_lz.compiled import is_kept
 from sglang_lz.params import FieldError
 from sglang_lz.proper import admission, apart, backend, compiler, kernels, prepared, rules, waiting
@@ -360,7 +361,7 @@ def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(int(least))
         least.fill_(min(int(least), others))
 
-    monkeypatch.setattr(backend, "_RANKS", ["group"])
+    monkeypatch.setattr(ranks, "GROUPS", ["group"])
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     mask = ProperGrammar.allocate_vocab_mask(600, 1, "cpu")
     others = 1

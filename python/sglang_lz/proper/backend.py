@@ -25,7 +25,7 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 )
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
-from sglang_lz import grammar_cache
+from sglang_lz import grammar_cache, ranks
 from sglang_lz.proper.apart import compile_all, prepare_apart
 from sglang_lz.proper.compiler import COMPILER
 from sglang_lz.proper.prepared import Prepared, prepare
@@ -162,7 +162,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         except (Late, Spent) as error:
             self._problem = str(error) or _TOO_LATE
             found = None
-        if _least(found is not None) == 0 or found is None:
+        if ranks.least([found is not None]) == [0] or found is None:
             token = self._product.impossible(self._states[-1])
             row[token >> 5] = _bit(token)
             return
@@ -187,7 +187,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
                 break
             run.append(only)
             state = after
-        return run[: _least(len(run))]  # another rank may know fewer
+        return run[: ranks.least([len(run)])[0]]  # another rank may know fewer
 
     def copy(self) -> ProperGrammar:
         """A walk in the same state."""
@@ -426,29 +426,10 @@ def serve_proper_tokens(manager: Any) -> None:
     stops = scheduler.model_config.hf_eos_token_id or {scheduler.tokenizer.eos_token_id}
     proper = ProperTokens(scheduler.tokenizer, sorted(stops), Allowance(0.7, 0.5))
     backend.dispatch_fallback = proper.dispatch
-    if scheduler.dp_tp_group.world_size > 1:
-        _RANKS.append(scheduler.dp_tp_cpu_group)
+    ranks.join(scheduler)
     _keep_apart(manager, proper)
     if get_context().config_leaf("prepare_proper_tokens"):
         threading.Thread(target=_prepare, args=(proper,), daemon=True).start()
-
-
-_RANKS: list[Any] = []
-"""The process group of the ranks that schedule the same requests, if there are several."""
-
-
-def _least(number: int) -> int:
-    """The minimum of a number over all ranks.
-
-    Ranks must draft the same tokens and abandon the same requests, but one may run out of time
-    where another does not. All ranks call this in the same order, because upstream makes them
-    schedule, draft and accept identically.
-    """
-    for group in _RANKS:
-        least = torch.tensor([number], dtype=torch.int32)
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group)
-        number = int(least.item())
-    return number
 
 
 def _bit(token: int) -> int:
@@ -476,7 +457,7 @@ class _Agreed(Future[Any]):
         found = super().result(timeout)
         mine = found.error_message if isinstance(found, InvalidGrammarObject) else None
         problems: list[Any] = [mine]
-        for group in _RANKS:
+        for group in ranks.GROUPS:
             problems = [None] * torch.distributed.get_world_size(group)
             torch.distributed.all_gather_object(problems, mine, group=group)
         problem = next(filter(None, problems), None)
@@ -518,7 +499,7 @@ def _keep_apart(manager: Any, proper: ProperTokens) -> None:
     def get_cached_or_future_value(key: tuple[str, str], require_reasoning: bool) -> Any:
         if not key[0].startswith(PREFIX):
             return look(key, require_reasoning)
-        is_one_rank = not _RANKS and manager.pp_size == 1  # other ranks might not be ready
+        is_one_rank = not ranks.GROUPS and manager.pp_size == 1  # other ranks might not be ready
         if is_one_rank and proper.is_ready(*key):
             return backend._init_value_dispatch(key, require_reasoning), True
         agreed = _Agreed(manager, proper)
