@@ -103,12 +103,15 @@ def reserve_windows(runner: ModelRunner) -> None:
 
 
 def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
-    """Abort a new request whose history could never fit on this server (upstream's hook).
+    """Abort a new request that this server can never run (upstream's hook).
+
+    Either its history would not fit, or its custom logit processor cannot be loaded.
 
     Args:
         req: upstream's request, with its final `max_new_tokens`.
         pool: upstream's pool of request rows.
     """
+    _refuse_processor(req)
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None or req.to_finish is not None:
         return
@@ -130,6 +133,21 @@ def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
     req.set_finish_with_abort(message)
     req.lz_need = HistoryNeed()
     params.max_new_tokens = 0
+
+
+def _refuse_processor(req: Req) -> None:
+    """Abort a request whose custom logit processor upstream would fail to load for a batch."""
+    if req.custom_logit_processor is None:
+        return
+    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+    try:
+        processor = CustomLogitProcessor.from_str(req.custom_logit_processor)
+        if not callable(processor):
+            raise TypeError(f"{type(processor).__name__} is not callable")
+    except Exception as error:
+        req.custom_logit_processor = None
+        req.set_finish_with_abort(f"custom_logit_processor cannot be loaded: {error!r:.200}")
 
 
 def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool) -> Iterator[Req]:

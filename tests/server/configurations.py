@@ -152,7 +152,7 @@ CONFIGURATIONS = {
             (
                 *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "4"),
                 *("--lora-target-modules", "q_proj", "v_proj"),
-                "--enable-return-hidden-states",
+                *("--enable-return-hidden-states", "--enable-custom-logit-processor"),
                 *("--lz-loop-finish-reason", "length"),
             ),
             FORKED,

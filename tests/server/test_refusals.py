@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import requests
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from server.client import OFF, Json, Lz, generate, post, request_body
 from server.configurations import on
@@ -282,6 +283,22 @@ def test_a_token_that_would_take_minutes_ends_its_request(server: Server) -> Non
     answer = post(server, "/generate", request_body([5, 6, 7], 60, json_schema=schema))
     assert answer.status_code == 400, answer.text[:500]
     assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
+
+
+@on("adapters")
+def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> None:
+    """It ended the server."""
+    plain = request_body([5, 6, 7], 4)
+    for given in ("", "xx", "{}", json.dumps({"callable": "deadbeef"})):
+        answer = post(server, "/generate", plain | {"custom_logit_processor": given})
+        assert answer.status_code == 400, answer.text
+        assert "custom_logit_processor cannot be loaded" in answer.text
+    forbidden = post(server, "/generate", plain).json()["output_ids"][0]
+    body = request_body([5, 6, 7], 4, custom_params={"token_ids": [forbidden]})
+    processor = {"custom_logit_processor": DisallowedTokensLogitsProcessor.to_str()}
+    answer = post(server, "/generate", body | processor)
+    assert answer.status_code == 200, answer.text
+    assert forbidden not in answer.json()["output_ids"]
 
 
 SAMPLING = {

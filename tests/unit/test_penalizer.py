@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
@@ -136,6 +137,7 @@ class Request:
     to_finish: object = None
     is_finished: bool = False
     rid: str = "r"
+    custom_logit_processor: str | None = None
 
     @property
     def kv(self) -> SimpleNamespace:
@@ -1343,6 +1345,21 @@ def test_what_never_fits_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatc
     fits = request([1, 2, 1], max_new_tokens=900, no_repeat_ngram_size=2)
     sampling.refuse_history(fits, pool)
     assert fits.to_finish is None
+
+
+@pytest.mark.parametrize("given", ["", "{}", '{"callable": "5"}', '{"callable": "4b052e"}'])
+def test_a_processor_that_cannot_be_loaded_is_refused(given: str) -> None:
+    """The last one is a pickle of the number 5."""
+    pool, req = reserved_pool(), request([1, 2, 1])
+    req.custom_logit_processor = given
+    sampling.refuse_history(req, pool)
+    assert str(req.to_finish).startswith("custom_logit_processor cannot be loaded: ")
+    assert req.custom_logit_processor is None  # upstream would load it for the batch
+    usual = request([1, 2, 1])
+    usual.custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
+    sampling.refuse_history(usual, pool)
+    assert usual.to_finish is None
+    assert usual.custom_logit_processor is not None
 
 
 def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
