@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_lz.history import LONGEST_TAIL, MOST_TAILS
+from sglang_lz.history import LONGEST_TAIL
+from sglang_lz.penalties import MOST_TAILS
 
 _END = b"\xff"
 """Separates the tokens: this byte never occurs in UTF-8."""

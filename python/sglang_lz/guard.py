@@ -17,9 +17,8 @@ import msgspec
 from sglang_lz import metrics
 from sglang_lz.dead_ends import end_constrained
 from sglang_lz.params import shown
-from sglang_lz.repetition import END_THINKING, RECOMMENDED, Detector, Loop
+from sglang_lz.repetition import END_THINKING, FINISH_REASON, RECOMMENDED, Detector, Loop
 
-FINISH_REASON = "repetition"
 STOP_REASON = "repetition_detected"
 """vLLM's value for `stop_reason`, for clients that check it beside the finish reason."""
 REPORTED = (FINISH_REASON, "stop", "length")

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_lz.penalties import MOST_TAILS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -58,8 +60,6 @@ NO_BREAKER = -(2**30)
 EVERYTHING = 2**30
 """A window of this many newest tokens covers any history."""
 
-MOST_TAILS = 62
-"""The bits of a table's mask, without the sign bit and the bit for breakers of a single token."""
 LONGEST_TAIL = 20
 """The most tokens after the first one of a sequence breaker; llama.cpp has the same limit."""
 LARGEST_CHANGE = 1e29

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sglang_lz.history import MOST_TAILS
 from sglang_lz.kinds import integer, is_integer, number, texts, token_ids
 from sglang_lz.params import FieldError, entries_of, field, read, shown
 
@@ -21,6 +20,9 @@ LARGEST_NUMBER = 2**30
 MOST_WHITELISTED = 1024
 LARGEST_HISTORY_MEMORY = 8191
 """The limit in MiB: addresses in this memory are int32, counted in words."""
+MOST_TAILS = 62
+"""The most characters of all breakers beyond their first ones. Each begins a tail, which has a bit
+of a table's mask; the sign and the bit for breakers of a single token are not among them."""
 LONGEST_BREAKER = 40
 """llama.cpp truncates breakers to this length."""
 

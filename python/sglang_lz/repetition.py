@@ -26,6 +26,8 @@ FIELD = "repetition_detection"
 LARGEST_PATTERN_SIZE = 8192
 LARGEST_COUNT = 32767
 
+FINISH_REASON = "repetition"
+
 STOP = "stop"
 END_THINKING = "end_thinking"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_lz.guard import FINISH_REASON
+from sglang_lz.repetition import FINISH_REASON
 
 
 def applies_constraint(grammar: Any) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_lz import guard, metrics
 from sglang_lz.params import LZParams
-from sglang_lz.repetition import Loop, RepetitionDetection
+from sglang_lz.repetition import FINISH_REASON, Loop, RepetitionDetection
 
 FINE = list(range(100, 140))
 INSIDE = [*FINE, *([1, 2] * 25), *FINE]
@@ -40,7 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
     monkeypatch.setattr(metrics, "_is_first_rank", lambda: True)
     monkeypatch.setattr(metrics, "_enabled", lambda: True)
     monkeypatch.setattr(metrics, "_share", lambda: 1.0)
-    monkeypatch.setattr(guard, "_reported", lambda: guard.FINISH_REASON)
+    monkeypatch.setattr(guard, "_reported", lambda: FINISH_REASON)
     return counters.found
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sglang_lz import history
+from sglang_lz import history, penalties
 
 # Each is a column, row or number of `sglang_lz.history`.
 LENGTH = tl.constexpr(history.LENGTH)
@@ -53,7 +53,7 @@ REPETITION = tl.constexpr(history.REPETITION)
 DRY_MULTIPLIER = tl.constexpr(history.DRY_MULTIPLIER)
 DRY_BASE = tl.constexpr(history.DRY_BASE)
 STRENGTHS = tl.constexpr(history.STRENGTHS)
-MOST_TAILS = tl.constexpr(history.MOST_TAILS)
+MOST_TAILS = tl.constexpr(penalties.MOST_TAILS)
 TAIL = tl.constexpr(1 + history.LONGEST_TAIL)
 LOG_OF_LARGEST = tl.constexpr(88.7228391)
 LARGEST = tl.constexpr(3.4028234e38)
