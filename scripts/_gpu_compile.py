@@ -55,8 +55,8 @@ def count(programs: list[str]) -> None:
 
 def warm_up(device: torch.device, capacity: int, tree_sizes: list[int]) -> None:
     """Do the warm-up that a server does before serving; arguments as in `serve`."""
-    from sglang_lz import kernels
-    from sglang_lz.kernels import cuda as cuda_kernels
+    from sglang_lz.penalty import kernels
+    from sglang_lz.penalty.kernels import cuda as cuda_kernels
 
     kernels.warm_up(cuda_kernels, capacity, device, tree_sizes)
 
@@ -69,8 +69,8 @@ def serve(device: torch.device, capacity: int, tree_sizes: list[int]) -> int:
         capacity: the capacity of the windows in tokens.
         tree_sizes: the numbers of nodes of the draft trees; empty without speculation.
     """
-    from sglang_lz.kernels import cuda as cuda_kernels
-    from sglang_lz.window import WindowState
+    from sglang_lz.penalty.kernels import cuda as cuda_kernels
+    from sglang_lz.penalty.window import WindowState
 
     calls = 0
     state = WindowState(max(BATCHES), capacity, device)

@@ -66,7 +66,7 @@ def deviation(runner: Any, cost: str, include_prompt: bool) -> tuple[float, floa
 def _requests(cost: str, include_prompt: bool) -> list[Any]:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    from sglang_lz.requests import admit
+    from sglang_lz.admission import admit
 
     fields = {
         "lz_penalty": STRENGTH,

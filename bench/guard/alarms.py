@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 
 from bench.harm import corpora
 from bench.harm.vocabulary import SOURCES, Vocabulary
-from sglang_lz.repetition import RECOMMENDED, Detector, Loop
+from sglang_lz.loops.detector import RECOMMENDED, Detector, Loop
 
 COUNTS = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 LONGEST_PIECE = 4096

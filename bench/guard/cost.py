@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sglang_lz import guard
-from sglang_lz.repetition import RECOMMENDED, RepetitionDetection, loops
+from sglang_lz.loops.detector import RECOMMENDED, RepetitionDetection, loops
 
 ROWS = 256
 STEPS = 400

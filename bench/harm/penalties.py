@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep
-from sglang_lz.window import ONSET, SHORTEST_LOOP
+from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep
+from sglang_lz.penalty.window import ONSET, SHORTEST_LOOP
 
 LZ_PENALTY = 0.15
 WINDOW, BUFFER = 512, 32

@@ -34,8 +34,8 @@ from bench.kernel.timing import (
     outputs,
     single_calls,
 )
-from sglang_lz.kernels import import_for
-from sglang_lz.reference import steps as reference
+from sglang_lz.penalty.kernels import import_for
+from sglang_lz.penalty.reference import steps as reference
 
 MEASURED = ("timing", "median_us", "p10_us", "p90_us", "wall_us", "ratio", "bytes")
 

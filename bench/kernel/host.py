@@ -16,9 +16,9 @@ import torch
 
 from bench.kernel.inputs import HISTORIES, LZ_PENALTY, VOCAB
 from sglang_lz import sampling
-from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.penalizer import BatchedLZPenalizer
-from sglang_lz.penalties import NEUTRAL, UPSTREAM
+from sglang_lz.fields.histories import NEUTRAL, UPSTREAM
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.penalty.penalizer import BatchedLZPenalizer
 
 PREFILL = "prefill, a request"
 NO_PENALTY = "decode without the penalty"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bench.kernel.inputs import ACCEPTED, LZ_PENALTY, Inputs, tree_links
-from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
-from sglang_lz.reference import steps as reference
-from sglang_lz.window import WindowState
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.penalty.reference import steps as reference
+from sglang_lz.penalty.window import WindowState
 
 FREQUENCY_PENALTY = 0.5
 REPETITION_PENALTY = 1.2

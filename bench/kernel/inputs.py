@@ -9,9 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_lz import kernels
-from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
-from sglang_lz.window import BUFFER_SIZE, ONSET, PARAMS, PENALTY, WINDOW_SIZE, Seed, WindowState
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.penalty import kernels
+from sglang_lz.penalty.window import (
+    BUFFER_SIZE,
+    ONSET,
+    PARAMS,
+    PENALTY,
+    WINDOW_SIZE,
+    Seed,
+    WindowState,
+)
 
 LZ_PENALTY = 0.15
 VOCAB = 152064

@@ -2,8 +2,8 @@
 
 All take the same histories and logits, in one run:
 
-- ours: `sglang_lz.kernels.cuda` (Triton) on CUDA, `sglang_lz.kernels.cpu` (numba) on a CPU;
-- reference: `sglang_lz.reference.steps`, the same in torch operators;
+- ours: `sglang_lz.penalty.kernels`, `cuda` (Triton) on CUDA and `cpu` (numba) on a CPU;
+- reference: `sglang_lz.penalty.reference.steps`, the same in torch operators;
 - dense: compares every token of the vocabulary with every window position, B x V x W, as the code
   published with the paper does, in slices of V that fit into memory;
 - frequency + repetition: what upstream's penalties run at each step: upstream's own classes if

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 
 from bench.repetition.detector import longest_repetition
-from sglang_lz.kernels import cpu
-from sglang_lz.window import LONGEST_RUN, SHORTEST_LOOP, Seed, WindowState
+from sglang_lz.penalty.kernels import cpu
+from sglang_lz.penalty.window import LONGEST_RUN, SHORTEST_LOOP, Seed, WindowState
 
 WINDOW, BUFFER = 512, 32
 PERIODS = (1, 2, 3, 5, 8, 15, 16, 17, 33, 100, 480, 481, 511)

@@ -37,13 +37,13 @@ from bench.kernel.implementations import (
 )
 from bench.kernel.inputs import LZ_PENALTY
 from bench.kernel.result import environment
-from sglang_lz.breakers import Vocabulary, tables_of
-from sglang_lz.history import HistoryRoom
-from sglang_lz.history_penalizer import HistoryPenalizer, RowHistory
-from sglang_lz.kernels import import_for
-from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE, DEFAULT_WINDOW_SIZE
-from sglang_lz.penalties import HistoryParams
-from sglang_lz.window import (
+from sglang_lz.fields.histories import HistoryParams
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, DEFAULT_WINDOW_SIZE
+from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.history import HistoryRoom
+from sglang_lz.penalty.history_penalizer import HistoryPenalizer, RowHistory
+from sglang_lz.penalty.kernels import import_for
+from sglang_lz.penalty.window import (
     BUFFER_SIZE,
     PARAMS,
     PENALTY,

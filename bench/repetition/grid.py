@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.repetition.items import Item
-from sglang_lz.params import FIELDS as LZ_FIELDS
-from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
+from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
 
 PRESETS: dict[str, tuple[str, ...]] = {
     "none": ("",),

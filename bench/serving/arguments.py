@@ -10,7 +10,7 @@ from bench.serving import hardware
 from bench.serving.models import MODELS
 from bench.serving.result import PAPER_SIZES
 from bench.serving.runs import sglang_arguments
-from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.upstream_benchmarks import add_arguments
 
 SMOKE = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.common import TIMEOUT_SECONDS, request
-from sglang_lz.window import SHORTEST_LOOP
+from sglang_lz.penalty.window import SHORTEST_LOOP
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 Upstream ignores unknown keys, and some of its streams begin before `admit` can reject a request.
 `check_fields` therefore runs first, on every route. It checks the values of those of our fields
 that the route accepts. It rejects our fields, and any other key with one of their prefixes
-(`params.PREFIXES`), in every other place where clients put sampling parameters. The request model
+(`lz.PREFIXES`), in every other place where clients put sampling parameters. The request model
 of a route shows whether it accepts the fields, so a route added by a later release accepts none.
 
-`serve` runs the routes, and answers the errors that `sglang_lz.mistakes` attributes to the client.
+`serve` runs the routes, and answers the errors that `bounds.mistakes` attributes to the client.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-from sglang_lz import metrics, repetition
-from sglang_lz.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
-from sglang_lz.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
-from sglang_lz.params import FIELDS as LZ_FIELDS
-from sglang_lz.params import PREFIXES, FieldError, LZParams, check_name, shown
-from sglang_lz.proper import admission
-from sglang_lz.requests import (
+from sglang_lz.admission import (
     FIELDS,
     LZFields,
     LZFieldsInOptions,
@@ -38,7 +32,13 @@ from sglang_lz.requests import (
     resolve_detection,
     resolve_history,
 )
-from sglang_lz.texts import most_characters
+from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
+from sglang_lz.bounds.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
+from sglang_lz.bounds.texts import most_characters
+from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
+from sglang_lz.fields.lz import PREFIXES, FieldError, LZParams, check_name, shown
+from sglang_lz.loops import detector, metrics
+from sglang_lz.proper import request_field
 
 Place: TypeAlias = tuple[str, ...]
 """The keys that lead from a body to an object inside it; () is the body itself."""
@@ -58,11 +58,11 @@ _TRACES = (
 )
 
 # Names that no custom logit processor uses for its own parameters.
-ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
+ONLY_OURS = (*LZ_FIELDS, detector.FIELD)
 # Vertex AI's envelope has these in each of its instances.
 _OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
 # Fields without one of the prefixes, whose misspellings cannot be recognized.
-_WHOLE_NAMES = (repetition.FIELD, admission.FIELD)
+_WHOLE_NAMES = (detector.FIELD, request_field.FIELD)
 
 PROCESSOR = "custom_logit_processor"
 
@@ -145,8 +145,8 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
         beam_width = _beam_width(values, place)
         limit = _limit(values, place)
         resolve_detection(values, beam_width=beam_width)
-        if admission.resolve_proper_tokens(values, max_new_tokens=limit, beam_width=beam_width):
-            admission.check_constraint(values, values, _tokenizer())
+        if request_field.resolve_proper_tokens(values, max_new_tokens=limit, beam_width=beam_width):
+            request_field.check_constraint(values, values, _tokenizer())
         facts: dict[str, Any] = {
             "max_new_tokens": limit,
             "beam_width": beam_width,
@@ -167,10 +167,10 @@ async def _check_rules(body: Any, place: Place | None) -> None:
     if place is None or not isinstance(body, dict):
         return
     for where, values in _objects(body):
-        if where == place and admission.resolve_proper_tokens(
+        if where == place and request_field.resolve_proper_tokens(
             values, max_new_tokens=_limit(values, place), beam_width=_beam_width(values, place)
         ):
-            await admission.check_rules({**values, **_response_format(values)}, values)
+            await request_field.check_rules({**values, **_response_format(values)}, values)
 
 
 def _response_format(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ row, `plan_step` reads host data while the forward batch is being prepared, and 
 the penalty right before sampling. For a batch that verifies draft trees, `verify_step` applies it
 to every node, and `accept_step` appends the accepted tokens. `forbid_step` and `forbid_nodes` run
 after the grammar's mask, because they must not forbid every token that it allows. The rest is in
-`sglang_lz.penalizer`, which is independent of upstream's classes.
+`sglang_lz.penalty.penalizer`, which is independent of upstream's classes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sglang_lz import guard, hooks, kernels
-from sglang_lz.breakers import Vocabulary, tables_of
-from sglang_lz.history import SPARE, HistoryNeed, HistoryRoom
-from sglang_lz.history_penalizer import HistoryStep, RowHistory
-from sglang_lz.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
-from sglang_lz.penalties import MOST_WHITELISTED, HistoryParams, is_used
-from sglang_lz.support import unsupported_modes
-from sglang_lz.window import bytes_of_row
+from sglang_lz import guard
+from sglang_lz.fields.histories import MOST_WHITELISTED, HistoryParams, is_used
+from sglang_lz.fields.modes import unsupported_modes
+from sglang_lz.penalty import kernels
+from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.history import SPARE, HistoryNeed, HistoryRoom
+from sglang_lz.penalty.history_penalizer import HistoryStep, RowHistory
+from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
+from sglang_lz.penalty.window import bytes_of_row
+from sglang_lz.server import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-    from sglang_lz.history_penalizer import Tables
-    from sglang_lz.params import LZParams
-    from sglang_lz.window import Seed
+    from sglang_lz.fields.lz import LZParams
+    from sglang_lz.penalty.history_penalizer import Tables
+    from sglang_lz.penalty.window import Seed
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 

@@ -6,14 +6,16 @@ import json
 import logging
 from typing import Any
 
-from sglang_lz import guard, hooks, repetition
+from sglang_lz import guard
 from sglang_lz.distribution.seal import verify_imported
-from sglang_lz.metrics import check_share
-from sglang_lz.params import FieldError, LZParams, check_max_window_size
-from sglang_lz.penalties import HistoryParams, check_history_memory, in_use, refuse
-from sglang_lz.proper import admission
-from sglang_lz.repetition import RepetitionDetection
-from sglang_lz.support import unguarded_modes, unsupported_modes
+from sglang_lz.fields.histories import HistoryParams, check_history_memory, in_use, refuse
+from sglang_lz.fields.lz import FieldError, LZParams, check_max_window_size
+from sglang_lz.fields.modes import unguarded_modes, unsupported_modes
+from sglang_lz.loops import detector
+from sglang_lz.loops.detector import RepetitionDetection
+from sglang_lz.loops.metrics import check_share
+from sglang_lz.proper import request_field
+from sglang_lz.server import hooks
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +45,9 @@ def check_server(config: Any) -> None:
         HistoryParams.parse(preferred)
         for name in in_use(preferred) if modes else ():
             raise refuse(name, preferred[name], modes[0])
-        improper = list(admission.unserved_modes(lambda name: getattr(config, name)))
-        if admission.is_asked(preferred, {}) and improper:
-            raise FieldError(admission.FIELD, f"proper_tokens must be false {improper[0]}.")
+        improper = list(request_field.unserved_modes(lambda name: getattr(config, name)))
+        if request_field.is_asked(preferred, {}) and improper:
+            raise FieldError(request_field.FIELD, f"proper_tokens must be false {improper[0]}.")
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if params.penalty > 0 and modes:
@@ -53,14 +55,14 @@ def check_server(config: Any) -> None:
             f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got {params.penalty}."
         )
     try:
-        detection = RepetitionDetection.parse(preferred.get(repetition.FIELD))
+        detection = RepetitionDetection.parse(preferred.get(detector.FIELD))
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if detection is not None:
         unguarded = list(
             unguarded_modes(
                 lambda name: getattr(config, name),
-                ends_thinking=detection.action == repetition.END_THINKING,
+                ends_thinking=detection.action == detector.END_THINKING,
             )
         )
         if unguarded:

@@ -18,8 +18,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
     ReasonerGrammarObject,
 )
 
-from sglang_lz.repetition import END_THINKING, Detector, Loop, RepetitionDetection
-from sglang_lz.upstream import describes_thinking
+from sglang_lz.loops.detector import END_THINKING, Detector, Loop, RepetitionDetection
+from sglang_lz.server.upstream import describes_thinking
 
 
 class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]

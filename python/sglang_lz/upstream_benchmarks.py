@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import make_dataclass
 from typing import Any
 
-from sglang_lz.params import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams, argument
-from sglang_lz.requests import admit, given_fields, other_fields
+from sglang_lz.admission import admit, given_fields, other_fields
+from sglang_lz.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams, argument
 
 BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
 

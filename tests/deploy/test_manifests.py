@@ -495,7 +495,7 @@ def declared_series() -> set[str]:
                 if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
                     name = str(keyword.value.value).removesuffix("_total")
                     series |= {name + suffix for suffix in suffixes.get(node.func.id, ())}
-    ours = (ROOT / "python/sglang_lz/metrics.py").read_text()
+    ours = (ROOT / "python/sglang_lz/loops/metrics.py").read_text()
     return series | {f"sglang_lz:{name}" for name in re.findall(r'f"{PREFIX}(\w+_total)"', ours)}
 
 

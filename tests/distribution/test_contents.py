@@ -96,4 +96,4 @@ def test_nothing_in_cuda_uses_what_is_left_out() -> None:
     assert {"demo/train_reasoner.py", "cpu/environment.patch"} <= uses_of_left_out("cpu")
     assert uses_of_left_out("cuda") == set()
     files = package_files("cuda", FLAVOUR_GROUPS["cuda"])
-    assert {"kernels/cpu.py", "demo/model/config.json"} <= files.keys()
+    assert {"penalty/kernels/cpu.py", "demo/model/config.json"} <= files.keys()

@@ -63,7 +63,7 @@ def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
 def test_there_and_back_with_what_numba_compiled(world: World) -> None:
     site = world.site()
     before = snapshot(site, caches=True)
-    (world.package / "kernels.py").write_text(
+    (world.package / "compiled.py").write_text(
         "import numba\n\n@numba.njit(cache=True)\ndef twice(x):\n    return x + x\n\ntwice(1)\n"
     )
     cache = site / "sglang_lz" / "__pycache__"
@@ -73,7 +73,7 @@ def test_there_and_back_with_what_numba_compiled(world: World) -> None:
         "PYTHONDONTWRITEBYTECODE": "",
     }  # caches in their usual places
     world.ok("apply", site)
-    subprocess.run([sys.executable, "-c", "import sglang_lz.kernels"], env=env, check=True)
+    subprocess.run([sys.executable, "-c", "import sglang_lz.compiled"], env=env, check=True)
     assert {file.suffix for file in cache.iterdir()} == {".pyc", ".nbi", ".nbc"}
     world.ok("revert", path=site)
     assert snapshot(site, caches=True) == before

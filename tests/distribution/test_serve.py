@@ -18,7 +18,7 @@ import pytest
 from distribution.world import SOURCE
 from sglang_lz.distribution.seal import Seal
 from sglang_lz.distribution.serve import DEMO_MODEL, server_arguments
-from sglang_lz.launch_server import CannotServe, check_address, check_temporary_folder
+from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

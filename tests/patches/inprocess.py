@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from oracle import delta_bits
-from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.penalties import UPSTREAM, HistoryParams
+from sglang_lz.fields.histories import UPSTREAM, HistoryParams
+from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
 
 LZ = {
     "lz_penalty": 0.3,

@@ -20,7 +20,7 @@ def admitted(model_path: str, flags: list[str]) -> str | None:
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_lz.requests import admit
+    from sglang_lz.admission import admit
 
     args = prepare_server_args(["--model-path", model_path, "--device", "cpu", *flags])
     args.resolve_once()

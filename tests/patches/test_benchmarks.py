@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from inprocess import LZ, Runner
-from sglang_lz.params import LZParams
+from sglang_lz.fields.lz import LZParams
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9, 10, 9, 10, 9, 10]]
 

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
 from sglang_lz import gate
+from sglang_lz.fields.lz import FieldError
 from sglang_lz.gate import typed_request
-from sglang_lz.params import FieldError
 
 
 class TestClientMistakes:

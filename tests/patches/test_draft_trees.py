@@ -15,8 +15,8 @@ import torch
 from inprocess import LZ, TOLERANCE, Runner, change, make_request
 from oracle import Penalties, penalised, visible_history
 from sglang_lz import sampling
-from sglang_lz.kernels import cpu as cpu_kernels
-from sglang_lz.kernels import history_cpu
+from sglang_lz.penalty.kernels import cpu as cpu_kernels
+from sglang_lz.penalty.kernels import history_cpu
 from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3], [5, 6, 5, 6], [7, 9, 7, 10]]

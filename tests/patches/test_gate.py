@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
+from sglang_lz.admission import FIELDS
+from sglang_lz.fields.lz import PREFIXES
 from sglang_lz.gate import LIMITS, OBJECTS
-from sglang_lz.params import PREFIXES
-from sglang_lz.requests import FIELDS
 
 BODY_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
 # Where each route that takes the fields has them.

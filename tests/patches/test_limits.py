@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_lz.params import FieldError
+from sglang_lz.fields.lz import FieldError
 
 V = 2048
 

@@ -10,7 +10,7 @@ from sglang_lz.distribution.modes import judged, modes, unjudged
 
 
 def test_every_mode_of_the_release_was_judged() -> None:
-    """A new one: say in support.py whether the penalties are exact in it, then list it."""
+    """A new one: say in fields/modes.py whether the penalties are exact in it, then list it."""
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     assert spec.origin is not None

@@ -24,12 +24,12 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from sglang_lz import requests
+from sglang_lz import admission
+from sglang_lz.admission import FIELDS, UNPENALISED
+from sglang_lz.fields.histories import NEUTRAL, HistoryParams
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.guard import FinishRepetition
-from sglang_lz.params import LZParams
-from sglang_lz.penalties import NEUTRAL, HistoryParams
-from sglang_lz.repetition import Loop, RepetitionDetection
-from sglang_lz.requests import FIELDS, UNPENALISED
+from sglang_lz.loops.detector import Loop, RepetitionDetection
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
 GIVEN = {
@@ -38,7 +38,7 @@ GIVEN = {
     "lz_cost": "rate",
     "repetition_detection": LOOP,
 }
-ADMIT = "sglang_lz.requests.admit"
+ADMIT = "sglang_lz.admission.admit"
 
 
 def lz_part(params: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_anthropic_messages_become_chat_requests_with_our_fields() -> None:
     )
     serving = AnthropicServing(SimpleNamespace(supports_inline_system=True))
     chat = serving._convert_to_chat_completion_request(request)
-    assert requests.given_fields(vars(chat)) == GIVEN
+    assert admission.given_fields(vars(chat)) == GIVEN
 
 
 def test_ollama_options_become_sampling_parameters() -> None:
@@ -579,7 +579,7 @@ class TestDeadEnds:
 
     @pytest.fixture(autouse=True)
     def _server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sglang_lz.dead_ends._ends_alone", lambda: True)
+        monkeypatch.setattr("sglang_lz.bounds.dead_ends._ends_alone", lambda: True)
         monkeypatch.setattr("sglang_lz.guard.metrics.finished", MagicMock())
 
     @staticmethod

@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "cpu"
 def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The kernels of CUDA on DEVICE; nothing imports them before, as the product does on CUDA."""
     monkeypatch.setenv("TRITON_INTERPRET", str(int(DEVICE == "cpu")))
-    return importlib.import_module("sglang_lz.kernels.cuda")
+    return importlib.import_module("sglang_lz.penalty.kernels.cuda")
 
 
 @pytest.fixture(scope="module")

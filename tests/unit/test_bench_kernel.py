@@ -22,8 +22,8 @@ from bench.kernel.inputs import (
     touched_bytes,
 )
 from bench.kernel.names import COPY, DENSE, DRY, EMPTY, ONSET_2, OURS, REFERENCE, UPSTREAM
-from sglang_lz.kernels import cpu as cpu_kernels
-from sglang_lz.reference import steps as reference
+from sglang_lz.penalty.kernels import cpu as cpu_kernels
+from sglang_lz.penalty.reference import steps as reference
 
 VOCAB = 24
 CPU = torch.device("cpu")

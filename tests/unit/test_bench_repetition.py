@@ -24,7 +24,7 @@ from bench.repetition import grid, repetition, run_directory, sampling, scores
 from bench.repetition.detector import Repetition
 from bench.repetition.items import Item, digest
 from bench.repetition.result import unchanged
-from sglang_lz.params import LZParams
+from sglang_lz.fields.lz import LZParams
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "again"

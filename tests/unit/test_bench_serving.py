@@ -21,7 +21,7 @@ from bench.serving.record import Record
 from bench.serving.result import markdown, paper_percent, smoke_words
 from bench.serving.runs import measure_static, penalty_arguments, sglang_arguments
 from bench.serving.slowdowns import METRICS, Metric, median_interval, order, slowdown, summary
-from sglang_lz.params import FIELDS
+from sglang_lz.fields.lz import FIELDS
 from sglang_lz.upstream_benchmarks import add_arguments
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"

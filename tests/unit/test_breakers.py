@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_lz import breakers
-from sglang_lz.breakers import Vocabulary, tables_of
-from sglang_lz.history import LONGEST_TAIL
-from sglang_lz.penalties import MOST_TAILS
+from sglang_lz.fields.histories import MOST_TAILS
+from sglang_lz.penalty import breakers
+from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.history import LONGEST_TAIL
 
 # Texts of one alphabet, so that they overlap; tokens may be any bytes, half of characters too.
 texts = st.text("ab:é漢", min_size=1, max_size=8)

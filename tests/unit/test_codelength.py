@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import COSTS, delta_bits, match_lengths
-from sglang_lz.reference import codelength
+from sglang_lz.penalty.reference import codelength
 
 VOCAB = 6
 # float32 against float64; costs stay below 24 bits.

@@ -21,10 +21,10 @@ from bench.penalties import tables as penalty_tables
 from bench.soak import tables as soak_tables
 from releases import FOLDER, RELEASES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.hooks import HOOKS
-from sglang_lz.params import LZParams, markdown_table
-from sglang_lz.proper import admission
-from sglang_lz.repetition import RECOMMENDED
+from sglang_lz.fields.lz import LZParams, markdown_table
+from sglang_lz.loops.detector import RECOMMENDED
+from sglang_lz.proper import request_field
+from sglang_lz.server.hooks import HOOKS
 
 ROOT = Path(__file__).parents[2]
 GUARD = ROOT / "bench/results/guard"
@@ -316,7 +316,7 @@ def test_tables_of_proper_tokens_are_those_of_their_result_files(name: str) -> N
 
 
 def test_the_table_of_proper_tokens_is_that_of_the_code() -> None:
-    assert markdown_table(admission.ENTRIES) in (ROOT / "docs/PROPER_TOKENS.md").read_text()
+    assert markdown_table(request_field.ENTRIES) in (ROOT / "docs/PROPER_TOKENS.md").read_text()
 
 
 def test_the_table_of_the_soak_is_that_of_the_result_file() -> None:

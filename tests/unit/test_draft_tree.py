@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import match_lengths
-from sglang_lz import draft_tree
-from sglang_lz.reference import codelength
-from sglang_lz.reference import steps as reference
-from sglang_lz.reference.window_view import WindowView
+from sglang_lz.penalty import draft_tree
+from sglang_lz.penalty.reference import codelength
+from sglang_lz.penalty.reference import steps as reference
+from sglang_lz.penalty.reference.window_view import WindowView
 
 WIDTH = 10
 

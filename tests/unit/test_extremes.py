@@ -20,7 +20,7 @@ from sglang.srt.layers.sampler import (
 )
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_lz import requests, sampling
+from sglang_lz import admission, sampling
 from unit.test_penalizer import (
     VOCAB,
     Pool,
@@ -60,9 +60,9 @@ texts = st.lists(st.integers(0, 1), min_size=1, max_size=60) | st.sampled_from(
 def read(fields: dict[str, Any]) -> SamplingParams | None:
     """The sampling parameters of a request; None where it is refused."""
     try:
-        params = SamplingParams(**requests.other_fields({**fields, "max_new_tokens": 64}))
+        params = SamplingParams(**admission.other_fields({**fields, "max_new_tokens": 64}))
         params.normalize(None)
-        requests.admit(params, fields, is_encoder_decoder=False, has_input_embeds=False)
+        admission.admit(params, fields, is_encoder_decoder=False, has_input_embeds=False)
         params.verify(VOCAB)
     except ValueError:
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_lz import grammar_cache
+from sglang_lz.bounds import grammar_cache
+from sglang_lz.bounds.grammar_cache import BoundedCache
 from sglang_lz.demo import MODEL_PATH
-from sglang_lz.grammar_cache import BoundedCache
 
 
 def grammar(size: int) -> Any:

@@ -21,10 +21,10 @@ import torch
 
 from device import DEVICE
 from oracle import run_lengths
-from sglang_lz.kernels import cpu as cpu_kernels
-from sglang_lz.kernels import warm_up
-from sglang_lz.reference import steps as reference
-from sglang_lz.window import PARAMS, Seed, WindowState
+from sglang_lz.penalty.kernels import cpu as cpu_kernels
+from sglang_lz.penalty.kernels import warm_up
+from sglang_lz.penalty.reference import steps as reference
+from sglang_lz.penalty.window import PARAMS, Seed, WindowState
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz import gate, limits
-from sglang_lz.limits import (
+from sglang_lz import gate
+from sglang_lz.bounds import limits
+from sglang_lz.bounds.limits import (
     INTERNAL,
     MOST_COPIES,
     MOST_OUTPUTS,
@@ -21,7 +22,7 @@ from sglang_lz.limits import (
     check_token_ids,
     check_tokens,
 )
-from sglang_lz.params import FieldError
+from sglang_lz.fields.lz import FieldError
 
 V = 2048
 WRONG_IDS = (-1, V, 2**63, 2**70, -(2**70), True, False, 1.0, "5", None, [5], {})

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from sglang_lz import past_outputs
 from sglang_lz.distribution.cli import main
-from sglang_lz.repetition import RECOMMENDED, Loop, RepetitionDetection, loops
+from sglang_lz.loops import past_outputs
+from sglang_lz.loops.detector import RECOMMENDED, Loop, RepetitionDetection, loops
 
 LOOP = [7, *([1, 2, 3] * 25), 1, 9]
 FINE = list(range(50))

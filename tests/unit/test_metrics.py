@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_lz import guard, metrics
-from sglang_lz.params import LZParams
-from sglang_lz.repetition import FINISH_REASON, Loop, RepetitionDetection
+from sglang_lz import guard
+from sglang_lz.fields.lz import LZParams
+from sglang_lz.loops import metrics
+from sglang_lz.loops.detector import FINISH_REASON, Loop, RepetitionDetection
 
 FINE = list(range(100, 140))
 INSIDE = [*FINE, *([1, 2] * 25), *FINE]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz.kinds import Kind, boolean, choice, integer, number
-from sglang_lz.params import (
+from sglang_lz.fields.kinds import Kind, boolean, choice, integer, number
+from sglang_lz.fields.lz import (
     FIELDS,
     LZParams,
     argument,

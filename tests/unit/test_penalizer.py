@@ -28,12 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
 from oracle import COSTS, Penalties, delta_bits, is_reached, penalised, visible_history
-from sglang_lz import kernels, penalizer, sampling
-from sglang_lz.breakers import Vocabulary, tables_of
-from sglang_lz.history import HistoryRoom
-from sglang_lz.params import LZParams
-from sglang_lz.penalties import FIELDS, UPSTREAM, HistoryParams, is_used
-from sglang_lz.window import WindowState
+from sglang_lz import sampling
+from sglang_lz.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
+from sglang_lz.fields.lz import LZParams
+from sglang_lz.penalty import kernels, penalizer
+from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.history import HistoryRoom
+from sglang_lz.penalty.window import WindowState
 from trees import Tree
 
 VOCAB = 5

@@ -21,10 +21,20 @@ from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import train
-from sglang_lz import ranks
+from sglang_lz.bounds import ranks
+from sglang_lz.bounds.threads import Allowance, Stopwatch
 from sglang_lz.compiled import is_kept
-from sglang_lz.params import FieldError
-from sglang_lz.proper import admission, apart, backend, compiler, kernels, prepared, rules, waiting
+from sglang_lz.fields.lz import FieldError
+from sglang_lz.proper import (
+    apart,
+    backend,
+    compiler,
+    kernels,
+    prepared,
+    request_field,
+    rules,
+    waiting,
+)
 from sglang_lz.proper import product as products
 from sglang_lz.proper.backend import (
     ProperGrammar,
@@ -37,7 +47,6 @@ from sglang_lz.proper.language import Rules, language_of
 from sglang_lz.proper.product import START, Late, Product, Spent
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
-from sglang_lz.threads import Allowance, Stopwatch
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -192,11 +201,13 @@ def test_the_event_loop_goes_on_while_a_constraint_is_read(
         raise Unsupported("so it is")
 
     monkeypatch.setattr(compiler.COMPILER, "check", check)
-    monkeypatch.setattr(admission, "_CHECKED", admission.OrderedDict())
-    monkeypatch.setattr(admission, "CHECKED", 2)
+    monkeypatch.setattr(request_field, "_CHECKED", request_field.OrderedDict())
+    monkeypatch.setattr(request_field, "CHECKED", 2)
 
     async def both() -> None:
-        task = asyncio.create_task(admission.check_rules({"regex": "ab"}, {"proper_tokens": True}))
+        task = asyncio.create_task(
+            request_field.check_rules({"regex": "ab"}, {"proper_tokens": True})
+        )
         while not asked:
             await asyncio.sleep(0.001)
         may_go.set()  # the loop got here while the check waited
@@ -204,11 +215,11 @@ def test_the_event_loop_goes_on_while_a_constraint_is_read(
             await task
         for text in ("ab", "cd", "ef", "gh"):
             with pytest.raises(FieldError):
-                await admission.check_rules({"regex": text}, {"proper_tokens": True})
+                await request_field.check_rules({"regex": text}, {"proper_tokens": True})
 
     asyncio.run(both())
     assert len(asked) == 4
-    assert list(admission._CHECKED.values()) == ["so it is"] * 2
+    assert list(request_field._CHECKED.values()) == ["so it is"] * 2
 
 
 def test_patience_comes_back_with_time_and_tokens() -> None:

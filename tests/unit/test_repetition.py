@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oracle import first_loop
-from sglang_lz.params import FieldError
-from sglang_lz.repetition import (
+from sglang_lz.fields.lz import FieldError
+from sglang_lz.loops.detector import (
     LARGEST_COUNT,
     LARGEST_PATTERN_SIZE,
     Detector,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_lz import requests, startup
-from sglang_lz.params import LZParams
-from sglang_lz.penalties import NEUTRAL, HistoryParams
-from sglang_lz.repetition import RepetitionDetection
+from sglang_lz import admission, startup
+from sglang_lz.fields.histories import NEUTRAL, HistoryParams
+from sglang_lz.fields.lz import LZParams
+from sglang_lz.loops.detector import RepetitionDetection
 
 
 def admitted(
@@ -21,8 +21,8 @@ def admitted(
     **fields: Any,
 ) -> SamplingParams:
     """The sampling parameters of a request as they reach the scheduler."""
-    params = SamplingParams(**requests.other_fields(fields))
-    requests.admit(
+    params = SamplingParams(**admission.other_fields(fields))
+    admission.admit(
         params,
         fields,
         is_encoder_decoder=model_is_encoder_decoder,
@@ -369,13 +369,16 @@ def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> 
 def test_generate_bodies_reach_upstreams_schema_without_our_fields() -> None:
     params = {"temperature": 0, "lz_penalty": 1, "lz_cost": "rate"}
     for body in ({}, {"text": "a"}, {"sampling_params": None}, "no object", {"sampling_params": 3}):
-        assert requests.without_lz_fields(body) == body
+        assert admission.without_lz_fields(body) == body
     one = {"text": "a", "sampling_params": params}
-    assert requests.without_lz_fields(one)["sampling_params"] == {"temperature": 0}
+    assert admission.without_lz_fields(one)["sampling_params"] == {"temperature": 0}
     assert one["sampling_params"] is params
     assert len(params) == 3
     many = {"sampling_params": [params, {"top_p": 1}]}
-    assert requests.without_lz_fields(many)["sampling_params"] == [{"temperature": 0}, {"top_p": 1}]
+    assert admission.without_lz_fields(many)["sampling_params"] == [
+        {"temperature": 0},
+        {"top_p": 1},
+    ]
 
 
 def test_preferred_parameters_are_defaults(server_config: dict[str, Any]) -> None:
@@ -417,7 +420,7 @@ def test_nothing_generated_has_no_preferred_penalty(server_config: dict[str, Any
 
 def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:
     server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_cost": "rate"}
-    nulls = dict.fromkeys(requests.FIELDS)
+    nulls = dict.fromkeys(admission.FIELDS)
     assert admit(**nulls) == LZParams(0.5, cost="rate")
     assert admit(lz_cost="marginal") == LZParams(0.5, cost="marginal")
     assert admit(lz_penalty=0) is None
@@ -425,9 +428,9 @@ def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[
 
 def test_unset_fields_are_not_forwarded() -> None:
     """A null would override the server's preferred sampling parameters."""
-    assert requests.given_fields(vars(requests.LZFields())) == {}
-    given = requests.LZFields(lz_penalty=0.2, lz_include_prompt=False)
-    assert requests.given_fields(vars(given)) == {"lz_penalty": 0.2, "lz_include_prompt": False}
+    assert admission.given_fields(vars(admission.LZFields())) == {}
+    given = admission.LZFields(lz_penalty=0.2, lz_include_prompt=False)
+    assert admission.given_fields(vars(given)) == {"lz_penalty": 0.2, "lz_include_prompt": False}
 
 
 @pytest.fixture

@@ -699,11 +699,12 @@ def test_a_failure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_numba_compiled_of_a_checkout_goes_with_its_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its functions in kernels/cpu.py hold constants of window.py and params.py."""
+    """Functions of penalty/kernels/cpu.py hold constants of penalty/window.py and fields/lz.py."""
     package = tmp_path / "python" / "sglang_lz"
-    (package / "kernels").mkdir(parents=True)
-    sources = [package / "__init__.py", package / "window.py", package / "kernels" / "cpu.py"]
+    names = ("__init__.py", "fields/lz.py", "penalty/window.py", "penalty/kernels/cpu.py")
+    sources = [package / name for name in names]
     for source in sources:
+        source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text("")
 
     def folder() -> str | None:

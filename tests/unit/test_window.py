@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import is_reached, match_lengths, run_lengths
-from sglang_lz.reference import steps as reference
-from sglang_lz.reference.window_view import WindowView
-from sglang_lz.window import ONSET, PARAMS, Seed, WindowState, bytes_of_row
+from sglang_lz.penalty.reference import steps as reference
+from sglang_lz.penalty.reference.window_view import WindowView
+from sglang_lz.penalty.window import ONSET, PARAMS, Seed, WindowState, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)

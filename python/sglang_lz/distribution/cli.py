@@ -180,13 +180,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _loops(options: argparse.Namespace) -> int:
     try:
-        from .. import loops  # the only command that needs more than the standard library
+        from ..loops import report  # the only command that needs more than the standard library
     except ImportError as error:
         raise DistError(f"loops needs numpy and numba, which SGLang needs too ({error}).") from None
     names = ("max_pattern_size", "min_pattern_size", "min_count")
     asked = {name: getattr(options, name) for name in names}
     try:
-        print(loops.run(options.files, asked, as_json=options.json))
+        print(report.run(options.files, asked, as_json=options.json))
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0

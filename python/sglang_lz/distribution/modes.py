@@ -1,8 +1,8 @@
 """The server arguments and speculative algorithms of a release.
 
-`sglang_lz/support.py` records for each server mode whether the penalties are exact in it. The modes
-that have been reviewed are listed in ``judged`` beside each release's patches. If a release has a
-mode that is not listed there, nobody has reviewed it, and the tests of that release fail.
+`sglang_lz/fields/modes.py` records for each server mode whether the penalties are exact in it. The
+modes that have been reviewed are listed in ``judged`` beside each release's patches. If a release
+has a mode that is not listed there, nobody has reviewed it, and the tests of that release fail.
 """
 
 from __future__ import annotations

@@ -69,6 +69,6 @@ def serve(arguments: list[str]) -> NoReturn:
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "sglang_lz.launch_server", *arguments]
+    command = [sys.executable, "-m", "sglang_lz.server.launch", *arguments]
     print(f"sglang-lz: python {' '.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)

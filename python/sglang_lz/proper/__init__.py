@@ -13,7 +13,8 @@ sequences:
 - `product` walks through all of them at once (the article's CartesianMerge), using `kernels`;
 - `prepared` caches everything that depends only on the tokenizer, `rules` reads a request's
   constraint, and `backend` connects both to SGLang;
-- `drafts` offers forced tokens to speculative decoding, and `admission` reads the request field.
+- `drafts` offers forced tokens to speculative decoding, and `request_field` reads
+  `proper_tokens`.
 
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints".
 """

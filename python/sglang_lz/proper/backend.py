@@ -25,7 +25,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 )
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
-from sglang_lz import grammar_cache, ranks
+from sglang_lz.bounds import grammar_cache, ranks
+from sglang_lz.bounds.threads import Allowance
 from sglang_lz.proper.apart import compile_all, prepare_apart
 from sglang_lz.proper.compiler import COMPILER
 from sglang_lz.proper.prepared import Prepared, prepare
@@ -33,8 +34,7 @@ from sglang_lz.proper.product import START, Late, Product, Spent, State
 from sglang_lz.proper.rules import ANY_TEXT, rules_of
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import Waiting
-from sglang_lz.threads import Allowance
-from sglang_lz.upstream import applies_constraint, frames_answers
+from sglang_lz.server.upstream import applies_constraint, frames_answers
 
 logger = logging.getLogger(__name__)
 

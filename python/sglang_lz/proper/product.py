@@ -48,13 +48,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lz.bounds.threads import Stopwatch, make_way
 from sglang_lz.proper import kernels
 from sglang_lz.proper.codepoints import ROOT, SIZE, classes_of, decoder_of, reachable_classes
 from sglang_lz.proper.language import Language
 from sglang_lz.proper.prepared import Cuts, Prepared
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import Waiting
-from sglang_lz.threads import Stopwatch, make_way
 
 logger = logging.getLogger(__name__)
 

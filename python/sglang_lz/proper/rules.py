@@ -10,7 +10,7 @@ import xgrammar
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
-from sglang_lz.limits import TOO_DEEP, too_large
+from sglang_lz.bounds.limits import TOO_DEEP, too_large
 from sglang_lz.proper.tokenizer import Unsupported
 
 KINDS = {"json_schema": "json", "regex": "regex", "structural_tag": "structural_tag"}

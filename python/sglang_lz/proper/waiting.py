@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lz.threads import Allowance
+from sglang_lz.bounds.threads import Allowance
 
 PATIENCE = 0.7
 """Seconds that the searches of one request may take while a scheduler waits, besides what its

@@ -164,9 +164,9 @@ def exhaust_memory(window: ModuleType) -> None:
 
 
 WATCHED: dict[str, Callable[[ModuleType], None]] = {
-    "sglang_lz.kernels.cuda": note_compilations,
+    "sglang_lz.penalty.kernels.cuda": note_compilations,
     "sglang_lz.sampling": watch_sampling,
-    "sglang_lz.window": exhaust_memory,
+    "sglang_lz.penalty.window": exhaust_memory,
     "sglang.srt.entrypoints.engine": fork_children,
 }
 

@@ -1,0 +1,488 @@
+"""Ranges of upstream's own request fields that upstream does not check, or checks too late.
+
+A value outside its range crashes the scheduler, and with it the server. Examples are the embedding
+of a token that does not exist, or logprobs for more tokens than the vocabulary has. `check_batch`
+checks a whole request before anything is created for its prompts and copies. `check_request` checks
+each prompt before it reaches a scheduler, whether it came over HTTP, gRPC or the offline Engine,
+and it is the only place that checks token ids from clients. Fields that only the server itself may
+set are checked in HTTP bodies, by `check_object`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from sglang_lz.bounds import stop_regex
+from sglang_lz.fields.kinds import Kind, is_integer, number
+from sglang_lz.fields.lz import FieldError, shown
+from sglang_lz.penalty.history import LARGEST_CHANGE
+
+MOST_COPIES = 1024
+"""The largest `n`: upstream creates the state of all copies before it checks anything else."""
+MOST_OUTPUTS = 4096
+"""The most outputs of a request: the number of prompts times `n`."""
+
+INTERNAL = (
+    "http_worker_ipc",
+    "lora_id",
+    "multi_item_delimiter_indices",
+    "token_indices_to_pool",
+    "positional_embed_overrides",
+    "embed_overrides",
+    "need_wait_for_mm_inputs",
+    "num_items_assigned",
+    "encoder_urls",
+)
+"""Fields of upstream's request models that upstream sets itself, from checked ones.
+
+Upstream's models also accept them in an HTTP body, and pass them unchecked to the scheduler.
+"""
+
+MOST_CHARACTERS = 1 << 18
+"""The longest constraint."""
+MOST_LEVELS = 128
+"""The deepest nesting of objects and lists in a schema or structural tag."""
+TOO_DEEP = f"it is nested deeper than {MOST_LEVELS} levels"
+MOST_COUNTED = 200
+"""The most properties of an object with `minProperties` or `maxProperties`."""
+MOST_OPTIONAL = 512
+"""The most optional properties of an object: XGrammar creates a rule for each pair of them."""
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_DOCUMENTS = ("json_schema", "structural_tag")
+
+MOST_BODY = 16 << 20
+"""The largest body with prompts, in bytes."""
+MOST_MEDIA = 128 << 20
+"""The same for a model that accepts images, videos or audio."""
+LEAST_BODY = 1 << 20
+"""The smallest limit for a body with a single prompt, in bytes: it may hold schemas and tools."""
+MOST_NAME = 1024
+NAMES = ("rid", "extra_key", "cache_salt")
+"""Fields that are passed back and forth with each token: at most `MOST_NAME` characters."""
+MOST_BIASES = 1 << 16
+"""The most tokens in a `logit_bias`: each is processed several times."""
+MOST_STOPS = 128
+LONGEST_STOPS = 4096
+"""The most characters of all `stop` strings: each step decodes as many tokens again."""
+
+PER_PROMPT = (
+    "bootstrap_host",
+    "bootstrap_pair_key",
+    "bootstrap_port",
+    "bootstrap_room",
+    "cache_salt",
+    "custom_logit_processor",
+    "decode_tp_size",
+    "extra_key",
+    "logprob_start_len",
+    "lora_path",
+    "return_hidden_states",
+    "return_logprob",
+    "return_sampling_mask",
+    "rid",
+    "sampling_params",
+    "top_logprobs_num",
+)
+"""Fields of /generate that may be lists with one item for each prompt."""
+LISTS_PER_PROMPT = ("multi_item_delimiter_indices", "token_ids_logprob", "token_indices_to_pool")
+"""Fields that are a single list, or one list for each prompt."""
+MOST_CHOSEN = 4096
+"""The most ids in `token_ids_logprob`: each costs time at every position."""
+MOST_TOP = 1 << 14
+"""The most top logprobs of a position; this many take about 16 ms."""
+MOST_TOPS = 1 << 20
+"""The most top logprobs of a prompt; this many take one second."""
+
+FLOATS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "temperature": number(0, 1e30),
+        "top_p": number(1e-30, 1),
+        "min_p": number(0, 1),
+        "frequency_penalty": number(-2, 2),
+        "presence_penalty": number(-2, 2),
+        "repetition_penalty": number(0.01, 2),
+    }
+)
+"""Upstream's numeric fields. Upstream accepts values that become 0, infinite or NaN in float32,
+which leaves nothing to sample from."""
+LOGIT_BIAS = number(-LARGEST_CHANGE, LARGEST_CHANGE)
+"""The range of each value in a `logit_bias`."""
+
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+def check_internal(values: Mapping[str, Any]) -> None:
+    """Reject a body that sets a field that only upstream may set.
+
+    Raises:
+        FieldError: a field in `INTERNAL` is present.
+    """
+    for name in INTERNAL:
+        if values.get(name) is not None:
+            raise FieldError(
+                name,
+                f"{name} must be left out: the server sets it itself, got {shown(values[name])}.",
+            )
+
+
+def check_object(values: Mapping[str, Any]) -> None:
+    """Reject values that are too large, reserved ids, and chat templates from untrusted clients.
+
+    A request whose id begins like those of upstream's health checks is never answered while the
+    server is busy. A chat template is a program that may run indefinitely. Upstream rejects it in
+    chat completions, but runs it in /v1/responses and /v1/decisions.
+
+    Args:
+        values: an object in an HTTP body, on any route.
+
+    Raises:
+        FieldError: the object contains one of these.
+    """
+    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+    from sglang.srt.runtime_context import get_context
+
+    _check_sizes(values)
+    rid = values.get("rid")
+    if any(
+        isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX) for one in _listed(rid)
+    ):
+        raise FieldError(
+            "rid",
+            f"rid must not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do, "
+            f"got {shown(rid)}.",
+        )
+    kwargs = values.get("chat_template_kwargs")
+    if not isinstance(kwargs, dict):
+        return
+    for name in ("conversation", "tokenize", "tools"):
+        if name in kwargs:
+            raise FieldError(
+                "chat_template_kwargs",
+                f"chat_template_kwargs must not have {name}, which the server gives to each "
+                f"template, got {shown(kwargs[name])}.",
+            )
+    template = kwargs.get("chat_template")
+    if template is not None and not get_context().config_leaf("trust_request_chat_template"):
+        raise FieldError(
+            "chat_template_kwargs",
+            "chat_template_kwargs must not have chat_template, for the server was started without "
+            f"--trust-request-chat-template, got {shown(template)}.",
+        )
+
+
+def check_batch(obj: Any) -> None:
+    """Check a request for several prompts or outputs before upstream creates them.
+
+    Args:
+        obj: upstream's request, whose number of prompts is known.
+
+    Raises:
+        FieldError: `n` is out of range, there are too many outputs or stop patterns in total, or a
+            list does not have one item for each prompt.
+    """
+    listed = [one for one in _listed(obj.sampling_params) if isinstance(one, dict)]
+    for values in listed:
+        n = values.get("n", 1)
+        if not is_integer(n) or not 1 <= n <= MOST_COPIES:
+            raise FieldError("n", f"n must be an integer in [1, {MOST_COPIES}], got {shown(n)}.")
+        if n * obj.batch_size > MOST_OUTPUTS:
+            raise FieldError(
+                "n",
+                f"n must be at most {MOST_OUTPUTS} divided by the number of prompts, got {n} for "
+                f"{obj.batch_size} prompts.",
+            )
+    if obj.batch_size > MOST_OUTPUTS:
+        raise FieldError(
+            "text",
+            f"text or input_ids must be at most {MOST_OUTPUTS} prompts, got {obj.batch_size}.",
+        )
+    # This bounds the total of all patterns; each is checked again when its request is admitted.
+    patterns = (_listed(one.get(stop_regex.FIELD)) for one in listed)
+    stop_regex.check(list({one for some in patterns for one in some if isinstance(one, str)}))
+    for name in (*PER_PROMPT, *LISTS_PER_PROMPT):
+        value = getattr(obj, name, None)
+        is_flat = name in LISTS_PER_PROMPT and not (value and isinstance(value[0], list))
+        if not isinstance(value, list) or is_flat:
+            continue
+        if obj.is_single:
+            allowed = "no list, for there is one prompt"
+        elif len(value) != obj.batch_size:
+            allowed = f"a list of {obj.batch_size} items, one for each prompt"
+        else:
+            continue
+        raise FieldError(name, f"{name} must be {allowed}, got {shown(value)}.")
+
+
+def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) -> None:
+    """Check one request, except for its sampling parameters.
+
+    Args:
+        obj: upstream's request, for one prompt.
+        input_ids: the prompt's tokens as upstream will send them to the scheduler; None if there
+            are none. With images, videos or audio they contain upstream's placeholders for that
+            input; in that case the ids sent by the client are checked instead.
+        vocab_size: the width of the model's embedding, V.
+
+    Raises:
+        FieldError: an id or a number is out of range, or a field has a wrong type.
+    """
+    prompt = obj.input_ids if obj.contains_mm_input() else input_ids
+    if prompt is not None:
+        check_token_ids("input_ids", prompt, vocab_size)
+    session = getattr(obj, "session_params", None)
+    if session is not None:
+        _check_session(session)
+    # With a session, the prompt may consist of its history alone.
+    if input_ids is not None and not len(input_ids) and not (session and session.get("id")):
+        raise FieldError(
+            "input_ids", "text or input_ids must hold at least one token, got an empty prompt."
+        )
+    wanted = getattr(obj, "token_ids_logprob", None)
+    if isinstance(wanted, list):
+        check_token_ids("token_ids_logprob", wanted, vocab_size)
+        if len(wanted) > MOST_CHOSEN:
+            raise FieldError(
+                "token_ids_logprob",
+                f"token_ids_logprob must hold at most {MOST_CHOSEN} token ids, got {len(wanted)}.",
+            )
+    _check_top(obj, input_ids, min(vocab_size, MOST_TOP))
+    for name, least, most in (
+        ("logprob_start_len", -1, _INT32),
+        ("routed_experts_start_len", 0, _INT32),
+        ("bootstrap_room", 0, _INT64),
+    ):
+        value = getattr(obj, name, None)
+        if value is not None and not (is_integer(value) and least <= value <= most):
+            raise FieldError(
+                name, f"{name} must be an integer in [{least}, {most}], got {shown(value)}."
+            )
+    _check_labels(getattr(obj, "custom_labels", None))
+
+
+def check_token_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
+    """Check token ids from a client, in one pass of C code.
+
+    Args:
+        field: the field's name in the request.
+        ids: a list of arbitrary values.
+        vocab_size: V.
+
+    Raises:
+        FieldError: a value is not an integer in [0, V).
+    """
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    for one in ids:
+        if not is_integer(one) or not 0 <= one < vocab_size:
+            raise FieldError(
+                field,
+                f"{field} must be token ids in [0, {vocab_size - 1}], got {shown(one)} among them.",
+            )
+
+
+def check_tokens(field: str, tokens: Any, vocab_size: int) -> None:
+    """Like `check_token_ids`, for one list of token ids or for several lists.
+
+    Raises:
+        FieldError: a value is not an integer in [0, V).
+    """
+    several = isinstance(tokens, list) and any(isinstance(one, list) for one in tokens)
+    for ids in tokens if several else [tokens]:
+        check_token_ids(field, ids if isinstance(ids, list) else [ids], vocab_size)
+
+
+def check_sampling_integers(sampling_params: Any) -> None:
+    """Check the integers of upstream's SamplingParams that the scheduler stores in 32 bits.
+
+    Raises:
+        FieldError: one of them is too large.
+    """
+    for name in ("max_new_tokens", "min_new_tokens", "top_k", "beam_width", "stream_interval"):
+        value = getattr(sampling_params, name)
+        if value is not None and not (is_integer(value) and -_INT32 <= value <= _INT32):
+            raise FieldError(
+                name, f"{name} must be an integer of at most {_INT32}, got {shown(value)}."
+            )
+    interval = sampling_params.stream_interval
+    if interval is not None and interval < 1:
+        raise FieldError(
+            "stream_interval", f"stream_interval must be at least 1, got {shown(interval)}."
+        )
+    for value in sampling_params.stop_token_ids or ():
+        if not -_INT32 <= value <= _INT32:
+            raise FieldError(
+                "stop_token_ids",
+                f"stop_token_ids must be token ids, got {shown(value)} among them.",
+            )
+
+
+def check_constraints(sampling_params: Any) -> None:
+    """Check the size of a request's constraint before upstream has XGrammar compile it.
+
+    Raises:
+        FieldError: compiling it would take minutes, or gigabytes of memory.
+    """
+    for name in CONSTRAINTS:
+        text = getattr(sampling_params, name)
+        if not isinstance(text, str):
+            continue
+        problem = None
+        if len(text) > MOST_CHARACTERS:
+            problem = f"it has {len(text)} characters, more than {MOST_CHARACTERS}"
+        elif name in _DOCUMENTS:
+            try:
+                problem = too_large(json.loads(text))
+            except RecursionError:
+                problem = TOO_DEEP
+            except ValueError:
+                continue  # upstream reports what is wrong with it
+        if problem:
+            raise FieldError(name, f"{name} is too large to be compiled: {problem}.")
+
+
+def too_large(document: Any) -> str | None:
+    """Why XGrammar would need minutes or gigabytes to compile a schema; None if it would not.
+
+    The cost is the cube of the depth. It is also the square of the number of optional properties of
+    an object, or of all its properties if their number is bounded.
+
+    Args:
+        document: parsed JSON.
+    """
+    for value, depth in _values(document):
+        if depth > MOST_LEVELS:
+            return TOO_DEEP
+        properties = value.get("properties") if isinstance(value, dict) else None
+        if not isinstance(properties, dict):
+            continue
+        if len(properties) > MOST_COUNTED and not {"minProperties", "maxProperties"}.isdisjoint(
+            value
+        ):
+            return f"it counts {len(properties)} properties, more than {MOST_COUNTED}"
+        required = value.get("required")
+        optional = len(properties) - (len(required) if isinstance(required, list) else 0)
+        if optional > MOST_OPTIONAL:
+            return f"an object has {optional} optional properties, more than {MOST_OPTIONAL}"
+    return None
+
+
+def _values(document: Any) -> Iterator[tuple[Any, int]]:
+    """All values of a JSON document, with the depth of each."""
+    stack = [(document, 0)]
+    while stack:
+        value, depth = stack.pop()
+        yield value, depth
+        if isinstance(value, dict | list):
+            inner = value.values() if isinstance(value, dict) else value
+            stack += [(one, depth + 1) for one in inner]
+
+
+def check_sampling_floats(sampling_params: Any) -> None:
+    """Check the floats of upstream's SamplingParams that change logits or probabilities.
+
+    Args:
+        sampling_params: upstream's struct, before upstream verifies it.
+
+    Raises:
+        FieldError: a value has a wrong type or is out of range.
+    """
+    for name, kind in FLOATS.items():
+        value = getattr(sampling_params, name)
+        if not kind.takes(value, None):
+            raise FieldError(name, f"{name} must be {kind.allowed}, got {shown(value)}.")
+    bias = sampling_params.logit_bias
+    for token, value in bias.items() if isinstance(bias, dict) else ():
+        if not LOGIT_BIAS.takes(value, None):
+            raise FieldError(
+                "logit_bias",
+                f"logit_bias must have values that are {LOGIT_BIAS.allowed}, got {shown(value)} "
+                f"for {shown(token)}.",
+            )
+
+
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    for name in NAMES:
+        for one in _listed(values.get(name)):
+            if isinstance(one, str) and len(one) > MOST_NAME:
+                raise FieldError(
+                    name,
+                    f"{name} must be at most {MOST_NAME} characters, got {len(one)}: {shown(one)}.",
+                )
+    stops = [one for one in _listed(values.get("stop")) if isinstance(one, str)]
+    if len(stops) > MOST_STOPS or sum(map(len, stops)) > LONGEST_STOPS:
+        raise FieldError(
+            "stop",
+            f"stop must be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in "
+            f"all, got {len(stops)} of {sum(map(len, stops))}.",
+        )
+    bias = values.get("logit_bias")
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
+        raise FieldError(
+            "logit_bias", f"logit_bias must have at most {MOST_BIASES} tokens, got {len(bias)}."
+        )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check_top(obj: Any, input_ids: Sequence[int] | None, most: int) -> None:
+    name = "top_logprobs_num"
+    top = getattr(obj, name, None)
+    if top is not None and not (is_integer(top) and 0 <= top <= most):
+        raise FieldError(
+            name,
+            f"{name} (logprobs or top_logprobs of OpenAI's API) must be an integer in "
+            f"[0, {most}], got {shown(top)}.",
+        )
+    start = getattr(obj, "logprob_start_len", None)
+    if not top or input_ids is None or not isinstance(start, int) or start < 0:
+        return
+    positions = max(0, len(input_ids) - start)
+    if top * positions > MOST_TOPS:
+        raise FieldError(
+            name,
+            f"{name} must be at most {MOST_TOPS} divided by the tokens of the prompt from "
+            f"logprob_start_len on, got {top} for {positions} tokens.",
+        )
+
+
+def _check_labels(labels: Mapping[str, str] | None) -> None:
+    """Check the labels for the server's metrics: an undeclared label name crashes the server."""
+    from sglang.srt.runtime_context import get_context
+
+    config = get_context().config_leaf
+    if not labels or not config("enable_metrics"):
+        return
+    allowed = config("tokenizer_metrics_allowed_custom_labels") or ()
+    for name in labels:
+        if name not in allowed:
+            raise FieldError(
+                "custom_labels",
+                "custom_labels must have names of --tokenizer-metrics-allowed-custom-labels only, "
+                f"got {shown(name)}.",
+            )
+
+
+def _check_session(values: object) -> None:
+    from sglang.srt.managers.io_struct import SessionParams
+
+    if not isinstance(values, dict):
+        raise FieldError(
+            "session_params", f"session_params must be an object, got {shown(values)}."
+        )
+    types = {field.name: field.type for field in msgspec.structs.fields(SessionParams)}
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, types[name])
+        except (KeyError, msgspec.ValidationError):
+            raise FieldError(
+                "session_params",
+                f"session_params.{name} must be one of {', '.join(types)}, of its type, got "
+                f"{shown(value)}.",
+            ) from None

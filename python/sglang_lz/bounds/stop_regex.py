@@ -1,0 +1,125 @@
+"""`stop_regex` in time linear in the length of the text.
+
+Upstream searches with Python's `re`, which backtracks, after every token and on the scheduler's
+thread: `(a|a)+b` on a line of forty "a" blocks all requests for hours. Here the engine is Rust's
+crate `regex`, which comes with pydantic and never backtracks. It does not support look-around,
+backreferences or atomic groups, so patterns with these are rejected.
+"""
+
+from __future__ import annotations
+
+import re
+import re._constants as constants
+import re._parser as parser
+import warnings
+from collections.abc import Iterable
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from sglang_lz.fields.lz import FieldError, shown
+
+FIELD = "stop_regex"
+MOST = 32
+LARGEST = 256
+"""The largest total weight of a request's patterns: the weight bounds their memory and time."""
+_WEIGHTS = MappingProxyType({constants.CATEGORY_WORD: 16, constants.CATEGORY_NOT_WORD: 16})
+"""Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
+MOST_TOKENS = 4096
+"""How many of the newest tokens are searched for a pattern whose matches have no maximum length."""
+
+Matchers: TypeAlias = dict[str, SchemaValidator]
+
+
+def check(patterns: object) -> None:
+    """Reject patterns that cannot be searched for, or not quickly.
+
+    Args:
+        patterns: the field's value: a string, or a list of strings. Upstream rejects other types.
+
+    Raises:
+        FieldError: a pattern is invalid, or the patterns are too many or too large in total.
+    """
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, list | tuple):
+        return
+    listed = [pattern for pattern in listed if isinstance(pattern, str)]
+    if len(listed) > MOST or sum(map(len, listed)) > LARGEST:
+        weight = LARGEST + 1
+    else:
+        weight = sum(map(_checked, listed))
+    if weight > LARGEST:
+        raise FieldError(
+            FIELD,
+            f"{FIELD} must be at most {MOST} patterns of at most {LARGEST} characters in all, "
+            f"their counted repeats written out and \\w counted as 16, got {shown(patterns)}.",
+        )
+
+
+@lru_cache(maxsize=1024)
+def _checked(pattern: str) -> int:
+    """The weight of a pattern; FieldError if it is invalid."""
+    try:
+        with warnings.catch_warnings():
+            # Rust interprets some sets differently, such as "[a&&b]"; Python warns about those.
+            warnings.simplefilter("error", FutureWarning)
+            weight = _weight(parser.parse(pattern))
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
+        raise _wrong(pattern, str(error)) from None
+    if weight <= LARGEST:
+        try:
+            _compile(pattern)
+        except SchemaError as error:
+            raise _wrong(pattern, str(error).rpartition("error: ")[2].strip()) from None
+    return weight
+
+
+def found(request: Any, pattern: str, text: str) -> bool:
+    """Whether a pattern of a request matches somewhere in a text.
+
+    Args:
+        request: upstream's `Req`, which caches the compiled patterns for its lifetime.
+        pattern: one that `check` accepted.
+        text: the newest text of the output.
+    """
+    matchers: Matchers = vars(request).setdefault("stop_matchers", {})
+    if pattern not in matchers:
+        matchers[pattern] = _compile(pattern)
+    # Python's "$" also matches before a trailing newline.
+    texts = (text, text[:-1]) if text.endswith("\n") else (text,)
+    return any(map(matchers[pattern].isinstance_python, texts))
+
+
+@lru_cache(maxsize=64)
+def _compile(pattern: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+
+
+def _weight(parts: Iterable[tuple[Any, Any]]) -> int:
+    """The weight of a parsed pattern: its number of characters with all repeats expanded."""
+    total = 0
+    for kind, value in parts:
+        if kind in (constants.POSSESSIVE_REPEAT, constants.ATOMIC_GROUP):
+            raise re.error("possessive repeats and atomic groups are not supported")
+        if kind in (constants.MAX_REPEAT, constants.MIN_REPEAT):
+            least, most, repeated = value
+            total += (max(least, 1) if most is constants.MAXREPEAT else most) * _weight(repeated)
+        elif kind is constants.BRANCH:
+            total += sum(map(_weight, value[1]))
+        elif kind is constants.SUBPATTERN:
+            total += _weight(value[3])
+        elif kind is constants.IN:
+            total += max(_WEIGHTS.get(one, 1) for _, one in value)
+        else:
+            total += 1
+    return total
+
+
+def _wrong(pattern: str, why: str) -> FieldError:
+    return FieldError(
+        FIELD,
+        f"{FIELD} must be a regular expression of both Python and Rust's crate regex (no "
+        f"look-around, no backreferences), got {shown(pattern)}: {why}.",
+    )

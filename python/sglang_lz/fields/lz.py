@@ -1,0 +1,256 @@
+"""The request fields of the LZ penalty and their ranges (docs/SPEC.md section 6).
+
+`LZParams` is the table of fields. Everything that depends on which fields exist is derived from it:
+parsing of requests, the request models and their OpenAPI schemas, the arguments of the benchmarks,
+and the table in README.md. A new field needs only one entry there. `histories.HistoryParams` is
+another table of the same kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import reprlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from sglang_lz.fields.kinds import Kind, boolean, choice, integer, is_integer, number
+
+DEFAULT_WINDOW_SIZE = 512
+DEFAULT_MAX_WINDOW_SIZE = 1024
+LARGEST_MAX_WINDOW_SIZE = 8192
+"""A program of the CUDA kernel holds a whole window in registers, which limits its size."""
+MAX_WINDOW_SIZE = "--lz-max-window-size"
+
+PREFIX = "lz_"
+"""Every LZ field's name begins with this prefix, and none of upstream's names does."""
+PREFIXES = (PREFIX, "dry_", "no_repeat_ngram_")
+"""A name with one of these prefixes must be a known field, so that typos are not ignored."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+# reprlib truncates a long list before it formats it.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = sys.maxsize
+_SHORT.maxlist = _SHORT.maxdict = 80
+
+
+class FieldError(ValueError):
+    """A request's field cannot be honoured; the message has its name, value and range.
+
+    Attributes:
+        field: the field's name as the request spells it.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def field(default: object, kind: Kind, meaning: str) -> Any:
+    """An entry of a table; `meaning` is a phrase in Markdown that is clear on its own."""
+    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class LZParams:
+    """One request's LZ penalty, validated, with all defaults resolved.
+
+    Each attribute is one field; requests add `PREFIX` to its name. If a field limits another, it
+    must come first.
+    """
+
+    penalty: float = field(
+        0.0,
+        number(0, 10.0),
+        "strength of the LZ penalty, in nats per bit of codelength; 0 turns it off, 0.15 is a good"
+        " start",
+    )
+    window_size: int = field(
+        DEFAULT_WINDOW_SIZE,
+        integer(1, MAX_WINDOW_SIZE),
+        "how many of the most recent tokens the LZ penalty searches for matches",
+    )
+    buffer_size: int = field(
+        32,
+        integer(1, "lz_window_size"),
+        "the longest match that the LZ penalty considers, in tokens",
+    )
+    include_prompt: bool = field(
+        False,
+        boolean(),
+        "whether the LZ penalty searches the prompt as well as the output",
+    )
+    cost: str = field(
+        "marginal",
+        choice("marginal", "rate"),
+        "`marginal` prices a token by the change in codelength, `rate` by the bits per token of "
+        "its match",
+    )
+    onset: int = field(
+        0,
+        integer(0, 64),
+        "how many further copies of a loop to wait for; then the LZ penalty stays on and grows "
+        "with each copy; 0 does not wait",
+    )
+
+    @classmethod
+    def parse(
+        cls,
+        fields: Mapping[str, Any],
+        max_window_size: int,
+        defaults: Mapping[str, Any] = _NOTHING,
+    ) -> LZParams:
+        """Read the `lz_*` entries of a request; a missing or null entry gets its default.
+
+        Args:
+            fields: any mapping; keys without `PREFIX` are ignored.
+            max_window_size: the server's maximum window, in tokens.
+            defaults: the server's own defaults, already checked. A default above the upper limit
+                that the rest of the request implies is lowered to it.
+
+        Raises:
+            FieldError: a value has the wrong type or is out of range, or a name is misspelt.
+        """
+        for name in fields:
+            if name.startswith(PREFIX):
+                check_name(name, fields[name])
+        return cls(**read(LZ_ENTRIES, fields, {MAX_WINDOW_SIZE: max_window_size}, defaults))
+
+    def request_fields(self) -> dict[str, Any]:
+        """The request fields that specify this penalty."""
+        return {name: getattr(self, entry.name) for name, entry in LZ_ENTRIES.items()}
+
+
+Entries: TypeAlias = Mapping[str, dataclasses.Field[Any]]
+"""The entries of a table, by the names of the fields as requests spell them."""
+
+_ENTRIES: dict[str, dataclasses.Field[Any]] = {}
+
+
+def entries_of(table: type, prefix: str = "") -> Entries:
+    """The entries of a table, which are also registered with this module."""
+    entries = {prefix + entry.name: entry for entry in dataclasses.fields(table)}
+    _ENTRIES.update(entries)
+    return MappingProxyType(entries)
+
+
+LZ_ENTRIES = entries_of(LZParams, PREFIX)
+FIELDS = tuple(LZ_ENTRIES)
+"""The names of the LZ penalty's fields, as requests spell them."""
+
+
+def read(
+    entries: Entries,
+    fields: Mapping[str, Any],
+    bounds: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The attributes of a table's class, read from the entries of a request.
+
+    Args:
+        entries: the table. If a field limits another, it comes first.
+        fields: any mapping; a missing or null entry gets its default, and other keys are ignored.
+        bounds: upper limits that are not fields, by name.
+        defaults: the server's own defaults, already checked. A default above the upper limit that
+            the rest of the request implies is lowered to it.
+
+    Raises:
+        FieldError: a value has the wrong type or is out of range.
+    """
+    values: dict[str, Any] = {}
+    ends: dict[str | None, Any] = {name: bounds[name] for name in bounds}
+    for name, entry in entries.items():
+        kind: Kind = entry.metadata["kind"]
+        default: Any = entry.default
+        upper = ends.get(kind.bound)
+        value = fields.get(name)
+        if value is None:
+            value = default if defaults.get(name) is None else defaults[name]
+            value = value if upper is None else min(value, upper)
+        if not kind.takes(value, upper):
+            raise _bad(name, value, kind.allowed.format(largest=upper))
+        if isinstance(default, float | tuple):
+            value = type(default)(value)
+        values[entry.name] = ends[name] = value
+    return values
+
+
+def check_max_window_size(value: Any) -> int:
+    """Return the server's `--lz-max-window-size`, or raise a ValueError that states its range."""
+    if not is_integer(value) or not 1 <= value <= LARGEST_MAX_WINDOW_SIZE:
+        raise _bad(MAX_WINDOW_SIZE, value, f"an integer in [1, {LARGEST_MAX_WINDOW_SIZE}] (tokens)")
+    return value
+
+
+def check_name(name: str, value: object) -> None:
+    """Reject a name that has one of `PREFIXES` but is not a known field.
+
+    Raises:
+        FieldError: the message suggests the closest field.
+    """
+    if name in _ENTRIES:
+        return
+    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+    fields = [field for field in _ENTRIES if field.startswith(prefix)]
+    name = name[:80].encode("utf-8", "replace").decode()  # the client chose it, and we print it
+    (nearest,) = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)
+    raise FieldError(
+        name,
+        f"{name} must be spelt {nearest} or left out: no field has that name, got {shown(value)}.",
+    )
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it, truncated if it is long."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def argument(field: str) -> dict[str, Any]:
+    """The argparse options of the command-line argument for one request field."""
+    text, _, meaning = _texts(field)
+    return {**_kind(field).argument, "help": f"{_capital(meaning)}. {_capital(text)}."}
+
+
+def description(field: str) -> str:
+    """The meaning, type, range and default of one request field, as Markdown sentences."""
+    text, default, meaning = _texts(field)
+    return f"{_capital(meaning)}. {_capital(text)}; default {default}."
+
+
+def json_schema(field: str) -> dict[str, Any]:
+    """The OpenAPI schema of one request field, with its description and range."""
+    return {"anyOf": [_kind(field).schema, {"type": "null"}], "description": description(field)}
+
+
+def markdown_table(fields: Iterable[str] = FIELDS) -> str:
+    """The table of request fields in README.md and docs/PENALTIES.md, with one line per field."""
+    lines = ["| field | type and range | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{field}` | {' | '.join(_texts(field))} |" for field in fields]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _kind(field: str) -> Kind:
+    kind: Kind = _ENTRIES[field].metadata["kind"]
+    return kind
+
+
+def _texts(field: str) -> tuple[str, str, str]:
+    """Type and range, default, and meaning."""
+    kind, entry = _kind(field), _ENTRIES[field]
+    default = entry.default
+    text = f"{default:g}" if isinstance(default, float) else json.dumps(default)
+    shrinks = ", or the upper end if smaller" if kind.bound else ""
+    return kind.text, f"`{text}`{shrinks}", entry.metadata["meaning"]
+
+
+def _capital(phrase: str) -> str:
+    return phrase[:1].upper() + phrase[1:]
+
+
+def _bad(field: str, value: object, allowed: str) -> FieldError:
+    return FieldError(field, f"{field} must be {allowed}, got {shown(value)}.")

@@ -1,0 +1,587 @@
+"""The steps of the penalties for CUDA, as Triton kernels, with one launch per step.
+
+For every token a that occurs in the window of a row (docs/SPEC.md section 2):
+
+    logits[a] -= penalty * max over the columns k of a: max(0, log2 V - cost[k])
+
+    marginal   cost[k] = log2(k + 1) + (log2((l + 1) / (l * d)) - 1  if m[k + 1] == l >= 1)
+    rate       cost[k] = (log2(k + 1) + log2(m[k + 1] + 1)) / (m[k + 1] + 1)
+
+Column k is the token at distance k + 1. m[k + 1] is the length of the match that ends right before
+it, l the longest match of the row, and d the distance of the nearest source with that length.
+
+The state consists of runs (section 9): run[k] is how long the newest text repeats the text k tokens
+before it, and m[k] is that length limited by buffer and window. A step sets run'[k] = run[k] + 1 if
+column k holds the newest token, else 0. With an onset n of 1 or more, logits are unchanged until
+the largest floor(run[k] / k), over runs of 16 or more, has once reached n. From then on the savings
+of a column are multiplied by max(1, floor(run[k + 1] / (k + 1)) - n + 1).
+
+One program handles one row of logits. It changes at most W of them, so its cost does not depend on
+the vocabulary. It allocates nothing, waits for nothing, and gives bit-identical results in every
+run and on every rank. For a row without the penalty, it returns at once.
+
+The newest tokens of a row that the stored window does not hold yet are its *path*, newest first:
+the sampled token at decode, nothing after a prefill, and a draft node with all its ancestors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_lz.fields.lz import DEFAULT_WINDOW_SIZE
+from sglang_lz.penalty import history, window
+from sglang_lz.penalty.history import (
+    NOWHERE,
+    RING,
+    HistoryRoom,
+    HistorySeed,
+    HistorySize,
+    HistoryState,
+)
+from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
+from sglang_lz.penalty.window import Seed, WindowState
+
+PARAMS = tl.constexpr(window.PARAMS)
+PENALTY = tl.constexpr(window.PENALTY)
+WINDOW_SIZE = tl.constexpr(window.WINDOW_SIZE)
+BUFFER_SIZE = tl.constexpr(window.BUFFER_SIZE)
+FIRST_VISIBLE = tl.constexpr(window.FIRST_VISIBLE)
+IS_RATE = tl.constexpr(window.IS_RATE)
+ONSET = tl.constexpr(window.ONSET)
+NUMBERS = tl.constexpr(history.NUMBERS)
+AT = tl.constexpr(history.AT)
+SHORTEST_LOOP = tl.constexpr(window.SHORTEST_LOOP)
+LONGEST_RUN = tl.constexpr(window.LONGEST_RUN)
+
+# Above any column, and with a match length beside it still an int32.
+COLUMNS = tl.constexpr(1 << 14)
+
+SMALLEST_BLOCK = 128
+# One binary for all trees of up to so many nodes: upstream may change their size while it serves.
+SMALLEST_TREE = 32
+# The whole vocabulary is read where the grammar leaves only what is forbidden.
+FORBID_WARPS = 8
+
+
+@triton.jit
+def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
+    """The tokens of some columns; `slot` is where column `on_path` stands in the ring."""
+    at = slot - (column - on_path)
+    at = tl.where(at < 0, at + capacity, at)
+    new = tl.load(path_ptr + column, mask=mask & (column < on_path), other=0).to(tl.int32)
+    old = tl.load(tokens_ptr + at, mask=mask & (column >= on_path), other=0)
+    return tl.where(column < on_path, new, old)
+
+
+@triton.jit
+def _runs(
+    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
+):  # fmt: skip
+    """The run of each period after the path, and whether the onset was reached on it."""
+    run = tl.load(
+        run_ptr + period,
+        mask=(period >= 1) & (period < tl.minimum(visible - on_path, window_size)),
+        other=0,
+    ).to(tl.int32)
+    reached = onset < 0
+    for older in range(on_path):
+        newer = on_path - 1 - older
+        newest = tl.load(path_ptr + newer).to(tl.int32)
+        known = (period >= 1) & (period < tl.minimum(visible - newer, window_size))
+        token = _tokens_at(period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, known)
+        run = tl.where(known & (token == newest), tl.minimum(run + 1, LONGEST_RUN), 0)
+        is_loop = (run >= SHORTEST_LOOP) & (run >= onset * period)
+        reached = reached | (tl.max(is_loop.to(tl.int32)) > 0)
+    return run, reached
+
+
+@triton.jit
+def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
+    """The saved bits of each column; `matched_before` is the match length of the column after."""
+    best = tl.max(matched * COLUMNS + (COLUMNS - 1 - column))
+    longest = best // COLUMNS
+    nearest = COLUMNS - best % COLUMNS
+    alone = tl.log2((column + 1).to(tl.float32))
+    if is_rate:
+        extended = (matched_before + 1).to(tl.float32)
+        cost = (alone + tl.log2(extended)) / extended
+    else:
+        gained = tl.log2((longest + 1).to(tl.float32)) - tl.log2(
+            (2 * tl.maximum(longest, 1) * nearest).to(tl.float32)
+        )
+        extends_longest = (longest >= 1) & (matched_before == longest)
+        cost = alone + tl.where(extends_longest, gained, 0.0)
+    return tl.maximum(bits_of_vocab - cost, 0.0)
+
+
+@triton.jit
+def _penalise(
+    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
+    capacity, visible, params_ptr, penalty,
+):  # fmt: skip
+    """Lower one row of logits, unless its onset is still to come. Returns its runs and its onset.
+    By then every thread has loaded what it needs of the stored window, so that may be written."""
+    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
+    buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
+    is_rate = tl.load(params_ptr + IS_RATE) != 0
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    run, reached = _runs(
+        column, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
+    )
+    following, _ = _runs(
+        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
+        onset,
+    )  # fmt: skip
+    onset = tl.where(reached & (onset > 0), -onset, onset)
+    length = tl.minimum(visible, window_size)
+    token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < length)
+    known = (column < length) & (token >= 0) & (token < vocab_size) & (onset <= 0)
+    matched = _match_lengths(column, run, length, buffer_size)
+    matched_before = _match_lengths(column + 1, following, length, buffer_size)
+    bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
+    savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
+    # Half a token more than the run keeps the quotient away from whole numbers by far more than any
+    # division is wrong; a division of integers takes so many registers that others would spill.
+    copies = ((following.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
+    copies = tl.where(following >= SHORTEST_LOOP, copies, 0)
+    growth = tl.where(onset < 0, tl.maximum(copies + onset + 1, 1), 1)
+    at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
+    # From L2, where the atomics act: L1 would still have it when the other penalties load it again.
+    original = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
+    lowered = original - savings * growth.to(tl.float32)
+    # A token that stands in two columns must be read by both before either lowers it.
+    tl.debug_barrier()
+    # The least of what the columns of a token want, in whatever order they come.
+    tl.atomic_min(at, lowered, mask=known, sem="relaxed")
+    return run, onset
+
+
+@triton.jit
+def _match_lengths(column, run, length, buffer_size):
+    """The match length of the source in each column: its run, as far as buffer and window reach."""
+    return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - column)), 0)
+
+
+@triton.jit
+def _visible(position, params_ptr):
+    """How many tokens are visible when the newest stands at `position`."""
+    return position + 1 - tl.load(params_ptr + FIRST_VISIBLE).to(tl.int32)
+
+
+def _step_kernel(
+    logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
+    prefilled, offset, tokens_ptr, run_ptr, params_ptr, capacity,
+    memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
+    words, forbids,
+    BLOCK: tl.constexpr, HISTORY: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    request_row = tl.load(request_rows_ptr + row).to(tl.int64)
+    position = tl.load(seq_lens_ptr + row).to(tl.int32) - 1
+    path_ptr = input_ids_ptr + row + offset
+    on_path = (row >= prefilled).to(tl.int32)
+    logits_ptr += row.to(tl.int64) * row_stride
+    params_ptr += request_row * PARAMS
+    penalty = tl.load(params_ptr + PENALTY)
+    if penalty != 0:
+        tokens_ptr += request_row * capacity
+        run_ptr += request_row * capacity
+        column = tl.arange(0, BLOCK)
+        before = (position - on_path) % capacity
+        visible = _visible(position, params_ptr)
+        run, onset = _penalise(
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
+            before, capacity, visible, params_ptr, penalty,
+        )  # fmt: skip
+        if on_path > 0:
+            if BLOCK > 4096:
+                # Kept until here, the runs would not fit into the registers beside the rest.
+                window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
+                run, _ = _runs(
+                    column, path_ptr, on_path, tokens_ptr, run_ptr, before, capacity, visible,
+                    window_size, 0,
+                )  # fmt: skip
+                tl.debug_barrier()
+            tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+            tl.store(params_ptr + ONSET, onset.to(tl.float32))
+            tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
+    if HISTORY:
+        place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
+        if place >= 0:
+            # Every logit that the LZ penalty lowers has been.
+            tl.debug_barrier()
+            history_cuda.penalise(
+                row, 0, request_row, position, path_ptr, on_path, on_path, logits_ptr,
+                token_stride, vocab_size, memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks,
+                tails_ptr, walk_ptr, 1, forbidden_ptr, words, forbids, LOWERS=True,
+            )  # fmt: skip
+
+
+@triton.jit
+def _write_path(
+    path_ptr, depth, drafts_ptr, first_child_ptr, next_sibling_ptr, nodes, node, NODES: tl.constexpr
+):
+    """Write the tokens from a node up to its root; returns how many."""
+    other = tl.arange(0, NODES)
+    child = tl.load(first_child_ptr + other, mask=other < nodes, other=-1)
+    sibling = tl.load(next_sibling_ptr + other, mask=other < nodes, other=-1)
+    on_path = 0
+    # Each node is passed at most once; counting keeps links that go round from hanging the device.
+    hops = 0
+    while (node != 0) & (on_path < depth - 1) & (hops < nodes):
+        tl.store(path_ptr + on_path, tl.load(drafts_ptr + node).to(tl.int32))
+        on_path += 1
+        elder = tl.max(tl.where(sibling == node, other, -1))
+        while (elder >= 0) & (hops < nodes):
+            node = elder
+            elder = tl.max(tl.where(sibling == node, other, -1))
+            hops += 1
+        # A node outside the tree has no parent, and is judged as a child of the root.
+        node = tl.max(tl.where(child == node, other, 0))
+        hops += 1
+    tl.store(path_ptr + on_path, tl.load(drafts_ptr).to(tl.int32))
+    return on_path + 1
+
+
+def _verify_kernel(
+    logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
+    first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, run_ptr, params_ptr,
+    capacity,
+    memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
+    words, forbids,
+    NODES: tl.constexpr, BLOCK: tl.constexpr, HISTORY: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(0)
+    node = tl.program_id(1)
+    request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
+    params_ptr += request_row * PARAMS
+    penalty = tl.load(params_ptr + PENALTY)
+    place = tl.load(numbers_ptr + request_row * NUMBERS + AT) if HISTORY else -1
+    if (penalty == 0) & (place < 0):
+        return
+    tokens_ptr += request_row * capacity
+    run_ptr += request_row * capacity
+    row = tree.to(tl.int64) * nodes + node
+    path_ptr = paths_ptr + row * depth
+    links = tree.to(tl.int64) * nodes
+    on_path = _write_path(
+        path_ptr, depth, drafts_ptr + links, first_child_ptr + links, next_sibling_ptr + links,
+        nodes, node, NODES,
+    )  # fmt: skip
+    # One thread wrote the path, all threads read it.
+    tl.debug_barrier()
+    before = tl.load(root_ptr + tree).to(tl.int32) - 1
+    logits_ptr += row * row_stride
+    if penalty != 0:
+        column = tl.arange(0, BLOCK)
+        _penalise(
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
+            before % capacity, capacity, _visible(before + on_path, params_ptr), params_ptr,
+            penalty,
+        )  # fmt: skip
+    if HISTORY:  # noqa: SIM102 -- known when it is compiled, the place is not
+        if place >= 0:
+            tl.debug_barrier()
+            history_cuda.penalise(
+                row, node, request_row, before + on_path, path_ptr, on_path, 0, logits_ptr,
+                token_stride, vocab_size, memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks,
+                tails_ptr, walk_ptr, depth, forbidden_ptr, words, forbids, LOWERS=True,
+            )  # fmt: skip
+
+
+def _accept_kernel(
+    request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, capacity,
+    memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
+    words, forbids,
+    BLOCK: tl.constexpr, HISTORY: tl.constexpr,
+):  # fmt: skip
+    tree = tl.program_id(0)
+    request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
+    accepted = tl.load(num_correct_drafts_ptr + tree).to(tl.int32)
+    last = tl.load(accept_index_ptr + tree.to(tl.int64) * index_stride + accepted).to(tl.int64)
+    path_ptr = paths_ptr + last * depth
+    on_path = accepted + 1
+    before = tl.load(root_ptr + tree).to(tl.int32) - 1
+    if HISTORY:
+        place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
+        if place >= 0:
+            history_cuda.penalise(
+                tree, 0, request_row, before + on_path, path_ptr, on_path, 1, memory_ptr, 0,
+                0, memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr,
+                depth, forbidden_ptr, words, forbids, LOWERS=False,
+            )  # fmt: skip
+    params_ptr += request_row * PARAMS
+    if tl.load(params_ptr + PENALTY) == 0:
+        return
+    tokens_ptr += request_row * capacity
+    run_ptr += request_row * capacity
+    column = tl.arange(0, BLOCK)
+    visible = _visible(before + on_path, params_ptr)
+    window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    run, reached = _runs(
+        column, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
+        window_size, onset,
+    )  # fmt: skip
+    onset = tl.where(reached & (onset > 0), -onset, onset)
+    # Two threads may hold the same column when there are more threads than columns.
+    tl.debug_barrier()
+    tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+    tl.store(params_ptr + ONSET, onset.to(tl.float32))
+    at = (before + on_path) % capacity - column
+    at = tl.where(at < 0, at + capacity, at)
+    new = (column < on_path) & (column < capacity)
+    tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
+
+
+def _forbid_kernel(logits_ptr, row_stride, token_stride, vocab_size, forbidden_ptr, words):
+    row = tl.program_id(0).to(tl.int64)
+    history_cuda.forbid(
+        logits_ptr + row * row_stride, token_stride, vocab_size, forbidden_ptr + row * words
+    )
+
+
+def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
+    """See `history_cpu.seed`. The host builds the histories at their small initial size, and the
+    device fetches them."""
+    device = state.device
+    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
+
+    def fetched(values: Tensor) -> Tensor:
+        return (values.pin_memory() if pinned else values).to(device, non_blocking=True)
+
+    at_of = {one.row: one.at for one in seeds}  # the last one of a row counts
+    rows = fetched(torch.tensor([*at_of]))
+    state.numbers[rows, history.AT] = fetched(torch.tensor([*at_of.values()], dtype=torch.int32))
+    given = [one for one in seeds if one.at != NOWHERE]
+    if not given:
+        return
+    sizes = [_size_at_first(one) for one in given]
+    ends = np.cumsum([size.stored for size in sizes]).tolist()
+    room = HistoryRoom(vocab_size=1, words=ends[-1], lists=0)
+    staged = HistoryState(len(given), "cpu", room, pinned)
+    staged.breakers = state.host_breakers
+    short = []
+    for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
+        numbers = one.numbers.copy()
+        numbers[[history.AT, history.TOKENS]] = end - size.stored, size.tokens
+        numbers[[RING, history.PERIODS]] = size.ring, size.periods
+        short.append(replace(one, row=row, at=end - size.stored, numbers=numbers))
+    history_cpu.seed(staged, short)
+    memory = staged.memory.to(device, non_blocking=True)
+    for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
+        state.memory[one.at : one.at + one.words].zero_()
+        of_device = _parts(state.memory, one.at, one.numbers)
+        of_host = _parts(memory, end - size.stored, short[row].numbers)
+        for to, values in zip(of_device, of_host, strict=True):
+            to[..., : values.shape[-1]] = values
+        numbers = one.numbers.copy()
+        numbers[[history.LENGTH, history.BREAK_HEAD, history.BREAK_END]] = staged.numbers[
+            row, [history.LENGTH, history.BREAK_HEAD, history.BREAK_END]
+        ]
+        staged.numbers[row] = torch.from_numpy(numbers)
+    rows = fetched(torch.tensor([one.row for one in given]))
+    state.numbers[rows] = staged.numbers.to(device, non_blocking=True)
+    state.strengths[rows] = staged.strengths.to(device, non_blocking=True)
+
+
+def _size_at_first(seed: HistorySeed) -> HistorySize:
+    """How much of a history its first tokens fill; the columns after that are 0."""
+    tokens = len(seed.tokens)
+    ring = min(int(seed.numbers[RING]), max(tokens, 1) if seed.numbers[RING] else 0)
+    periods = min(int(seed.numbers[history.PERIODS]), max(ring - 1, 0))
+    return HistorySize(min(tokens, int(seed.numbers[history.TOKENS])), ring, periods, len(seed.ids))
+
+
+def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor, ...]:
+    """The distinct tokens, the ring and the ids of a history."""
+    tokens, ring = int(numbers[history.TOKENS]), int(numbers[RING])
+    ids = int(numbers[history.STOPS] + numbers[history.WHITELISTED])
+    parts = memory[at : at + 3 * tokens + 2 * ring + ids].split([3 * tokens, 2 * ring, ids])
+    return parts[0].view(3, tokens), parts[1].view(2, ring), parts[2]
+
+
+def seed(state: WindowState, seed: Seed) -> None:
+    """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
+    device = state.tokens.device
+    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
+    count, is_seen = len(seed.rows), len(seed.history) > 0
+    staged = WindowState(count, state.capacity if is_seen else 1, "cpu", pinned)
+    cpu.seed(staged, replace(seed, rows=np.arange(count)))
+    rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
+    state.params[rows] = staged.params.to(device, non_blocking=True)
+    if is_seen:
+        state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
+        state.run[rows] = staged.run.to(device, non_blocking=True)
+
+
+def step(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    seq_lens: Tensor,
+    input_ids: Tensor,
+    prefilled: int,
+    offset: int,
+    width: int,
+    history: HistoryState | None = None,
+    forbids: bool = True,
+) -> None:
+    """See `reference.steps.step`, and `forbid` for `forbids`."""
+    block = _block(width, state.capacity)
+    _assert_dense(request_rows, seq_lens, input_ids)
+    _assert_bits(history, logits)
+    _step[(len(request_rows),)](
+        logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
+        offset, state.tokens, state.run, state.params, state.capacity,
+        *_of_history(state, history, len(request_rows), 1), int(forbids),
+        BLOCK=block, HISTORY=history is not None, **_launch(block),
+    )  # fmt: skip
+
+
+def verify(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    depth: int,
+    width: int,
+    history: HistoryState | None = None,
+    forbids: bool = True,
+) -> Tensor:
+    """See `reference.steps.verify`, and `forbid` for `forbids`."""
+    batch, nodes = tokens.shape
+    assert history is None or nodes <= history.room.nodes, "no scratch was reserved for such trees"
+    paths = torch.empty(batch, nodes, depth, dtype=torch.int32, device=logits.device)
+    block = _block(width, state.capacity)
+    _assert_dense(request_rows, root)
+    _assert_bits(history, logits)
+    _verify[(batch, nodes)](
+        logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
+        first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
+        state.tokens, state.run, state.params, state.capacity,
+        *_of_history(state, history, batch * nodes, depth), int(forbids),
+        NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
+        HISTORY=history is not None, **_launch(block),
+    )  # fmt: skip
+    return paths
+
+
+def accept(
+    state: WindowState,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    paths: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    width: int,
+    history: HistoryState | None = None,
+) -> None:
+    """See `reference.steps.accept`."""
+    batch, _, depth = paths.shape
+    block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
+    _assert_dense(request_rows, root, num_correct_drafts, accept_index[:1])
+    _accept[(batch,)](
+        request_rows, root, paths, depth, accept_index, accept_index.stride(0),
+        num_correct_drafts, state.tokens, state.run, state.params, state.capacity,
+        *_of_history(state, history, batch, depth), 0,
+        BLOCK=block, HISTORY=history is not None, **_launch(block),
+    )  # fmt: skip
+
+
+def forbid(history: HistoryState, logits: Tensor) -> None:
+    """Forbid the tokens that a step or verification noted, after the mask of a grammar.
+
+    Their logits become minus infinity, except in rows where no other token is left. There the
+    grammar's mask takes precedence, and all logits stay as they are.
+
+    Args:
+        history: the histories that were stepped or verified with `forbids` False.
+        logits: float32 [rows, V]; changed in place.
+    """
+    rows, vocab_size = logits.shape
+    _assert_bits(history, logits)
+    _forbid[(rows,)](
+        logits, *logits.stride(), vocab_size, history.forbidden, history.forbidden.shape[1],
+        num_warps=FORBID_WARPS,
+    )  # fmt: skip
+
+
+def _of_history(
+    state: WindowState, history: HistoryState | None, rows: int, depth: int
+) -> tuple[Any, ...]:
+    """The kernels' arguments from `memory_ptr` to `words`; arbitrary where they are not read."""
+    if history is None:
+        nothing = state.params
+        return (*[nothing] * 4, 0, *[nothing] * 3, 0)
+    assert depth <= history.room.nodes, "no scratch was reserved for such trees"
+    walk = torch.empty(rows, 2, depth, dtype=torch.int32, device=history.device)
+    return (
+        history.memory, history.numbers, history.strengths, history.breakers.mask,
+        history.breakers.mask.shape[1], history.breakers.tails, walk, history.forbidden,
+        history.forbidden.shape[1],
+    )  # fmt: skip
+
+
+def _compiled_once(kernel: Any) -> Any:
+    """A kernel whose single binary serves every batch, vocabulary and slice of a buffer.
+
+    Unless told otherwise, Triton compiles again for arguments that are 1 or divisible by 16, which
+    would block the server while it serves. (No argument may be called `params`, `options` or
+    `specialization`: the launcher that Triton generates has variables of these names.)
+    """
+    arguments = [name for name in inspect.signature(kernel).parameters if not name.isupper()]
+    return triton.jit(kernel, do_not_specialize=arguments, do_not_specialize_on_alignment=arguments)
+
+
+_step = _compiled_once(_step_kernel)
+_verify = _compiled_once(_verify_kernel)
+_accept = _compiled_once(_accept_kernel)
+_forbid = _compiled_once(_forbid_kernel)
+
+
+def _block(width: int, capacity: int) -> int:
+    """Columns of a program: one of two sizes, so that there are few binaries."""
+    usual = min(DEFAULT_WINDOW_SIZE, capacity)
+    return max(SMALLEST_BLOCK, triton.next_power_of_2(usual if width <= usual else capacity))
+
+
+def _warps(block: int) -> int:
+    return min(max(block // 64, 4), 32)
+
+
+def _launch(block: int) -> dict[str, int]:
+    """Launch options. By default, ptxas spills registers to run more programs at a time. Given the
+    limit explicitly, it also spills if a program needs nearly all registers."""
+    warps = _warps(block)
+    limit = {"maxnreg": min(65536 // (32 * warps), 255)} if block <= 4096 else {}
+    return {"num_warps": warps, **limit}
+
+
+def _assert_dense(*tensors: Tensor) -> None:
+    """Check that tensors are contiguous, because the kernels read them without strides."""
+    assert all(tensor.is_contiguous() for tensor in tensors)
+
+
+def _assert_bits(history: HistoryState | None, logits: Tensor) -> None:
+    """Check that every row of logits has its bits."""
+    rows, vocab_size = logits.shape
+    assert history is None or (
+        rows <= len(history.forbidden) and vocab_size <= history.room.vocab_size
+    ), "no bits were reserved for such a batch"

@@ -1,0 +1,202 @@
+"""The steps of the LZ penalty in torch operators: each kernel must match them.
+
+`penalty.kernels.cuda` and `penalty.kernels.cpu` have functions with the same names and arguments.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_lz.penalty import draft_tree
+from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
+from sglang_lz.penalty.reference.window_view import WindowView
+from sglang_lz.penalty.window import IS_RATE, ONSET, PENALTY, WINDOW_SIZE, Seed, WindowState
+
+
+def seed(state: WindowState, seed: Seed) -> None:
+    """Give rows new histories and parameters, or clear them.
+
+    Args:
+        state: the windows.
+        seed: the new contents.
+    """
+    device = state.tokens.device
+    start = 0
+    for row, position, end, sampled, params in zip(
+        seed.rows, seed.position, seed.end, seed.sampled, seed.params, strict=True
+    ):
+        visible = torch.tensor(seed.history[start:end].copy(), device=device)
+        start = end
+        newest_first = visible.flip(0)[: state.capacity]
+        slot = (int(position) - torch.arange(len(newest_first), device=device)) % state.capacity
+        state.tokens[row, slot] = newest_first.to(torch.int32)
+        periods = max(1, int(params[WINDOW_SIZE]))
+        state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
+        state.params[row] = torch.tensor(params, device=device)
+        # Every prefix from which a token was sampled, including the last.
+        for length in range(sampled, len(visible) + 1):
+            runs = run_lengths(visible[:length], periods)
+            view = WindowView(runs, runs, torch.tensor(length), state.params[row])
+            state.params[row] = view.notice().params
+
+
+def step(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    seq_lens: Tensor,
+    input_ids: Tensor,
+    prefilled: int,
+    offset: int,
+    width: int,
+) -> None:
+    """Bring the windows of a batch up to date, and lower the logits of predicted tokens.
+
+    Args:
+        state: the windows; those of the first `prefilled` batch rows are already up to date.
+        logits: next-token logits, float32 [batch, V], with any strides; changed in place.
+        request_rows: the request row of each batch row, integer [rows]; the other arguments may
+            have rows of padding after these.
+        seq_lens: the number of tokens of each batch row, the newest included, integer [batch].
+        input_ids: the newest token of batch row i >= prefilled is at index i + offset, integer.
+        prefilled: how many leading batch rows were seeded whole.
+        offset: see `input_ids`.
+        width: at least the largest window size among the rows with a penalty, at most the
+            capacity.
+    """
+    batch_rows = _penalised(state, request_rows)
+    for rows, is_seeded in (
+        (batch_rows[batch_rows < prefilled], True),
+        (batch_rows[batch_rows >= prefilled], False),
+    ):
+        if not len(rows):
+            continue
+        owners = request_rows[rows].long()
+        position = seq_lens[rows].long() - 1
+        if is_seeded:
+            windows = WindowView.of(state, owners, position, width)
+        else:
+            before = WindowView.of(state, owners, position - 1, width)
+            windows = before.advance(input_ids[rows + offset])
+            windows.keep(state, owners, position, new=1)
+        _subtract(logits, rows, windows)
+
+
+def verify(
+    state: WindowState,
+    logits: Tensor,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    tokens: Tensor,
+    first_child: Tensor,
+    next_sibling: Tensor,
+    depth: int,
+    width: int,
+) -> Tensor:
+    """Lower the logits of the tokens that the window of each draft node predicts.
+
+    Args:
+        state: the windows, which end before the roots and are not changed.
+        logits: next-token logits, float32 [batch x nodes, V], with any strides; changed in place.
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        tokens: the nodes' tokens, node 0 being the root, integer [batch, nodes].
+        first_child: int64 [batch, nodes], -1 for none.
+        next_sibling: int64 [batch, nodes], -1 for none.
+        depth: the most nodes on a path, root included.
+        width: as in `step`.
+
+    Returns:
+        What `accept` needs: the tokens on the path of each node, the node's first and the root's
+        last, integer [batch, nodes, depth]. Columns after the root, and rows without the penalty,
+        are undefined.
+    """
+    nodes = tokens.shape[1]
+    paths, length = draft_tree.paths(tokens, first_child, next_sibling, depth)
+    trees = _penalised(state, request_rows)
+    if len(trees):
+        owners = request_rows[trees].long()
+        before = WindowView.of(state, owners, root[trees].long() - 1, width)
+        node = torch.arange(nodes, device=trees.device)
+        tree = torch.arange(len(trees), device=trees.device)[:, None].expand(-1, nodes)
+        windows = advance_along(before[tree], paths[trees], length[trees])
+        rows = (trees[:, None] * nodes + node).flatten()
+        flat = WindowView(
+            windows.tokens.flatten(0, 1),
+            windows.run.flatten(0, 1),
+            windows.visible.flatten(),
+            windows.params.flatten(0, 1),
+        )
+        _subtract(logits, rows, flat)
+    return paths
+
+
+def accept(
+    state: WindowState,
+    *,
+    request_rows: Tensor,
+    root: Tensor,
+    paths: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    width: int,
+) -> None:
+    """Append the accepted path of each draft tree to the windows.
+
+    Args:
+        state: the windows, which end before the roots.
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        paths: what `verify` returned.
+        accept_index: accepted nodes of each tree, root first, as rows of the logits, integer
+            [batch, accepted].
+        num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
+        width: as in `step`.
+    """
+    nodes = paths.shape[1]
+    trees = _penalised(state, request_rows)
+    if not len(trees):
+        return
+    owners = request_rows[trees].long()
+    position = root[trees].long()
+    accepted = num_correct_drafts[trees].long()
+    node = accept_index[trees, accepted].long() - trees * nodes
+    before = WindowView.of(state, owners, position - 1, width)
+    windows = advance_along(before, paths[trees, node], accepted + 1)
+    windows.keep(state, owners, position + accepted, new=int(accepted.max()) + 1)
+
+
+def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowView:
+    """The windows after the tokens of a path.
+
+    Args:
+        windows: those before it; leading dimensions [...].
+        path: its tokens, newest first, integer [..., depth].
+        length: how many leading tokens of `path` are valid, integer [...].
+    """
+    for newer in reversed(range(int(length.max()))):
+        further = windows.advance(path[..., newer])
+        on_path = newer < length
+        windows = WindowView(
+            torch.where(on_path[..., None], further.tokens, windows.tokens),
+            torch.where(on_path[..., None], further.run, windows.run),
+            torch.where(on_path, further.visible, windows.visible),
+            torch.where(on_path[..., None], further.params, windows.params),
+        )
+    return windows
+
+
+def _penalised(state: WindowState, request_rows: Tensor) -> Tensor:
+    return (state.params[request_rows.long(), PENALTY] > 0).nonzero().squeeze(1)
+
+
+def _subtract(logits: Tensor, rows: Tensor, windows: WindowView) -> None:
+    is_rate = windows.params[:, IS_RATE] != 0
+    savings = saved_bits(windows.match, windows.length, logits.shape[1], is_rate)
+    savings *= windows.params[:, PENALTY, None]
+    onset = windows.params[:, ONSET, None]
+    savings *= torch.where(onset < 0, (windows.copies + onset + 1).clamp_min(1), 1)
+    subtract_savings(logits, rows, windows.tokens, savings * (onset <= 0))

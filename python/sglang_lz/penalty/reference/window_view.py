@@ -1,0 +1,119 @@
+"""A batch of windows, newest token first, and how each further token changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_lz.penalty.window import (
+    BUFFER_SIZE,
+    FIRST_VISIBLE,
+    LONGEST_RUN,
+    ONSET,
+    SHORTEST_LOOP,
+    WINDOW_SIZE,
+    WindowState,
+)
+
+
+@dataclass(slots=True)
+class WindowView:
+    """A batch of windows, newest first: column `k` is the token at distance `k + 1`.
+
+    Attributes:
+        tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] for draft trees.
+        run: run length of each period, int16 [..., width]; 0 in column 0, and where the two tokens
+            that it compares are not both visible.
+        visible: the number of visible tokens, those before the window included, int64 [...].
+        params: float32 [..., PARAMS], as `WindowState.params`.
+    """
+
+    tokens: Tensor
+    run: Tensor
+    visible: Tensor
+    params: Tensor
+
+    @classmethod
+    def of(cls, state: WindowState, rows: Tensor, position: Tensor, width: int) -> WindowView:
+        """The windows of request rows.
+
+        Args:
+            state: where they are stored.
+            rows: int64 [rows].
+            position: the positions of their newest tokens, int64 [rows].
+            width: at least the largest window size among the rows, at most the capacity.
+        """
+        params = state.params[rows]
+        column = torch.arange(width, device=rows.device)
+        slot = (position[:, None] - column) % state.capacity
+        visible = position + 1 - params[:, FIRST_VISIBLE].long()
+        tokens = state.tokens.index_select(0, rows).gather(1, slot)
+        run = state.run[:, :width].index_select(0, rows)
+        view = cls(tokens, run, visible, params)
+        view.run = run.masked_fill_(~view.periods(), 0)
+        return view
+
+    @property
+    def length(self) -> Tensor:
+        """The number of seen columns, int64 [...]."""
+        return torch.minimum(self.visible, self.params[..., WINDOW_SIZE].long())
+
+    def periods(self) -> Tensor:
+        """Which columns are periods with known runs, bool [..., width]."""
+        column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
+        return (column >= 1) & (column < self.length[..., None])
+
+    @property
+    def match(self) -> Tensor:
+        """Match length of the source in each column, int32 [..., width]."""
+        column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
+        longest = (self.length[..., None] - column).clamp_min(0)
+        longest = longest.minimum(self.params[..., BUFFER_SIZE, None].long())
+        return self.run.int().minimum(longest.int())
+
+    @property
+    def copies(self) -> Tensor:
+        """c of docs/SPEC.md section 9, by the token that extends the repeat, int32 [..., width]."""
+        period = torch.arange(1, self.run.shape[-1] + 1, device=self.run.device)
+        following = torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
+        return torch.where(following >= SHORTEST_LOOP, following // period, 0).int()
+
+    def notice(self) -> WindowView:
+        """The same windows, with the onset marked as reached where it is."""
+        onset = self.params[..., ONSET]
+        reached = (onset > 0) & (self.copies.amax(dim=-1) >= onset)
+        params = self.params.clone()
+        params[..., ONSET] = torch.where(reached, -onset, onset)
+        return WindowView(self.tokens, self.run, self.visible, params)
+
+    def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
+        """Write these windows [rows, width] back; the arguments are those of `of`.
+
+        Args:
+            new: the most newest tokens that `state` may not hold yet.
+        """
+        column = torch.arange(min(new, self.tokens.shape[1]), device=rows.device)
+        slot = (position[:, None] - column) % state.capacity
+        state.tokens[rows[:, None], slot] = self.tokens[:, : len(column)]
+        state.run[rows, : self.run.shape[1]] = self.run
+        state.params[rows] = self.params
+
+    def __getitem__(self, index: Any) -> WindowView:
+        """The windows at an index of the leading dimensions."""
+        return WindowView(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def advance(self, token: Tensor) -> WindowView:
+        """The windows after one more token, integer [...].
+
+        The run of a period grows by one if the token that far back equals the newest token, and is
+        reset otherwise. A step therefore costs O(window) for any repeats.
+        """
+        newest = token.to(torch.int32).unsqueeze(-1)
+        tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
+        longer = (self.run.int() + 1).clamp_max(LONGEST_RUN).to(torch.int16)
+        after = WindowView(tokens, longer * (tokens == newest), self.visible + 1, self.params)
+        after.run = after.run.masked_fill(~after.periods(), 0)
+        return after.notice()

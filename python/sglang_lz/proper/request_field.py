@@ -1,0 +1,193 @@
+"""The request field `proper_tokens`: which requests are accepted with it, and which are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sglang_lz.fields.kinds import boolean
+from sglang_lz.fields.lz import FieldError, entries_of, field, read, shown
+from sglang_lz.fields.modes import unsupported_modes
+from sglang_lz.proper.tokenizer import Unsupported
+
+FIELD = "proper_tokens"
+BACKEND = "xgrammar"
+"""Upstream's default grammar backend, whose masks have our layout. No other backend was tested."""
+EBNF = "ebnf"
+
+
+@dataclass(frozen=True, slots=True)
+class ProperParams:
+    """The options of a request's constraint in addition to upstream's fields."""
+
+    proper_tokens: bool = field(
+        False,
+        boolean(),
+        "whether the output may consist only of tokens that the tokenizer itself would produce for "
+        "its text; works alone or with a `regex`, JSON schema or structural tag",
+    )
+
+
+ENTRIES = entries_of(ProperParams)
+
+
+def is_asked(requested: Mapping[str, Any], preferred: Mapping[str, Any]) -> bool:
+    """Whether a request or the server's preferred parameters request proper tokens.
+
+    Raises:
+        FieldError: the value is invalid.
+    """
+    return bool(read(ENTRIES, requested, {}, preferred)[FIELD])
+
+
+def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
+    """Yield the server modes in which proper tokens are not exact, or not yet shown to be exact.
+
+    Args:
+        config: looks up the effective value of a server argument by its name.
+    """
+    yield from unsupported_modes(config)
+    if config("skip_tokenizer_init"):
+        yield "on a server with --skip-tokenizer-init"
+    backend = config("grammar_backend")
+    if backend not in (None, BACKEND):  # None is the default, not yet resolved
+        yield f"with --grammar-backend {backend}"
+
+
+def resolve_proper_tokens(
+    requested: Mapping[str, Any], *, max_new_tokens: int | None, beam_width: int | None
+) -> bool:
+    """Whether a request gets proper tokens, by its own field or the server's preferred parameters.
+
+    Args:
+        requested: the request's own sampling parameters. A null counts as missing.
+        max_new_tokens: the maximum number of tokens to generate; None for no limit.
+        beam_width: the number of beams; None or 1 means no beam search.
+
+    Raises:
+        FieldError: the value is invalid, or the server or the request does not support them.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    config = get_context().config_leaf
+    preferred = config("preferred_sampling_params") or {}
+    if not is_asked(requested, preferred) or max_new_tokens == 0:
+        return False
+    reasons = list(unserved_modes(config))
+    if (beam_width or 1) > 1:
+        reasons.append("with beam search (beam_width > 1)")
+    if requested.get(EBNF):
+        reasons.append("with ebnf, which is not regular in general")
+    if reasons:
+        raise _refused(requested, f"{reasons[0]}: it is not exact there")
+    return True
+
+
+def constrain(sampling_params: Any, requested: Mapping[str, Any], tokenizer: Any) -> None:
+    """Check the constraint of a request with proper tokens; without one, it may be any text.
+
+    Slow checks are left to `check_rules`, if the request comes over HTTP, and to the scheduler.
+
+    Args:
+        sampling_params: upstream's struct.
+        requested: the request's own sampling parameters.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        FieldError: the tokenizer or the kind of constraint cannot be served exactly.
+    """
+    from sglang_lz.proper.rules import ANY_TEXT, KINDS
+
+    given = {name: getattr(sampling_params, name) for name in (*KINDS, EBNF)}
+    check_constraint(given, requested, tokenizer)
+    if all(value is None for value in given.values()):
+        sampling_params.regex = ANY_TEXT
+
+
+def check_constraint(
+    given: Mapping[str, Any], requested: Mapping[str, Any], tokenizer: Any
+) -> None:
+    """Refuse a tokenizer or a kind of constraint that does not support proper tokens.
+
+    Args:
+        given: upstream's constraint fields by name, as far as they are known.
+        requested, tokenizer: as in `constrain`.
+
+    Raises:
+        FieldError: as in `constrain`.
+    """
+    if reason := _refusal(tokenizer):
+        raise _refused(requested, f"with this model's tokenizer, which is not covered: {reason}")
+    if given.get(EBNF) is not None:
+        raise _refused(requested, "with ebnf, which is not regular in general")
+
+
+async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Refuse a constraint whose rules already show that it does not support proper tokens.
+
+    This does not block the event loop.
+
+    Args:
+        given, requested: as in `check_constraint`.
+
+    Raises:
+        FieldError: the constraint cannot be read, is not regular, or takes too long.
+    """
+    from sglang_lz.proper.rules import KINDS
+
+    for name, kind in KINDS.items():
+        text = given.get(name)
+        if not isinstance(text, str):  # upstream refuses anything but a string
+            continue
+        key = hashlib.sha256(f"{kind} {text}".encode("utf-8", "surrogatepass")).digest()
+        if key not in _CHECKED:
+            loop = asyncio.get_running_loop()
+            _CHECKED[key] = await loop.run_in_executor(_CHECKERS, _problem, kind, text)
+            while len(_CHECKED) > CHECKED:
+                _CHECKED.popitem(last=False)
+        if problem := _CHECKED.get(key):
+            raise _refused(requested, f"with this {name}: {problem}")
+
+
+CHECKED = 1024
+"""For how many constraints the result of the check is cached."""
+_CHECKED: OrderedDict[bytes, str | None] = OrderedDict()
+_CHECKERS = ThreadPoolExecutor(8, thread_name_prefix="proper-rules")
+
+
+def _problem(kind: str, text: str) -> str | None:
+    """Why a constraint does not support proper tokens, judging by its rules; None if it may."""
+    from sglang_lz.proper.compiler import COMPILER
+    from sglang_lz.proper.rules import rules_of
+
+    try:
+        COMPILER.check(rules_of(kind, text))
+    except Unsupported as error:
+        return str(error)[:300]
+    return None
+
+
+@lru_cache(maxsize=4)
+def _refusal(tokenizer: Any) -> str | None:
+    """Why a tokenizer is not supported, judging by its file; None if it may be."""
+    from sglang_lz.proper.backend import tokenizer_text
+    from sglang_lz.proper.tokenizer import read as read_tokenizer
+
+    try:
+        read_tokenizer(tokenizer_text(tokenizer))
+    except Unsupported as error:
+        return str(error)
+    return None
+
+
+def _refused(requested: Mapping[str, Any], reason: str) -> FieldError:
+    whose = "" if requested.get(FIELD) else " from the server's --preferred-sampling-params"
+    return FieldError(
+        FIELD, f"{FIELD} must be false {reason[:300]}, got {shown(True).lower()}{whose}."
+    )

@@ -1,0 +1,1 @@
+"""The server's start, and what is checked of the upstream that it runs."""
