@@ -1,6 +1,8 @@
-"""scripts/format: formats all code of this checkout, and checks its style and types."""
+"""scripts/format: formats this checkout's code, checks it, and writes the documents' tables."""
 
 from __future__ import annotations
+
+import os
 
 import _supervise
 from _environment import ROOT, Environment, main, say
@@ -9,8 +11,9 @@ from _test import variables
 USAGE = """\
 usage: scripts/format
 
-Mend what ruff can mend, format, and check style and types, in this checkout; what scripts/test
-checks of them. Seconds once set up.
+Mend what ruff can mend, format, and check style and types, in this checkout, and write the tables
+of the documents that come from code, patches and result files. scripts/test checks all of this.
+Seconds once set up.
 """
 
 
@@ -26,12 +29,15 @@ def format_all(arguments: list[str]) -> int:
         [python, "-m", "ruff", "check", "--fix", "."],
         [python, "-m", "ruff", "format", "."],
         [python, "-m", "mypy"],
+        [python, "scripts/_docs.py"],
     ]
+    folders = os.pathsep.join(map(str, (ROOT, ROOT / "python", ROOT / "scripts")))
+    env = variables(environment) | {"PYTHONPATH": folders}
     statuses = []
     with environment.temporary_folder():
         for command in commands:
-            say(" ".join(command[2:]))
-            statuses.append(_supervise.run(command, env=variables(environment), cwd=ROOT))
+            say(" ".join(command[1:]).removeprefix("-m "))
+            statuses.append(_supervise.run(command, env=env, cwd=ROOT))
     return next(filter(None, statuses), 0)
 
 

@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
-from bench.constraints import tables as constraint_tables
+from _docs import BLOCKS, with_blocks
 from bench.guard import cost as guard_cost
 from bench.guard import outputs as guard_outputs
 from bench.harm.result import markdown as harm_tables
-from bench.hostile import judge
 from bench.looping import tables
 from bench.penalties import tables as penalty_tables
 from bench.soak import tables as soak_tables
 from releases import FOLDER, RELEASES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.fields.lz import LZParams, markdown_table
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.loops.detector import RECOMMENDED
-from sglang_lz.proper import request_field
 from sglang_lz.server.hooks import HOOKS
 
 ROOT = Path(__file__).parents[2]
@@ -70,30 +68,16 @@ def test_every_page_is_linked_from_another() -> None:
     assert set(PAGES) - linked <= found_by_forges
 
 
-def test_architecture_names_every_module() -> None:
-    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
-    named = {Path(path) for path in re.findall(r"\(\.\./python/sglang_lz/(\S+\.py)\)", page)}
-    modules = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
-    assert not {path for path in modules - named if path.name != "__init__.py"}
+@pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS}))
+def test_generated_blocks_are_up_to_date(page: str) -> None:
+    assert (ROOT / page).read_text() == with_blocks(page), "run scripts/format"
 
 
-def test_architecture_names_every_hook_and_patch_of_the_penalty() -> None:
-    page = (ROOT / "docs/ARCHITECTURE.md").read_text()
-    rows = re.findall(r"^\| `(\S+)` in `(\S+)` \| \[\S+\]\(\.\./(\S+)\) \| (.+) \|$", page, re.M)
-    called: dict[tuple[str, str], tuple[str, ...]] = {}
-    for name, module, _, calls in rows:
-        called[module, name] = (
-            *called.get((module, name), ()),
-            *re.findall(r"`\w+\.(\w+)`", calls),
-        )
-    assert called == dict(HOOKS)
-    for name, module, path, calls in rows:
-        patch = (ROOT / path).read_text()
-        assert f"+++ b/python/{module.replace('.', '/')}.py" in patch, name
-        assert all(f"{call}(" in patch for call in re.findall(r"`\w+\.(\w+)`", calls)), name
-    for patch in PatchSet.load(PATCHES[0]).patches:
-        if patch.group not in {"fixes", "cpu"}:
-            assert f"](../patches/{PATCHES[0].name}/{patch.name})" in page
+def test_every_hook_is_in_the_list_of_patches() -> None:
+    page = (ROOT / "docs/PATCHES.md").read_text()
+    listed = re.findall(r"`([\w.]+)` calls ((?:`\w+`(?:, )?)+)", page)
+    named = {(name, call) for name, calls in listed for call in re.findall(r"\w+", calls)}
+    assert named == {(name, call) for (_, name), calls in HOOKS.items() for call in calls}
 
 
 def test_notice_lists_every_changed_file() -> None:
@@ -115,10 +99,6 @@ def test_contributing_shows_the_whole_change() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     shown = dict(re.findall(r"^ python/(\S+) +\|.* (\+*)-*$", text, re.M))
     assert {path: len(plus) for path, plus in shown.items()} == changed
-
-
-def test_readme_explains_every_field() -> None:
-    assert f"\n\n{markdown_table()}\n" in (ROOT / "README.md").read_text()
 
 
 def test_spec_defines_every_field_and_its_default() -> None:
@@ -293,10 +273,7 @@ def test_tables_of_the_looping_models_are_those_of_their_result_files(name: str)
     assert result["run"]["model_sha256"]
 
 
-def test_tables_of_the_other_penalties_are_those_of_their_result_files() -> None:
-    page = (ROOT / "bench/README.md").read_text()
-    for table in (penalty_tables.exactness(), penalty_tables.cost(), penalty_tables.strengths()):
-        assert table in page
+def test_readme_says_of_the_other_penalties_what_the_result_file_says() -> None:
     wrong = {
         row["server"]: (row["wrong"], row["requests"])
         for row in penalty_tables.load("exactness.json")["rows"]
@@ -308,34 +285,12 @@ def test_tables_of_the_other_penalties_are_those_of_their_result_files() -> None
     assert f"all {many} test requests with `frequency_penalty` wrong" in readme
 
 
-@pytest.mark.parametrize("name", constraint_tables.TABLES)
-def test_tables_of_proper_tokens_are_those_of_their_result_files(name: str) -> None:
-    page = (ROOT / "docs/PROPER_TOKENS.md").read_text()
-    table = constraint_tables.TABLES[name]()
-    assert f"<!-- proper-{name} -->\n{table}<!-- /proper-{name} -->" in page
-
-
-def test_the_table_of_proper_tokens_is_that_of_the_code() -> None:
-    assert markdown_table(request_field.ENTRIES) in (ROOT / "docs/PROPER_TOKENS.md").read_text()
-
-
-def test_the_table_of_the_soak_is_that_of_the_result_file() -> None:
-    table = soak_tables.configurations(soak_tables.load())
-    page = (ROOT / "bench/README.md").read_text()
-    assert f"<!-- soak-configurations -->\n{table}<!-- /soak-configurations -->" in page
-
-
 def test_the_soak_found_nothing() -> None:
     result = soak_tables.load()
     assert result["positions"] >= 1_000_000
     assert result["largest"] <= result["tolerance"]
     assert result["deviations"] == result["errors"] == 0
     assert not any(row["beyond"] for row in result["configurations"].values())
-
-
-def test_the_table_of_hostile_requests_is_that_of_the_result_file() -> None:
-    page = (ROOT / "bench/README.md").read_text()
-    assert f"<!-- hostile -->\n{judge.section()}<!-- /hostile -->" in page
 
 
 def test_figures_of_harm_are_those_of_the_result_file() -> None:

@@ -1,0 +1,103 @@
+"""Writes the blocks of the documents that come from the code, the patches and result files.
+
+A block stands between `<!-- name -->` and `<!-- /name -->`. `scripts/format` writes all of them,
+and a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.constraints import tables as constraints
+from bench.hostile import judge
+from bench.penalties import tables as penalties
+from bench.soak import tables as soak
+from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
+from sglang_lz.distribution.sources import releases
+from sglang_lz.fields.lz import markdown_table
+from sglang_lz.proper import request_field
+from sglang_lz.server.hooks import HOOKS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TITLES = {
+    "sampling": "The penalties, where upstream samples",
+    "requests": "The request fields",
+    "guard": "The loop guard",
+    "proper": "Proper tokens",
+    "server": "Arguments and the start of a server",
+    "bench": "Upstream's benchmarks",
+    "fixes": "Repairs of upstream, for requests without a penalty too",
+    "cpu": "The CPU flavour",
+}
+"""What the patches of each group are for."""
+
+
+def patches() -> str:
+    """All patches of the newest release, and which of our functions upstream's functions call."""
+    release = releases()[0]
+    by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for patch in PatchSet.load(ROOT / "patches" / release).patches:
+        link = f"[{Path(patch.name).stem}](../patches/{release}/{patch.name})"
+        row = f"| {link} | {patch.subject} | {'<br>'.join(_calls(patch))} |"
+        by_group[patch.group].append(row)
+    head = "| patch | what it does | calls of ours that a server checks |\n|---|---|---|"
+    parts = ["\n".join((f"## {TITLES[group]}\n", head, *rows)) for group, rows in by_group.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _calls(patch: Patch) -> list[str]:
+    """The calls of `HOOKS` that a patch adds."""
+    changed = {change.path: b"\n".join(sum(change.hunks, ())) for change in patch.changes}
+    found = []
+    for (module, function), calls in HOOKS.items():
+        lines = changed.get(f"{module.replace('.', '/')}.py", b"").decode()
+        added = "\n".join(re.findall(r"^\+(.*)$", lines, re.M))
+        made = [call for call in calls if re.search(rf"\b{call}\(", added)]
+        if made:
+            found.append(f"`{function}` calls {', '.join(f'`{call}`' for call in made)}")
+    return found
+
+
+BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("README.md", "fields"): markdown_table,
+    ("docs/PATCHES.md", "patches"): patches,
+    ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
+    **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
+    ("bench/README.md", "hostile"): judge.section,
+    ("bench/README.md", "soak-configurations"): lambda: soak.configurations(soak.load()),
+    ("bench/README.md", "penalties-exactness"): penalties.exactness,
+    ("bench/README.md", "penalties-cost"): penalties.cost,
+    ("bench/README.md", "penalties-strengths"): penalties.strengths,
+}
+"""What makes each block, by its page and name."""
+
+
+def with_blocks(page: str) -> str:
+    """The text of a page with its blocks as they should be.
+
+    Raises:
+        ValueError: the page has no place for one of its blocks.
+    """
+    text = (ROOT / page).read_text()
+    for (other, name), make in BLOCKS.items():
+        if other == page:
+            begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+            before, found, rest = text.partition(begin)
+            _, closed, after = rest.partition(end)
+            if not found or not closed:
+                raise ValueError(f"{page} must have {begin.strip()} and {end}")
+            text = f"{before}{begin}{make()}{end}{after}"
+    return text
+
+
+def write() -> None:
+    """Write the blocks of all pages."""
+    for page in {page for page, _ in BLOCKS}:
+        (ROOT / page).write_text(with_blocks(page))
+
+
+if __name__ == "__main__":
+    write()
