@@ -11,14 +11,16 @@ requests first; requests from the offline Engine or gRPC are checked by `admit` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from sglang_lz.bounds import limits, stop_regex
 from sglang_lz.fields import histories, lz
-from sglang_lz.fields.histories import HistoryParams, in_use, refuse
+from sglang_lz.fields.histories import HistoryParams, in_use
 from sglang_lz.fields.lz import FieldError, LZParams, shown
 from sglang_lz.fields.modes import ignored_transforms, unguarded_modes, unsupported_modes
 from sglang_lz.loops import detector
@@ -90,14 +92,44 @@ def without_lz_fields(body: Any) -> Any:
     return {**body, "sampling_params": _without(params)} if params is not None else body
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a request is besides its sampling parameters.
+
+    Attributes:
+        max_new_tokens: the maximum number of tokens to generate; None for no limit.
+        beam_width: the number of beams in beam search; None or 1 without beam search.
+        is_encoder_decoder: whether the model is one.
+        has_input_embeds: whether the prompt came as embeddings instead of tokens.
+        custom_logit_processor: the request's, if any.
+    """
+
+    max_new_tokens: int | None = None
+    beam_width: int | None = None
+    is_encoder_decoder: bool = False
+    has_input_embeds: bool = False
+    custom_logit_processor: object = None
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What our fields ask for, with the server's preferred ones and the defaults.
+
+    Attributes:
+        penalty: the LZ penalty; its strength may be 0.
+        history: the settings of the other penalties; None for the defaults.
+        detection: the definition of a loop; None without the loop guard.
+        proper_tokens: whether the output has only proper tokens.
+    """
+
+    penalty: LZParams
+    history: HistoryParams | None
+    detection: RepetitionDetection | None
+    proper_tokens: bool
+
+
 def admit(
-    sampling_params: Any,
-    requested: Mapping[str, Any],
-    *,
-    is_encoder_decoder: bool,
-    has_input_embeds: bool,
-    custom_logit_processor: object = None,
-    tokenizer: object = None,
+    sampling_params: Any, requested: Mapping[str, Any], *, tokenizer: object = None, **facts: Any
 ) -> None:
     """Validate our fields of a request and store them in its SamplingParams.
 
@@ -106,10 +138,8 @@ def admit(
             `history_params` the settings of its other penalties, and `repetition_detection` the
             definition of a loop; each may be None. With `proper_tokens` it always has a constraint.
         requested: the request's own sampling parameters, without the server's preferred ones.
-        is_encoder_decoder: whether the model is one.
-        has_input_embeds: whether the prompt came as embeddings instead of tokens.
-        custom_logit_processor: the request's, if any.
-        tokenizer: the model's.
+        tokenizer: the model's; None if the server has none.
+        facts: those of `Facts` that `sampling_params` does not hold.
 
     Raises:
         FieldError: a value is wrong, or this server cannot apply it exactly.
@@ -120,167 +150,114 @@ def admit(
         sampling_params.stop_regex_max_len, stop_regex.MOST_TOKENS
     )
     limits.check_sampling_floats(sampling_params)
-    beam_width = sampling_params.beam_width
-    sampling_params.repetition_detection = resolve_detection(requested, beam_width=beam_width)
     limit = sampling_params.max_new_tokens
     if limit == 0 and _may_truncate():
         requested = {**requested, "lz_penalty": 0}  # the client may have requested more tokens
-    penalty = resolve(
-        requested,
-        max_new_tokens=limit,
-        beam_width=beam_width,
-        is_encoder_decoder=is_encoder_decoder,
-        has_input_embeds=has_input_embeds,
-    )
-    sampling_params.lz_params = penalty if penalty.penalty > 0 else None
     upstream = {name: getattr(sampling_params, name) for name in (*histories.UPSTREAM, "min_p")}
-    sampling_params.history_params = resolve_history(
+    found = resolve(
         {**requested, **upstream},
-        max_new_tokens=limit,
-        beam_width=beam_width,
-        is_encoder_decoder=is_encoder_decoder,
-        has_input_embeds=has_input_embeds,
-        custom_logit_processor=custom_logit_processor,
+        Facts(max_new_tokens=limit, beam_width=sampling_params.beam_width, **facts),
     )
-    sampling_params.proper_tokens = request_field.resolve_proper_tokens(
-        requested, max_new_tokens=limit, beam_width=beam_width
-    )
-    if sampling_params.proper_tokens:
+    sampling_params.lz_params = found.penalty if found.penalty.penalty > 0 else None
+    sampling_params.history_params = found.history
+    sampling_params.repetition_detection = found.detection
+    sampling_params.proper_tokens = found.proper_tokens
+    if found.proper_tokens:
         request_field.constrain(sampling_params, requested, tokenizer)
 
 
 def resolve(
-    requested: Mapping[str, Any],
-    *,
-    max_new_tokens: int | None,
-    beam_width: int | None,
-    is_encoder_decoder: bool,
-    has_input_embeds: bool,
-) -> LZParams:
-    """The LZ penalty of a request, from its fields, the server's preferred ones and the defaults.
+    requested: Mapping[str, Any], facts: Facts, config: Callable[[str], Any] | None = None
+) -> Resolved:
+    """What our fields of a request ask for.
 
-    If nothing is generated (scores, embeddings, `max_new_tokens` 0), a preferred penalty is
+    If nothing is generated (scores, embeddings, `max_new_tokens` 0), preferred penalties are
     ignored.
 
     Args:
-        requested: the request's own sampling parameters. A null counts as missing.
-        max_new_tokens: the maximum number of tokens to generate; None for no limit.
-        beam_width: the number of beams in beam search; None or 1 without beam search.
-        is_encoder_decoder: whether the model is one.
-        has_input_embeds: whether the prompt came as embeddings instead of tokens.
-
-    Raises:
-        FieldError: a value is wrong, or this server cannot apply the penalty exactly.
-    """
-    from sglang.srt.runtime_context import get_context
-
-    config = get_context().config_leaf
-    # Upstream merges these in too, but a null in the request would override them.
-    preferred = given_fields(config("preferred_sampling_params") or {})
-    penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
-    if penalty.penalty == 0:
-        return penalty
-    is_preferred = requested.get("lz_penalty") is None
-    reasons = list(unsupported_modes(config))
-    if max_new_tokens == 0:
-        if is_preferred:
-            return dataclasses.replace(penalty, penalty=0.0)
-        reasons.append("where nothing is generated (max_new_tokens 0)")
-    if is_encoder_decoder:
-        reasons.append("with encoder-decoder models")
-    if (beam_width or 1) > 1:
-        reasons.append("with beam search (beam_width > 1)")
-    if penalty.include_prompt and has_input_embeds:
-        reasons.append("with lz_include_prompt on input_embeds, which have no token ids")
-    if reasons:
-        whose = _PREFERRED if is_preferred else ""
-        raise FieldError(
-            "lz_penalty",
-            f"lz_penalty must be 0 {reasons[0]}, got {penalty.penalty}{whose}: the LZ penalty is "
-            "not supported there yet.",
-        )
-    return penalty
-
-
-def resolve_history(
-    requested: Mapping[str, Any],
-    *,
-    max_new_tokens: int | None,
-    beam_width: int | None,
-    is_encoder_decoder: bool,
-    has_input_embeds: bool,
-    custom_logit_processor: object,
-) -> HistoryParams | None:
-    """The settings of a request's penalties other than upstream's fields; None for the defaults.
-
-    Args:
-        requested: its own sampling parameters, including upstream's. A null counts as missing.
-        custom_logit_processor: the request's, if any.
-        others: as in `resolve`.
+        requested: the request's own sampling parameters, including upstream's. A null counts as
+            missing.
+        facts: what else the request is.
+        config: looks up a server argument by its name; by default those of this server.
 
     Raises:
         FieldError: a value is wrong, or this server cannot apply a penalty or transform exactly.
     """
-    from sglang.srt.runtime_context import get_context
+    if config is None:
+        from sglang.srt.runtime_context import get_context
 
-    config = get_context().config_leaf
+        config = get_context().config_leaf
+    # Upstream merges these in too, but a null in the request would override them.
     preferred = config("preferred_sampling_params") or {}
-    own = HistoryParams.parse(requested, preferred)
-    values = {**preferred, **{k: v for k, v in requested.items() if v is not None}}
-    if max_new_tokens == 0:
-        return None
-    for name, what in ignored_transforms(config):
-        value = custom_logit_processor if name == "custom_logit_processor" else values.get(name)
-        if value:
-            raise FieldError(
-                name,
-                f"{name} must be left out {what}, got {shown(value)}.",
+    values = {**preferred, **{name: v for name, v in requested.items() if v is not None}}
+    values["custom_logit_processor"] = facts.custom_logit_processor
+    penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
+    history = HistoryParams.parse(requested, preferred)
+    detection = RepetitionDetection.parse(values.get(detector.FIELD))
+    proper_tokens = request_field.is_asked(requested, preferred)
+    if facts.max_new_tokens == 0:
+        history, proper_tokens = HistoryParams(), False
+        if requested.get("lz_penalty") is None:
+            penalty = dataclasses.replace(penalty, penalty=0.0)
+    found = Resolved(
+        penalty, None if history == HistoryParams() else history, detection, proper_tokens
+    )
+    for name, off, reason in _inexact(values, found, facts, config):
+        field = name.partition(".")[0]
+        whose = _PREFERRED if requested.get(field) is None and field in preferred else ""
+        value = values[field]
+        got = json.dumps(value) if isinstance(value, bool) else shown(value)
+        raise FieldError(
+            field, f"{name} must be {off} {reason}, got {got}{whose}: it is not exact there."
+        )
+    return found
+
+
+def _inexact(
+    values: Mapping[str, Any], found: Resolved, facts: Facts, config: Callable[[str], Any]
+) -> Iterator[tuple[str, str, str]]:
+    """The fields that cannot be honoured exactly: their names, the values they need, and why."""
+    beams = ["with beam search (beam_width > 1)"] if (facts.beam_width or 1) > 1 else []
+    models = ["with encoder-decoder models"] if facts.is_encoder_decoder else []
+    modes = [*unsupported_modes(config), *models, *beams]
+    if found.detection is not None:
+        ends_thinking = found.detection.action == END_THINKING
+        yield from unguarded_modes(config, ends_thinking=ends_thinking)
+        for reason in beams:
+            yield detector.FIELD, "left out", reason
+    if found.proper_tokens:
+        for reason in (*request_field.unserved_modes(config), *beams):
+            yield request_field.FIELD, "false", reason
+        if values.get(request_field.EBNF):
+            yield request_field.FIELD, "false", "with ebnf, which is not regular in general"
+    if facts.max_new_tokens != 0:
+        for name, reason in ignored_transforms(config):
+            if values.get(name):
+                yield name, "left out", reason
+        for name in in_use(values):
+            off = f"{histories.NEUTRAL[name]:g}"
+            for reason in modes:
+                yield name, off, reason
+            if facts.has_input_embeds and name in histories.SEES_PROMPT:
+                yield name, off, "on input_embeds, which have no token ids"
+        breakers = found.history is not None and found.history.dry_sequence_breakers
+        if values.get("dry_multiplier") and breakers and config("skip_tokenizer_init"):
+            yield (
+                "dry_multiplier",
+                "0",
+                "with dry_sequence_breakers on a server with --skip-tokenizer-init",
             )
-    reasons = list(unsupported_modes(config))
-    if is_encoder_decoder:
-        reasons.append("with encoder-decoder models")
-    if (beam_width or 1) > 1:
-        reasons.append("with beam search (beam_width > 1)")
-    for name in in_use(values):
-        whose = "" if requested.get(name) is not None else _PREFERRED
-        why = list(reasons)
-        if has_input_embeds and name in histories.SEES_PROMPT:
-            why.append("on input_embeds, which have no token ids")
-        if name == "dry_multiplier" and own.dry_sequence_breakers and config("skip_tokenizer_init"):
-            why.append("with dry_sequence_breakers on a server with --skip-tokenizer-init")
-        if why:
-            raise refuse(name, values[name], why[0], whose)
-    return None if own == HistoryParams() else own
-
-
-def resolve_detection(
-    requested: Mapping[str, Any], *, beam_width: int | None
-) -> RepetitionDetection | None:
-    """The definition of a loop in a request, from its own field or the server's preferred one.
-
-    Args:
-        requested: the request's own sampling parameters. A null counts as missing.
-        beam_width: the number of beams in beam search; None or 1 without beam search.
-
-    Raises:
-        FieldError: a value is wrong, or this server does not support the guard.
-    """
-    from sglang.srt.runtime_context import get_context
-
-    config = get_context().config_leaf
-    value, whose = requested.get(detector.FIELD), ""
-    if value is None:
-        value = (config("preferred_sampling_params") or {}).get(detector.FIELD)
-        whose = _PREFERRED
-    detection = RepetitionDetection.parse(value)
-    if detection is None:
-        return None
-    reasons = list(unguarded_modes(config, ends_thinking=detection.action == END_THINKING))
-    if (beam_width or 1) > 1:
-        reasons.append(f"{detector.FIELD} must be left out with beam search (beam_width > 1)")
-    if reasons:
-        raise FieldError(detector.FIELD, f"{reasons[0]}, got {shown(value)}{whose}.")
-    return detection
+    if found.penalty.penalty > 0:
+        for reason in modes:
+            yield "lz_penalty", "0", reason
+        if facts.max_new_tokens == 0:
+            yield "lz_penalty", "0", "where nothing is generated (max_new_tokens 0)"
+        if found.penalty.include_prompt and facts.has_input_embeds:
+            yield (
+                "lz_penalty",
+                "0",
+                "with lz_include_prompt on input_embeds, which have no token ids",
+            )
 
 
 def resent_fields(sampling_params: Any) -> dict[str, Any]:

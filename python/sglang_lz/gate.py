@@ -26,17 +26,17 @@ from starlette.types import Message
 
 from sglang_lz.admission import (
     FIELDS,
+    Facts,
     LZFields,
     LZFieldsInOptions,
+    Resolved,
     resolve,
-    resolve_detection,
-    resolve_history,
 )
 from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
 from sglang_lz.bounds.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
 from sglang_lz.bounds.texts import most_characters
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
-from sglang_lz.fields.lz import PREFIXES, FieldError, LZParams, check_name, shown
+from sglang_lz.fields.lz import PREFIXES, FieldError, check_name, shown
 from sglang_lz.loops import detector, metrics
 from sglang_lz.proper import request_field
 
@@ -99,10 +99,13 @@ async def check_fields(connection: HTTPConnection) -> None:
         raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
     if inner:
         check_internal(body)
-    penalties = check_body(body, place)
-    await _check_rules(body, place)
+    found = check_body(body, place)
+    for values, resolved in found:
+        if resolved.proper_tokens:
+            await request_field.check_rules({**values, **_response_format(values)}, values)
     if place is not None:
-        metrics.admitted(str(getattr(route, "path", "")), penalties)
+        path = str(getattr(route, "path", ""))
+        metrics.admitted(path, [resolved.penalty for _, resolved in found])
 
 
 def check_json(body: Any, model: type) -> None:
@@ -114,7 +117,7 @@ def check_json(body: Any, model: type) -> None:
     check_body(body, place_in(model))
 
 
-def check_body(body: Any, place: Place | None) -> list[LZParams]:
+def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], Resolved]]:
     """Reject a parsed body if one of our fields in it cannot be honoured.
 
     Args:
@@ -122,7 +125,7 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
         place: the object that accepts our fields; None if no object does.
 
     Returns:
-        The LZ penalty of each object that accepts our fields.
+        Each object that accepts our fields, and what it asks for.
 
     Raises:
         FieldError: a field of ours has a wrong value or name, or is in the wrong object.
@@ -135,42 +138,25 @@ def check_body(body: Any, place: Place | None) -> list[LZParams]:
         check_object(values)
     has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
     processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
-    found: list[LZParams] = []
+    found: list[tuple[Mapping[str, Any], Resolved]] = []
     if place is None or not isinstance(body, dict):
         return found
     # If the body lacks that object, the server's preferred parameters apply.
     for values in [values for where, values in objects if where == place] or [{}]:
         if place == ("options",):
             _check_options(values)
-        beam_width = _beam_width(values, place)
-        limit = _limit(values, place)
-        resolve_detection(values, beam_width=beam_width)
-        if request_field.resolve_proper_tokens(values, max_new_tokens=limit, beam_width=beam_width):
+        facts = Facts(
+            max_new_tokens=_limit(values, place),
+            beam_width=_beam_width(values, place),
+            is_encoder_decoder=_is_encoder_decoder(),
+            has_input_embeds=has_input_embeds,
+            custom_logit_processor=processor,
+        )
+        resolved = resolve(values, facts)
+        if resolved.proper_tokens:
             request_field.check_constraint(values, values, _tokenizer())
-        facts: dict[str, Any] = {
-            "max_new_tokens": limit,
-            "beam_width": beam_width,
-            "is_encoder_decoder": _is_encoder_decoder(),
-            "has_input_embeds": has_input_embeds,
-        }
-        resolve_history(values, custom_logit_processor=processor, **facts)
-        found.append(resolve(values, **facts))
+        found.append((values, resolved))
     return found
-
-
-async def _check_rules(body: Any, place: Place | None) -> None:
-    """Reject a body with a constraint that has no proper tokens; its other fields are valid.
-
-    Raises:
-        FieldError: it names the constraint's field.
-    """
-    if place is None or not isinstance(body, dict):
-        return
-    for where, values in _objects(body):
-        if where == place and request_field.resolve_proper_tokens(
-            values, max_new_tokens=_limit(values, place), beam_width=_beam_width(values, place)
-        ):
-            await request_field.check_rules({**values, **_response_format(values)}, values)
 
 
 def _response_format(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,11 @@ import logging
 from typing import Any
 
 from sglang_lz import guard
+from sglang_lz.admission import Facts, resolve
 from sglang_lz.distribution.seal import verify_imported
-from sglang_lz.fields.histories import HistoryParams, check_history_memory, in_use, refuse
-from sglang_lz.fields.lz import FieldError, LZParams, check_max_window_size
-from sglang_lz.fields.modes import unguarded_modes, unsupported_modes
-from sglang_lz.loops import detector
-from sglang_lz.loops.detector import RepetitionDetection
+from sglang_lz.fields.histories import check_history_memory
+from sglang_lz.fields.lz import check_max_window_size
 from sglang_lz.loops.metrics import check_share
-from sglang_lz.proper import request_field
 from sglang_lz.server import hooks
 
 logger = logging.getLogger(__name__)
@@ -39,34 +36,15 @@ def check_server(config: Any) -> None:
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
-    modes = list(unsupported_modes(lambda name: getattr(config, name)))
+
+    def argument(name: str) -> Any:
+        return None if name == "preferred_sampling_params" else getattr(config, name)
+
     try:
-        params = LZParams.parse(preferred, max_window_size)
-        HistoryParams.parse(preferred)
-        for name in in_use(preferred) if modes else ():
-            raise refuse(name, preferred[name], modes[0])
-        improper = list(request_field.unserved_modes(lambda name: getattr(config, name)))
-        if request_field.is_asked(preferred, {}) and improper:
-            raise FieldError(request_field.FIELD, f"proper_tokens must be false {improper[0]}.")
+        # As if a request had them, so that no request is refused for what it did not send.
+        resolve(preferred, Facts(), argument)
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
-    if params.penalty > 0 and modes:
-        raise ValueError(
-            f"--preferred-sampling-params: lz_penalty must be 0 {modes[0]}, got {params.penalty}."
-        )
-    try:
-        detection = RepetitionDetection.parse(preferred.get(detector.FIELD))
-    except ValueError as error:
-        raise ValueError(f"--preferred-sampling-params: {error}") from None
-    if detection is not None:
-        unguarded = list(
-            unguarded_modes(
-                lambda name: getattr(config, name),
-                ends_thinking=detection.action == detector.END_THINKING,
-            )
-        )
-        if unguarded:
-            raise ValueError(f"--preferred-sampling-params: {unguarded[0]}.")
     if config.smg_grpc_mode:
         raise ValueError(
             "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "

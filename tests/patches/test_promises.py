@@ -579,7 +579,7 @@ class TestDeadEnds:
 
     @pytest.fixture(autouse=True)
     def _server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sglang_lz.bounds.dead_ends._ends_alone", lambda: True)
+        monkeypatch.setattr("sglang_lz.bounds.dead_ends.is_pipeline", lambda: False)
         monkeypatch.setattr("sglang_lz.guard.metrics.finished", MagicMock())
 
     @staticmethod

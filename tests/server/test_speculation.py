@@ -27,6 +27,8 @@ from server.launch import Server, serving, vocab_size
 from server.model import normalisers
 from server.prompts import repetitive
 
+CONTEXT = 2048
+"""The demo model's, in tokens."""
 PENALTIES = (
     *(OFF, Lz(0.15), Lz(0.15, cost="rate"), Lz(0.5, 24, 8, True), Lz(1.0, 5, 3, True)),
     *(Lz(0.15, onset=2), Lz(0.5, 24, 8, True, onset=1)),
@@ -50,6 +52,16 @@ def greedy_cases() -> list[Case]:
         Case(prompt, 96, lz, penalties=penalties, breakers=("\n", "e"))
         for (prompt, penalties), lz in others
     ]
+
+
+@on("overlap", "ngram", "eagle-tree")
+def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
+    """What a verify step reserved beyond it ended the server."""
+    rng = random.Random("context")
+    prompts = [repetitive(rng, CONTEXT - 40 + i) for i in range(4)]
+    cases = [Case(prompt, CONTEXT - len(prompt) - 1, Lz(0.15)) for prompt in prompts]
+    for case, answer in zip(cases, answers(server, cases), strict=True):
+        assert answer["meta_info"]["completion_tokens"] == case.new_tokens
 
 
 def answers(server: Server, cases: list[Case]) -> list[dict[str, Any]]:

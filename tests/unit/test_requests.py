@@ -300,7 +300,7 @@ def test_a_preferred_loop_guard_is_a_default(server_config: dict[str, Any]) -> N
     server_config["preferred_sampling_params"] = {"repetition_detection": LOOP}
     assert detected() == detected(repetition_detection=None) == RepetitionDetection(64, 0, 8)
     assert detected(repetition_detection={"max_pattern_size": 0}) is None
-    with pytest.raises(ValueError, match=r"from the server's --preferred-sampling-params\.$"):
+    with pytest.raises(ValueError, match=r"from the server's --preferred-sampling-params: it is n"):
         detected(beam_width=2)
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_lz.fields.kinds import integer, is_integer, number, texts, token_ids
-from sglang_lz.fields.lz import FieldError, entries_of, field, read, shown
+from sglang_lz.fields.lz import entries_of, field, read, shown
 
 LARGEST_NUMBER = 2**30
 """A window of this many tokens is larger than any context."""
@@ -155,13 +155,4 @@ def is_used(sampling_params: Any) -> bool:
         or sampling_params.presence_penalty != 0
         or sampling_params.repetition_penalty != 1
         or sampling_params.min_new_tokens > 0
-    )
-
-
-def refuse(name: str, value: object, reason: str, whose: str = "") -> FieldError:
-    """The error for a penalty that a server or a request cannot have."""
-    return FieldError(
-        name,
-        f"{name} must be {NEUTRAL[name]:g} {reason}, got {value}{whose}: it is not exact there, so "
-        "it is refused.",
     )

@@ -70,25 +70,31 @@ def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]
         )
 
 
-def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[str]:
+def unguarded_modes(
+    config: Callable[[str], Any], *, ends_thinking: bool
+) -> Iterator[tuple[str, str, str]]:
     """Server modes in which the loop guard is not exact, or not known to be.
 
     Args:
         config: looks up the effective value of a server argument by its name.
         ends_thinking: whether the guard should end thinking sections.
+
+    Yields:
+        The name of a field, the value that the mode needs, and the mode.
     """
     field = "repetition_detection"
     if config("decoupled_spec_role") != "null":
-        yield f"{field} must be left out with decoupled speculative decoding"
+        yield field, "left out", "with decoupled speculative decoding"
     if config("dllm_algorithm") is not None:
-        yield f"{field} must be left out with diffusion language models"
+        yield field, "left out", "with diffusion language models"
+    action = f"{field}.action"
     if ends_thinking and config("reasoning_parser") is None:
-        yield f'{field}.action must be "stop" on a server without --reasoning-parser'
+        yield action, '"stop"', "on a server without --reasoning-parser"
     if ends_thinking and config("skip_tokenizer_init"):
-        yield f'{field}.action must be "stop" on a server with --skip-tokenizer-init'
+        yield action, '"stop"', "on a server with --skip-tokenizer-init"
     # Upstream's other backends cannot restrict the vocabulary to the tokens that end the section.
     if ends_thinking and config("grammar_backend") != "xgrammar":
-        yield f'{field}.action must be "stop" on a server without --grammar-backend xgrammar'
+        yield action, '"stop"', "on a server without --grammar-backend xgrammar"
 
 
 def _accepts_too_much(config: Callable[[str], Any]) -> bool:

@@ -60,35 +60,6 @@ def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield f"with --grammar-backend {backend}"
 
 
-def resolve_proper_tokens(
-    requested: Mapping[str, Any], *, max_new_tokens: int | None, beam_width: int | None
-) -> bool:
-    """Whether a request gets proper tokens, by its own field or the server's preferred parameters.
-
-    Args:
-        requested: the request's own sampling parameters. A null counts as missing.
-        max_new_tokens: the maximum number of tokens to generate; None for no limit.
-        beam_width: the number of beams; None or 1 means no beam search.
-
-    Raises:
-        FieldError: the value is invalid, or the server or the request does not support them.
-    """
-    from sglang.srt.runtime_context import get_context
-
-    config = get_context().config_leaf
-    preferred = config("preferred_sampling_params") or {}
-    if not is_asked(requested, preferred) or max_new_tokens == 0:
-        return False
-    reasons = list(unserved_modes(config))
-    if (beam_width or 1) > 1:
-        reasons.append("with beam search (beam_width > 1)")
-    if requested.get(EBNF):
-        reasons.append("with ebnf, which is not regular in general")
-    if reasons:
-        raise _refused(requested, f"{reasons[0]}: it is not exact there")
-    return True
-
-
 def constrain(sampling_params: Any, requested: Mapping[str, Any], tokenizer: Any) -> None:
     """Check the constraint of a request with proper tokens; without one, it may be any text.
 
