@@ -78,7 +78,7 @@ def looping(rng: random.Random, length: int, token: Callable[[], int]) -> list[i
 
 def on_device(state: WindowState) -> WindowState:
     copy = WindowState(len(state.tokens), state.capacity, DEVICE)
-    for name in ("tokens", "run", "params"):
+    for name in ("tokens", "run", "params", "cover"):
         getattr(copy, name).copy_(getattr(state, name))
     return copy
 
@@ -86,6 +86,7 @@ def on_device(state: WindowState) -> WindowState:
 def assert_same(expected: WindowState, got: WindowState, lengths: dict[int, int]) -> None:
     """Every row's newest tokens, so many as `lengths` says, and the runs of its window."""
     torch.testing.assert_close(got.params.cpu(), expected.params)
+    torch.testing.assert_close(got.cover.cpu(), expected.cover)
     torch.testing.assert_close(got.tokens.cpu(), expected.tokens)
     for row, length in lengths.items():
         seen = max(0, min(length - int(expected.params[row, 3]), int(expected.params[row, 1])))
@@ -138,6 +139,7 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
         reference.seed(state, seed)
         kernels_of_name[name].seed(device_state, seed)
         torch.testing.assert_close(device_state.params.cpu(), state.params)
+        torch.testing.assert_close(device_state.cover.cpu(), state.cover)
         for row, history in zip(taken, histories, strict=True):
             window, first = (int(state.params[row, column]) for column in (1, 3))
             seen = min(window, max(0, len(history) - first))
@@ -354,13 +356,13 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SSLS",  # read all, lower the logits, keep runs, onset and the newest token
+    "_step": "L+BA+SSSLS",  # read all, lower the logits, keep runs, cover and the newest token
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
-    "_accept": "L+BSSLS",  # read all, keep runs, onset and the path
+    "_accept": "L+BSSSLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
 }
 # Windows that fill the registers: the runs are made again instead of kept.
-ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSLS"}
+ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSSLS"}
 # With histories, behind (`_accept`: before) that: find the path's tokens (BSSB), note repeats and
 # n-grams and keep runs (AL+AS), free the whitelist (A), lower the logits and keep counts, keep the
 # rest (LSLSSSS), note what stops (LA); forbid: read bits and logits, then clear and write (BLSS).
@@ -369,7 +371,7 @@ FORBID = "BLALBL+BLSS"
 ORDER_WITH_HISTORIES = {
     "_step": "LB" + HISTORY.format("S", "SSBLSLSSSS") + "L+" + FORBID,
     "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
-    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSLS",
+    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
 }
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
-from oracle import COSTS, Penalties, delta_bits, is_reached, penalised, visible_history
+from oracle import COSTS, Penalties, delta_bits, has_memory, penalised, visible_history
 from sglang_lz import kernels, penalizer, sampling
 from sglang_lz.breakers import Vocabulary, tables_of
 from sglang_lz.history import HistoryRoom
@@ -308,14 +308,18 @@ def assert_exact(
     outputs = [*req.output_ids, *req.flying, *drafted]
     prompt, window, onset = list(req.origin_input_ids), lz.window_size, lz.onset
     expected = before.double().numpy()
-    if not lz.penalty or not is_reached(prompt, outputs, lz.include_prompt, window, onset):
-        if not is_used(req.sampling_params):
-            assert torch.equal(before, after)
-            return
-    else:
+    is_lowered = False
+    if lz.penalty:
         history = visible_history(prompt, outputs, lz.include_prompt)
-        delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset)
+        memory = has_memory(prompt, outputs, lz.include_prompt, window, onset)
+        delta = delta_bits(
+            history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset, memory=memory
+        )
+        is_lowered = min(delta) < math.log2(VOCAB)
         expected = expected + lz.penalty * (np.array(delta) - np.log2(VOCAB))
+    if not is_lowered and not is_used(req.sampling_params):
+        assert torch.equal(before, after)
+        return
     expected = penalised(expected, prompt, outputs, penalties_of(req))
     np.testing.assert_allclose(after.numpy(), expected, atol=TOLERANCE, rtol=1e-4)
 
@@ -724,7 +728,7 @@ def test_memory_that_is_not_there_ends_the_start_in_one_sentence(most: int) -> N
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory(most):
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
-    size = MAX_WINDOW * 6 + 24
+    size = MAX_WINDOW * 6 + 40
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
         f"of {size} bytes) and {pool.lz_room.bytes} bytes for the histories of other penalties "
