@@ -946,8 +946,9 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO"):
         pool = reserved_pool()
     state = pool.lz_penalizer.state
-    each = MAX_WINDOW * 6 + 24
-    taken = state.tokens.nbytes + state.run.nbytes + state.params.nbytes
+    each = MAX_WINDOW * 6 + 40
+    tensors = (state.tokens, state.run, state.params, state.cover)
+    taken = sum(tensor.nbytes for tensor in tensors)
     assert taken == (ROWS + 1) * each
     assert [record.getMessage() for record in caplog.records] == [
         f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, and 0.6 MiB for the "

@@ -212,14 +212,17 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             if reach and _is_loop(run, period):
                 strength = max(strength, run // period - onset + 1)
             lowered[column] *= np.float32(strength)
+            if strength <= 0:
+                window[column] = -1  # no token, so that its logit is not read
     # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):
         token = window[column]
-        is_lowered = 0 <= token < vocab_size and lowered[column] > 0
-        lowered[column] = logits[token] - lowered[column] if is_lowered else np.inf
+        if 0 <= token < vocab_size:
+            lowered[column] = logits[token] - lowered[column]
     for column in range(length):
-        if lowered[column] < np.inf and lowered[column] < logits[window[column]]:
-            logits[window[column]] = lowered[column]
+        token = window[column]
+        if 0 <= token < vocab_size and lowered[column] < logits[token]:
+            logits[token] = lowered[column]
 
 
 @compiled
