@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.soak.schedule import ANSWER, PROMPT, TOKENS, Request
 from oracle import log_softmax, memory_of_steps, visible_history
-from server.client import OFF, Json, Lz, Rows, top_rows
+from server.client import OFF, Json, Rows, top_rows
 from server.contract import NO_PENALTIES, bits, row_deviation
 from server.launch import vocab_size
 from server.model import logits

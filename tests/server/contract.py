@@ -1,8 +1,9 @@
 """The contract of docs/SPEC.md section 7, checked from outside.
 
 For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), with an onset as in
-section 9, where u are the logits that the same server gives for the same prefix with lz_penalty = 0. u comes from one prefill
-of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
+section 9, where u are the logits that the same server gives for the same prefix with
+lz_penalty = 0. u comes from one prefill of prompt and outputs (no penalty field in it), Delta from
+tests/oracle.py.
 
 The other penalties change u + alpha * Delta further, by the oracle's definitions. One of them
 depends on the sign of logits, of which the server's logprobs are known up to a constant: that comes

@@ -27,7 +27,6 @@ from bench.soak.schedule import (
     Schedule,
     Wave,
 )
-from server.client import Lz
 
 REQUEST = Request(prompt=[300, 301], new_tokens=2)
 

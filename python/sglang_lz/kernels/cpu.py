@@ -15,9 +15,9 @@ from sglang_lz.history import HistorySeed, HistoryState
 from sglang_lz.kernels import history_cpu
 from sglang_lz.params import LARGEST_MAX_WINDOW_SIZE
 from sglang_lz.window import (
+    BUFFER_SIZE,
     COVER,
     COVERED,
-    BUFFER_SIZE,
     FIRST_VISIBLE,
     IS_RATE,
     LEAST_COVER,
@@ -283,7 +283,9 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cov
 
 
 @compiled
-def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover):
+def _accept(
+    request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover
+):  # fmt: skip
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
     window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)

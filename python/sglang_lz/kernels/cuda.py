@@ -13,11 +13,14 @@ it, l the longest match of the row, and d the distance of the nearest source wit
 The state consists of runs (section 9): run[k] is how long the newest text repeats the text k tokens
 before it, and m[k] is that length limited by buffer and window. A step sets run'[k] = run[k] + 1 if
 column k holds the newest token, else 0. With an onset n of 1 or more, the savings of a column are
-multiplied by the larger of two strengths. One grows with a loop: floor(run[k + 1] / (k + 1)) - n + 1
-if that is positive and the run is long enough for a loop. The other remembers loops: 2 if the memory
-is on and run[k + 1] is 2 or more. The memory is on for 512 steps after one with at least 40 of the
-newest 64 tokens in loops. For this, each row has a word with a bit for each of these tokens, and a
-counter of steps.
+multiplied by a strength, the larger of
+
+    growth     floor(run[k + 1] / (k + 1)) - n + 1  if that is positive and the run long enough
+    memory     2  if the row's memory is on and run[k + 1] >= 2
+
+and by 0 without either. A row has a word with a bit for each of its newest 64 tokens. A step at
+which some run has n copies sets the bits of all tokens that stand in it. A step after which 40 bits
+are set turns the memory on for 512 steps, which the counter of the row counts down.
 
 One program handles one row of logits. It changes at most W of them, so its cost does not depend on
 the vocabulary. It allocates nothing, waits for nothing, and gives bit-identical results in every

@@ -149,6 +149,7 @@ class WindowView:
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
         longer = (self.run.int() + 1).clamp_max(LONGEST_RUN).to(torch.int16)
-        after = WindowView(tokens, longer * (tokens == newest), self.visible + 1, self.params, self.cover)
+        run = longer * (tokens == newest)
+        after = WindowView(tokens, run, self.visible + 1, self.params, self.cover)
         after.run = after.run.masked_fill(~after.periods(), 0)
         return after.notice()
