@@ -11,11 +11,22 @@ from torch import Tensor
 
 from sglang_lz import kernels
 from sglang_lz.params import DEFAULT_MAX_WINDOW_SIZE
-from sglang_lz.window import BUFFER_SIZE, ONSET, PARAMS, PENALTY, WINDOW_SIZE, Seed, WindowState
+from sglang_lz.window import (
+    BUFFER_SIZE,
+    MEMORY,
+    ONSET,
+    PARAMS,
+    PENALTY,
+    WINDOW_SIZE,
+    Seed,
+    WindowState,
+)
 
 LZ_PENALTY = 0.15
 VOCAB = 152064
 SECTOR_BYTES = 32
+LONG_MEMORY = 1 << 30
+"""Steps; a server's is on for 512 after a loop."""
 
 # The parent of each node of the draft trees, and the longest path, which is accepted.
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
@@ -155,8 +166,11 @@ class Inputs:
         windows = [torch.cat([path, before], 1)[:, : self.case.window] for path in paths]
         return torch.stack(windows, 1).flatten(0, 1)
 
-    def window_state(self, onset: int = 0) -> WindowState:
-        """Our windows before the first call, request row k x rows + i for row i of set k."""
+    def window_state(self, onset: int = 0, *, memory: bool = False) -> WindowState:
+        """Our windows before the first call, request row k x rows + i for row i of set k.
+
+        With `memory`, loops have just turned the memory on, and it outlasts the calls.
+        """
         case = self.case
         capacity = max(case.window, DEFAULT_MAX_WINDOW_SIZE)
         state = WindowState(self.sets * case.rows, capacity, self.device)
@@ -172,6 +186,8 @@ class Inputs:
             params=params,
         )
         kernels.import_for(self.device).seed(state, seed)
+        if memory:
+            state.cover[:, MEMORY] = LONG_MEMORY
         return state
 
     def _at(self, position: int) -> Tensor:
