@@ -209,11 +209,13 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
         for column in range(length):
             run, period = runs[column + 1], column + 1
             strength = REMEMBERED_STRENGTH if has_memory and run >= REMEMBERED_RUN else 0
-            if reach and _is_loop(run, period):
-                strength = max(strength, run // period - onset + 1)
+            # As in `cuda._penalise`: a division of integers would not be vectorised.
+            copies = int((np.float32(run) + np.float32(0.5)) / np.float32(period))
+            if _is_loop(run, period):
+                strength = max(strength, copies - onset + 1)
             lowered[column] *= np.float32(strength)
-            if strength <= 0:
-                window[column] = -1  # no token, so that its logit is not read
+            # What is not lowered becomes no token, so that its logit is not read.
+            window[column] = window[column] if strength > 0 else -1
     # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):
         token = window[column]
