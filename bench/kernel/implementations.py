@@ -339,8 +339,8 @@ class Empty(Implementation):
         logits = inputs.logits[k]
         self.kernel[self.grid](
             logits, *logits.stride(), logits.shape[1], inputs.request_rows[k], inputs.seq_lens,
-            inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.capacity,
-            num_warps=WARPS,
+            inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.cover,
+            state.capacity, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def empty_kernel() -> Any:
 
     def empty(  # type: ignore[no-untyped-def] # noqa: PLR0917
         logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-        offset, tokens, match, params, capacity,
+        offset, tokens, run, params, cover, capacity,
     ):  # fmt: skip
         pass
 
