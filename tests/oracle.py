@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -74,13 +75,28 @@ def run_lengths(x: Sequence[int], window: int) -> dict[int, int]:
 
 def copies(x: Sequence[int], window: int) -> dict[int, int]:
     """c_p by the distance of p: how many copies of a loop p goes on with (section 9)."""
-    return {k: r // k if r >= 16 else 0 for k, r in run_lengths(x, window).items()}
+    return {
+        k: r // k if r >= (16 if k == 1 else 24) else 0 for k, r in run_lengths(x, window).items()
+    }
 
 
-def is_reached(
+@lru_cache(maxsize=4096)
+def looped_tokens(x: tuple[int, ...], window: int, onset: int) -> int:
+    """E_t: how many of the newest tokens are looped from this step on (section 9).
+
+    Args:
+        x: the visible history, oldest first.
+        window: W.
+        onset: n, at least 1.
+    """
+    runs, counts = run_lengths(x, window), copies(x, window)
+    return max((runs[k] + k for k in runs if counts[k] >= onset), default=0)
+
+
+def memory_of_steps(
     prompt: Sequence[int], outputs: Sequence[int], include_prompt: bool, window: int, onset: int
-) -> bool:
-    """Whether the onset was reached at a sampled position up to this one (section 9).
+) -> list[bool]:
+    """Whether the memory is on at each step, from none to all of the outputs (section 9).
 
     Args:
         prompt: ids of the request's prompt.
@@ -90,16 +106,36 @@ def is_reached(
         onset: n, the request's `lz_onset`.
     """
     if onset == 0:
-        return True
-    for sampled in range(len(outputs) + 1):
-        x = visible_history(prompt, outputs[:sampled], include_prompt)
-        if max(copies(x, window).values(), default=0) >= onset:
-            return True
-    return False
+        return [False] * (len(outputs) + 1)
+    looped: set[int] = set()  # positions of the visible history
+    covered: set[int] = set()  # steps s with C_s >= 40
+    found = []
+    for t in range(len(outputs) + 1):
+        x = tuple(visible_history(prompt, outputs[:t], include_prompt))
+        looped |= set(range(len(x) - looped_tokens(x, window, onset), len(x)))
+        newest = set(range(max(len(x) - 64, 0), len(x)))
+        if len(newest & looped) >= 40:
+            covered.add(t)
+        found.append(any(t - 512 < s <= t for s in covered))
+    return found
+
+
+def has_memory(
+    prompt: Sequence[int], outputs: Sequence[int], include_prompt: bool, window: int, onset: int
+) -> bool:
+    """Whether the memory is on at the step after these outputs; see `memory_of_steps`."""
+    return memory_of_steps(prompt, outputs, include_prompt, window, onset)[-1]
 
 
 def delta_bits(
-    history: Sequence[int], vocab_size: int, window: int, buffer: int, cost: str, *, onset: int = 0
+    history: Sequence[int],
+    vocab_size: int,
+    window: int,
+    buffer: int,
+    cost: str,
+    *,
+    onset: int = 0,
+    memory: bool = False,
 ) -> list[float]:
     """Delta(a), the cost in bits of every next token a (docs/SPEC.md sections 2 and 9).
 
@@ -110,7 +146,8 @@ def delta_bits(
         window: W; only the newest W tokens of the history are seen.
         buffer: B.
         cost: "marginal" or "rate".
-        onset: n, which is reached; what goes on with a loop saves more with every copy.
+        onset: n; 0 for the penalty of section 2.
+        memory: whether the memory is on; it says nothing for n = 0.
 
     Returns:
         V floats, none above log2(V).
@@ -134,7 +171,7 @@ def delta_bits(
         if length > longest or (length == longest and length >= 1):  # the later j is the nearer
             longest, nearest = length, distance
 
-    loops = copies(history, window) if onset else {}
+    runs, counts = run_lengths(history, window), copies(history, window)
     for p, token in enumerate(h):
         if not 0 <= token < vocab_size:
             continue
@@ -146,8 +183,13 @@ def delta_bits(
             bits = math.log2((longest + 1) * distance) - math.log2(longest * nearest) - 1
         else:
             bits = math.log2(distance)
-        grown = max(1, loops.get(distance, 0) - onset + 1)
-        delta[token] = min(delta[token], literal - grown * (literal - bits))
+        strength = 1  # g_p
+        if onset:
+            c = counts.get(distance, 0)
+            grown = c - onset + 1 if c >= onset else 0
+            remembered = 2 if memory and runs.get(distance, 0) >= 2 else 0
+            strength = max(grown, remembered)
+        delta[token] = min(delta[token], literal - strength * (literal - bits))
     return delta
 
 
@@ -166,6 +208,7 @@ def expected_logprobs(
     buffer: int,
     cost: str,
     onset: int = 0,
+    memory: bool = False,
     temperature: float = 1.0,
 ) -> Logprobs:
     """log_softmax((base + alpha * Delta) / temperature) (docs/SPEC.md sections 2 and 7).
@@ -177,11 +220,13 @@ def expected_logprobs(
         window: W.
         buffer: B.
         cost: "marginal" or "rate".
-        onset: n, which is reached.
+        onset: n.
+        memory: whether the memory is on.
         temperature: what the sampler divides by; 1 for greedy requests.
     """
     delta = np.array(
-        delta_bits(history, len(base), window, buffer, cost, onset=onset), dtype=np.float64
+        delta_bits(history, len(base), window, buffer, cost, onset=onset, memory=memory),
+        dtype=np.float64,
     )
     return log_softmax((base + alpha * delta) / temperature)
 

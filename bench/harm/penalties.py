@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep
-from sglang_lz.penalty.window import ONSET, SHORTEST_LOOP
+from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE
 
 LZ_PENALTY = 0.15
 WINDOW, BUFFER = 512, 32
@@ -32,10 +32,10 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Onset:
-    """Where the onset was reached in a text.
+    """Where a text first looped often enough for an onset.
 
     Attributes:
-        position: the first position at which it was, in tokens.
+        position: the first position at which it had, in tokens.
         period: the shortest period of a loop there, in tokens.
     """
 
@@ -50,7 +50,7 @@ class Outcome:
     Attributes:
         lowered: what the logit of the true next token loses, float32 [tokens], in nats, at most
             MOST_NATS. Where nats would depend on the logit: 1 if it loses anything.
-        onset: where the onset was reached; None if it was not, or there is none to reach.
+        onset: where the onset was first reached; None if it was not, or there is none to reach.
     """
 
     lowered: NDArray[np.float32]
@@ -123,7 +123,7 @@ class _Forced:
     """A batch of requests, longest first, whose samples are given."""
 
     def __init__(self, texts: Sequence[Tokens], logits: torch.Tensor, onset: int) -> None:
-        self.texts, self.logits = texts, logits
+        self.texts, self.logits, self.onset = texts, logits, onset
         self.lengths = [len(text) for text in texts]
         self.tokens = torch.zeros(self.lengths[0], len(texts), dtype=torch.int64)
         for row, text in enumerate(texts):
@@ -166,18 +166,18 @@ class _Forced:
             input_ids=self.tokens[position - 1, :rows],
         )
         self.lowered[position, :rows] = -self.logits[own, true].numpy()
-        _, run, params = self.penalizer.state.arrays
-        for row in (params[:rows, ONSET] < 0).nonzero()[0].tolist():
+        _, run, _, cover = self.penalizer.state.arrays
+        for row in cover[:rows, LOOPED].nonzero()[0].tolist():
             if row not in self.onsets:
-                copies = -int(params[row, ONSET])
-                self.onsets[row] = Onset(position, _shortest_loop(run[row], position, copies))
+                self.onsets[row] = Onset(position, _shortest_loop(run[row], position, self.onset))
 
 
 def _shortest_loop(run: NDArray[np.int16], tokens: int, copies: int) -> int:
     """The shortest period that has so many copies, of an output of so many tokens."""
     periods = np.arange(1, min(len(run), tokens))
     runs = run[periods]
-    return int(periods[(runs >= SHORTEST_LOOP) & (runs >= copies * periods)][0])
+    shortest = np.where(periods == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
+    return int(periods[(runs >= shortest) & (runs >= copies * periods)][0])
 
 
 def dry_lowered(tokens: Tokens, is_breaker: NDArray[np.bool_]) -> NDArray[np.float64]:

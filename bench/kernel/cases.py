@@ -23,7 +23,7 @@ from bench.kernel.implementations import (
     upstream_penalties,
 )
 from bench.kernel.inputs import HISTORIES, PARENTS, Case, Inputs, touched_bytes
-from bench.kernel.names import COPY, DENSE, DRY, EMPTY, ONSET_2, OURS, REFERENCE, UPSTREAM
+from bench.kernel.names import COPY, DENSE, DRY, EMPTY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
 from bench.kernel.timing import (
     Effort,
     Times,
@@ -138,8 +138,9 @@ class Bench:
         ours = Verify if case.nodes else Step
         ways: dict[str, Callable[[], Implementation]] = {
             OURS: lambda: ours(inputs, self.kernels, size),
-            # It waits where the history holds no loop. What a waiting row moves is not counted.
+            # It waits where the history holds no loop. What such a row moves is not counted.
             ONSET_2: lambda: ours(inputs, self.kernels, None, onset=2),
+            MEMORY: lambda: ours(inputs, self.kernels, None, onset=2, memory=True),
             REFERENCE: lambda: ours(inputs, reference, None),
         }
         if not case.nodes:

@@ -21,10 +21,13 @@ from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.penalty.penalizer import BatchedLZPenalizer
 
 PREFILL = "prefill, a request"
+RESUMED = "resumption after a retraction, a request"
 NO_PENALTY = "decode without the penalty"
 PREFILL_NO_PENALTY = "prefill without the penalty"
 BATCHES = (1, 16, 64)
 WINDOWS = (0, 512, 8192)
+OUTPUTS, ONSET = 32_768, 3
+"""Of a request that resumes."""
 POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
@@ -65,17 +68,21 @@ def pool_of(rows: int, capacity: int, device: torch.device) -> Any:
     )
 
 
-def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int) -> Any:
-    """A batch of requests in these rows, decoding, or at prefill with a penalty on these tokens."""
+def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int, onset: int = 0) -> Any:
+    """A batch of requests in these rows, decoding, or at prefill with a penalty on these tokens.
+
+    The tokens are a prompt, or with an onset outputs.
+    """
     reqs: list[Any] = [None] * len(rows)
     if tokens is not None:
-        lz = LZParams(LZ_PENALTY, window or 512, include_prompt=bool(window))
+        sees_prompt = bool(window) and not onset
+        lz = LZParams(LZ_PENALTY, window or 512, include_prompt=sees_prompt, onset=onset)
         params = SimpleNamespace(lz_params=lz, max_new_tokens=64, **NO_OTHERS)
         ids = array("q", tokens)
         reqs = [
             SimpleNamespace(
                 sampling_params=params,
-                origin_input_ids=ids,
+                origin_input_ids=ids[:0] if onset else ids,
                 full_untruncated_fill_ids=ids,
                 extend_end=len(ids),
             )
@@ -127,6 +134,7 @@ def measure(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str
     """
     with unified_server():
         yield from _prefills(device, rounds, quick)
+        yield from _resumptions(device, rounds)
         yield from _idle_batches(device, rounds, quick)
 
 
@@ -145,6 +153,17 @@ def _prefills(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[s
                     dict(zip(COLUMNS, (PREFILL, requests, window, history, rows), strict=False))
                     | times
                 )
+
+
+def _resumptions(device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randperm(VOCAB, generator=generator)
+    for history, make in HISTORIES.items():
+        tokens = make(1, OUTPUTS, spread, generator)[0].tolist()
+        pool = pool_of(2, DEFAULT_MAX_WINDOW_SIZE, device)
+        batch = batch_of(pool, range(1, 2), tokens, 512, ONSET)
+        times = _times(functools.partial(start, batch), rounds, 1)
+        yield dict(zip(COLUMNS, (RESUMED, 1, OUTPUTS, history, 2), strict=False)) | times
 
 
 def start(batch: Any) -> None:
@@ -181,7 +200,9 @@ def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[di
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:
     """What a request's start may cost: words, limit and the slowest history."""
-    found = []
+    resumed = [row["median_us"] for row in rows if row["what"] == RESUMED]
+    title = f"resumption after {OUTPUTS:,} outputs, lz_onset {ONSET}, us"
+    found: list[tuple[str, float, float | None]] = [(title, 500.0, max(resumed, default=None))]
     for window, limit in zip(WINDOWS, (5.0, 30.0, 300.0), strict=True):
         for requests in (BATCHES[0], BATCHES[-1]):
             times = [

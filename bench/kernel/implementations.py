@@ -50,11 +50,17 @@ class Step(Implementation):
     """A decode step of the LZ penalty by the kernels of CUDA or a CPU, or by the reference."""
 
     def __init__(
-        self, inputs: Inputs, kernels: ModuleType, size: int | None, onset: int = 0
+        self,
+        inputs: Inputs,
+        kernels: ModuleType,
+        size: int | None,
+        onset: int = 0,
+        *,
+        memory: bool = False,
     ) -> None:
         super().__init__(inputs, size, capturable=kernels is not reference)
         self.kernels = kernels
-        self.state = inputs.window_state(onset)
+        self.state = inputs.window_state(onset, memory=memory)
 
     def call(self, k: int) -> None:
         """See `Implementation.call`."""
@@ -75,9 +81,15 @@ class Verify(Step):
     """A verify step of draft trees; that the tree is accepted is not timed."""
 
     def __init__(
-        self, inputs: Inputs, kernels: ModuleType, size: int | None, onset: int = 0
+        self,
+        inputs: Inputs,
+        kernels: ModuleType,
+        size: int | None,
+        onset: int = 0,
+        *,
+        memory: bool = False,
     ) -> None:
-        super().__init__(inputs, kernels, size, onset)
+        super().__init__(inputs, kernels, size, onset, memory=memory)
         rows, nodes = inputs.case.rows, inputs.case.nodes
         self.first_child, self.next_sibling = tree_links(rows, inputs.device)
         first_node = torch.arange(rows, device=inputs.device)[:, None] * nodes
@@ -327,8 +339,8 @@ class Empty(Implementation):
         logits = inputs.logits[k]
         self.kernel[self.grid](
             logits, *logits.stride(), logits.shape[1], inputs.request_rows[k], inputs.seq_lens,
-            inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.capacity,
-            num_warps=WARPS,
+            inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.cover,
+            state.capacity, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -338,7 +350,7 @@ def empty_kernel() -> Any:
 
     def empty(  # type: ignore[no-untyped-def] # noqa: PLR0917
         logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-        offset, tokens, match, params, capacity,
+        offset, tokens, run, params, cover, capacity,
     ):  # fmt: skip
         pass
 

@@ -13,6 +13,7 @@ from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
 from sglang_lz.penalty import kernels
 from sglang_lz.penalty.window import (
     BUFFER_SIZE,
+    MEMORY,
     ONSET,
     PARAMS,
     PENALTY,
@@ -24,6 +25,8 @@ from sglang_lz.penalty.window import (
 LZ_PENALTY = 0.15
 VOCAB = 152064
 SECTOR_BYTES = 32
+LONG_MEMORY = 1 << 30
+"""Steps; a server's is on for 512 after a loop."""
 
 # The parent of each node of the draft trees, and the longest path, which is accepted.
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
@@ -163,8 +166,11 @@ class Inputs:
         windows = [torch.cat([path, before], 1)[:, : self.case.window] for path in paths]
         return torch.stack(windows, 1).flatten(0, 1)
 
-    def window_state(self, onset: int = 0) -> WindowState:
-        """Our windows before the first call, request row k x rows + i for row i of set k."""
+    def window_state(self, onset: int = 0, *, memory: bool = False) -> WindowState:
+        """Our windows before the first call, request row k x rows + i for row i of set k.
+
+        With `memory`, loops have just turned the memory on, and it outlasts the calls.
+        """
         case = self.case
         capacity = max(case.window, DEFAULT_MAX_WINDOW_SIZE)
         state = WindowState(self.sets * case.rows, capacity, self.device)
@@ -180,6 +186,8 @@ class Inputs:
             params=params,
         )
         kernels.import_for(self.device).seed(state, seed)
+        if memory:
+            state.cover[:, MEMORY] = LONG_MEMORY
         return state
 
     def _at(self, position: int) -> Tensor:

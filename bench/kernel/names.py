@@ -2,6 +2,7 @@
 
 OURS = "ours"
 ONSET_2 = "ours, onset 2"
+MEMORY = "ours, onset 2, memory on"
 REFERENCE = "reference"
 DENSE = "dense B x V x W"
 UPSTREAM = "frequency + repetition"

@@ -1,1 +1,1 @@
-"""The constants of `lz_onset`, its guarantee, and whether it should know templates."""
+"""What `lz_onset` guarantees: every loop ends."""

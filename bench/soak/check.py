@@ -1,8 +1,7 @@
 """Hold what a server answered to the contract (docs/SPEC.md section 7), position by position.
 
 The logits without a penalty are those of the model itself, run here; all else is the tests' oracle.
-The oracle is asked for each position once: whether an onset was reached is carried from a position
-to the next.
+The oracle is asked for each position once, and for the memory of an onset at all of them together.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from queue import Empty
 import numpy as np
 
 from bench.soak.schedule import ANSWER, PROMPT, TOKENS, Request
-from oracle import copies, log_softmax, visible_history
-from server.client import OFF, Json, Lz, Rows, top_rows
+from oracle import log_softmax, memory_of_steps, visible_history
+from server.client import OFF, Json, Rows, top_rows
 from server.contract import NO_PENALTIES, bits, row_deviation
 from server.launch import vocab_size
 from server.model import logits
@@ -159,24 +158,19 @@ def expected_rows(request: Request, tokens: Sequence[int]) -> Rows:
     """The logprobs that the contract asks for at every position, float64 [len(tokens), V]."""
     base = logits((), request.prompt, tokens)
     rows = np.empty_like(base)
-    lz, reached = request.lz, request.lz.onset == 0
+    lz = request.lz
+    seen = request.prompt, tokens, lz.include_prompt, lz.window
+    memory = memory_of_steps(*seen, lz.onset if lz.penalty else 0)
     for i, row in enumerate(base):
         before = tokens[:i]
         if lz.penalty:
             history = visible_history(request.prompt, before, lz.include_prompt)
-            reached = reached or is_reached_by(history, lz)
-            if reached:
-                row = row + lz.penalty * (bits(history, lz) - math.log2(vocab_size()))  # noqa: PLW2901
+            saved = math.log2(vocab_size()) - bits(history, lz, memory=memory[i])
+            row = row - lz.penalty * saved  # noqa: PLW2901
         # The model's own logits need no constant to have the right signs.
         changed = request.changed(row, before, 0.0, OFF)
         rows[i] = log_softmax(changed / (request.temperature or 1.0))
     return rows
-
-
-def is_reached_by(history: Sequence[int], lz: Lz) -> bool:
-    """Whether this position reaches the onset, none before having done so."""
-    # A run of 16 has a token that stands at its place a period before.
-    return max(copies(history, lz.window).values(), default=0) >= lz.onset
 
 
 def deviations(request: Request, tokens: Sequence[int], rows: Rows | None) -> list[float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.common import TIMEOUT_SECONDS, request
-from sglang_lz.penalty.window import SHORTEST_LOOP
+from sglang_lz.penalty.window import SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def same_until(reference: Answer, other: Answer, *, onset_reached: bool) -> bool
 
 
 def onset_reached(tokens: Sequence[int], onset: int, window_size: int = 512) -> int | None:
-    """How many tokens an output has when its onset is reached (docs/SPEC.md section 9).
+    """How many tokens an output has when it first loops that often (docs/SPEC.md section 9).
 
     Args:
         tokens: the output's token ids.
@@ -88,10 +88,11 @@ def onset_reached(tokens: Sequence[int], onset: int, window_size: int = 512) -> 
     """
     ids = np.asarray(tokens, np.int64)
     period = np.arange(1, window_size)
+    shortest = np.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
     run = np.zeros(len(period), np.int64)
     for newest in range(len(ids)):
         seen = min(newest, len(period))
         run[:seen] = np.where(ids[newest - seen : newest][::-1] == ids[newest], run[:seen] + 1, 0)
-        if np.any((run >= SHORTEST_LOOP) & (run // period >= onset)):
+        if np.any((run >= shortest) & (run // period >= onset)):
             return newest + 1
     return None

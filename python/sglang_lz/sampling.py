@@ -26,7 +26,7 @@ from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import SPARE, HistoryNeed, HistoryRoom
 from sglang_lz.penalty.history_penalizer import HistoryStep, RowHistory
 from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
-from sglang_lz.penalty.window import bytes_of_row
+from sglang_lz.penalty.window import bytes_of_row, tokens_to_seed
 from sglang_lz.server import hooks
 
 if TYPE_CHECKING:
@@ -467,8 +467,7 @@ def _history(req: Req, end: int) -> History:
     """
     lz: LZParams = req.sampling_params.lz_params
     first = 0 if lz.include_prompt else len(req.origin_input_ids)
-    # Without an onset, no run needs to reach past the window.
-    start = first if lz.onset else max(first, end - lz.window_size)
+    start = max(first, end - tokens_to_seed(lz.window_size, lz.onset))
     return History(
         req.full_untruncated_fill_ids[start:end] if start < end else (),
         max(len(req.origin_input_ids) - start, 0),

@@ -1,9 +1,9 @@
 """The contract of docs/SPEC.md section 7, checked from outside.
 
-For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), with section 9's
-onset, where u are the
-logits that the same server gives for the same prefix with lz_penalty = 0. u comes from one prefill
-of prompt and outputs (no penalty field in it), Delta from tests/oracle.py.
+For every sampled position: returned logprobs = log_softmax(u + alpha * Delta), with an onset as in
+section 9, where u are the logits that the same server gives for the same prefix with
+lz_penalty = 0. u comes from one prefill of prompt and outputs (no penalty field in it), Delta from
+tests/oracle.py.
 
 The other penalties change u + alpha * Delta further, by the oracle's definitions. One of them
 depends on the sign of logits, of which the server's logprobs are known up to a constant: that comes
@@ -30,7 +30,7 @@ import numpy as np
 from oracle import (
     Penalties,
     delta_bits,
-    is_reached,
+    has_memory,
     log_softmax,
     penalised,
     visible_history,
@@ -69,18 +69,19 @@ def row_deviation(observed: Rows, expected: Rows) -> float:
     return float(np.abs(observed[both] - expected[both]).max(initial=0.0))
 
 
-def bits(history: Sequence[int], lz: Lz) -> Rows:
-    """Delta of every token after a history, by the oracle, float64 [V]; its onset is reached."""
-    delta = delta_bits(history, vocab_size(), lz.window, lz.buffer, lz.cost, onset=lz.onset)
-    return np.array(delta)
+def bits(history: Sequence[int], lz: Lz, *, memory: bool = False) -> Rows:
+    """Delta of every token after a history, by the oracle, float64 [V]."""
+    sizes = (vocab_size(), lz.window, lz.buffer)
+    return np.array(delta_bits(history, *sizes, lz.cost, onset=lz.onset, memory=memory))
 
 
 def change(prompt: Sequence[int], outputs: Sequence[int], lz: Lz) -> Rows:
     """What the penalty adds to the logits after some outputs, by the oracle, float64 [V]."""
-    if not lz.penalty or not is_reached(prompt, outputs, lz.include_prompt, lz.window, lz.onset):
+    if not lz.penalty:
         return np.zeros(vocab_size())
     history = visible_history(prompt, outputs, lz.include_prompt)
-    return lz.penalty * (bits(history, lz) - math.log2(vocab_size()))
+    memory = has_memory(prompt, outputs, lz.include_prompt, lz.window, lz.onset)
+    return lz.penalty * (bits(history, lz, memory=memory) - math.log2(vocab_size()))
 
 
 def deviations(

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oracle import Penalties, log_softmax, visible_history
+from oracle import Penalties, has_memory, log_softmax, visible_history
 from server.client import (
     OFF,
     Lz,
@@ -68,16 +68,23 @@ def test_mixed_batch(server: Server) -> None:
 
 @on(*EVERYWHERE)
 def test_the_onset_waits_for_a_loop(server: Server) -> None:
-    """Loops of periods 1 to 300 in prompts and outputs, onsets 0 to 4 mixed in one batch."""
+    """Loops of periods 1 to 300 in prompts and outputs, onsets 0 to 4 mixed in one batch; some have
+    turned the memory on."""
     rng = random.Random(f"onset {server.config.name}")
     cases = []
     for i, period in enumerate((1, 2, 3, 7, 20, 60, 150, 300)):
         loop = token_ids(rng, period)
-        copies = max(rng.randint(1, 4), -(-20 // period))
+        copies = max(rng.randint(1, 4), -(-44 // period))
         text = [*token_ids(rng, 5), *loop * copies, *loop[: rng.randrange(period)]]
         lz = replace(parameters(rng), onset=i % 5, window=1024, include_prompt=i % 4 != 3)
         cases.append(Case(text[-350:], 40, lz, favoured=tuple(loop[:3]) if period < 4 else ()))
-    check_together(server, cases, f"{server.config.name}: onset")
+    samples = check_together(server, cases, f"{server.config.name}: onset")
+    remembered = [
+        has_memory(s.prompt, s.outputs, c.lz.include_prompt, c.lz.window, c.lz.onset)
+        for c, s in zip(cases, samples, strict=True)
+    ]
+    assert any(remembered)
+    assert not all(remembered)
 
 
 EACH_PENALTY = (

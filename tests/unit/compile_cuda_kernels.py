@@ -29,7 +29,7 @@ POINTERS = {
     **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
     **dict.fromkeys(("memory_ptr", "numbers_ptr", "tails_ptr", "walk_ptr"), "*i32"),
     "forbidden_ptr": "*i32",
-    "mask_ptr": "*i64",
+    **dict.fromkeys(("mask_ptr", "cover_ptr"), "*i64"),
     "run_ptr": "*i16",
     **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
 }

@@ -21,7 +21,7 @@ from bench.kernel.inputs import (
     path_to_root,
     touched_bytes,
 )
-from bench.kernel.names import COPY, DENSE, DRY, EMPTY, ONSET_2, OURS, REFERENCE, UPSTREAM
+from bench.kernel.names import COPY, DENSE, DRY, EMPTY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.reference import steps as reference
 
@@ -177,7 +177,7 @@ def test_a_case_gives_a_row_for_each_implementation() -> None:
     bench = cases.Bench(CPU, effort, quick=True)
     case = Case(rows=2, vocab=VOCAB, window=16, buffer=4)
     rows = list(bench.measure(case))
-    names = [OURS, ONSET_2, REFERENCE, DENSE, UPSTREAM, DRY, COPY]
+    names = [OURS, ONSET_2, MEMORY, REFERENCE, DENSE, UPSTREAM, DRY, COPY]
     assert [row["implementation"] for row in rows] == names
     assert all(set(row) == set(cases.COLUMNS) for row in rows)
     assert all(row["median_us"] > 0 for row in rows)
@@ -233,13 +233,14 @@ def test_what_the_host_does_has_a_row_for_each_case() -> None:
     rows = list(host.measure(CPU, rounds=2, quick=True))
     assert all(tuple(row) == host.COLUMNS for row in rows)
     assert all(row["median_us"] > 0 for row in rows)
-    idle = {row["what"] for row in rows} - {host.PREFILL}
+    idle = {row["what"] for row in rows} - {host.PREFILL, host.RESUMED}
     assert idle == {
         f"{what}, {held}"
         for what in (host.NO_PENALTY, host.PREFILL_NO_PENALTY)
         for held in ("no window held", "a window held elsewhere")
     }
     assert {row["seen"] for row in rows if row["what"] == host.PREFILL} == {0, 512}
+    assert {row["seen"] for row in rows if row["what"] == host.RESUMED} == {host.OUTPUTS}
     assert host.PREFILL in host.text_table(rows)
 
 

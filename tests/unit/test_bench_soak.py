@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import bench.soak  # noqa: F401
-from bench.soak.check import Answer, check, is_reached_by, outputs_of
+from bench.soak.check import Answer, check, outputs_of
 from bench.soak.drive import Driver, Log, body_of
 from bench.soak.schedule import (
     ANSWER,
@@ -27,8 +27,6 @@ from bench.soak.schedule import (
     Schedule,
     Wave,
 )
-from oracle import is_reached, visible_history
-from server.client import Lz
 
 REQUEST = Request(prompt=[300, 301], new_tokens=2)
 
@@ -76,19 +74,6 @@ def test_every_other_wave_of_a_server_that_mixes_chunks_has_tokens_only() -> Non
     schedule = Schedule("mixed-chunk", 0, mixes=True)
     assert {action.how for action in schedule.wave(1).actions} == {TOKENS, REFUSED, HOSTILE}
     assert ANSWER in {action.how for action in schedule.wave(2).actions}
-
-
-@pytest.mark.parametrize("include_prompt", [True, False])
-def test_an_onset_carried_on_is_the_oracle_s(include_prompt: bool) -> None:
-    prompt = [5, 6] * 9
-    outputs = [7, *[8, 9, 8] * 8, 4, 4, 4]
-    for onset in (1, 2, 3):
-        lz = Lz(0.5, 24, 8, include_prompt, onset=onset)
-        reached = False
-        for i in range(len(outputs) + 1):
-            history = visible_history(prompt, outputs[:i], include_prompt)
-            reached = reached or is_reached_by(history, lz)
-            assert reached == is_reached(prompt, outputs[:i], include_prompt, 24, onset)
 
 
 def row(token: int, logprob: float) -> Any:

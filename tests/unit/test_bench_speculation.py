@@ -21,6 +21,8 @@ class TestOnset:
         assert onset_reached(line * 2, 2) is None
         assert onset_reached(line * 3, 2) == 120
         assert onset_reached([7] * 20, 2) == 17
+        assert onset_reached([1, 2, 3, 4] * 6, 2) is None
+        assert onset_reached([1, 2, 3, 4] * 7, 2) == 28
 
     def test_a_period_of_the_window_is_not_seen(self) -> None:
         line = list(range(40))

@@ -15,6 +15,8 @@ from _docs import BLOCKS, with_blocks
 from bench.guard import cost as guard_cost
 from bench.guard import outputs as guard_outputs
 from bench.harm.result import markdown as harm_tables
+from bench.kernel.host import RESUMED
+from bench.kernel.names import COPY, DRY, MEMORY, ONSET_2, OURS, REFERENCE
 from bench.looping import tables
 from bench.penalties import tables as penalty_tables
 from bench.soak import tables as soak_tables
@@ -336,49 +338,6 @@ def test_results_say_of_right_text_what_the_result_files_say() -> None:
     assert f"({lowered['lz 0.15, onset 1']['HTML'][0]:.0f} of 1,000 in HTML)" in words
 
 
-def test_results_say_of_the_constants_what_the_result_files_say() -> None:
-    words = " ".join((ROOT / "docs/RESULTS.md").read_text().split())
-    found = {
-        path.stem: json.loads(path.read_text())
-        for path in (ROOT / "bench/results/onset").glob("*.json")
-    }
-
-    def model(name: str, setting: str) -> dict[str, Any]:
-        (row,) = (row for row in found[name]["temperatures"]["0.0"] if row["setting"] == setting)
-        return dict(row)
-
-    def harm(setting: str, kind: str) -> float:
-        (row,) = (row for row in found["harm"]["rows"] if row["setting"] == setting)
-        return float(row["kinds"][kind][0])
-
-    copies = [model(name, "growth 0")["most_copies"] for name in ("code", "prose")]
-    assert "{} copies on the code model, {} on the prose model".format(*copies) in words
-    shares = [model(name, "shortest run 32")["degenerate"] for name in ("code", "prose")]
-    assert f"leaves {24 * shares[0]:.0f} of 24 and {30 * shares[1]:.0f} of 30" in words
-    markup = [harm(name, "reST") for name in ("shipped", "shortest run 8")]
-    assert "markup from {:.0f} to {:.0f} of 1,000".format(*markup) in words
-    better = harm("n 3, shortest run 24 or 16 copies", "tables")
-    assert f"in tables ({better:.0f} of 1,000)" in words
-    grams = [
-        model("code", name)["distinct_4_grams"]
-        for name in ("no memory", "shipped", "half-life 256")
-    ]
-    assert "4-grams {:.2f} instead of {:.2f}, {:.2f} with a".format(*grams) in words
-    assert f"(tables: {harm('no memory', 'tables'):.0f} of 1,000 without)" in words
-    weak = [model(name, "shipped") for name in ("code", "prose", "model")]
-    strong = [
-        model(*pair)
-        for pair in (
-            ("code-strengths", "alpha 0.3"),
-            ("prose", "alpha 0.3"),
-            ("model", "alpha 0.3"),
-        )
-    ]
-    numbers = [row["distinct_4_grams"] for row in (*weak, *strong)]
-    phrase = "from {:.2f}, {:.2f} and {:.2f} at 0.15 to {:.2f}, {:.2f} and {:.2f} at 0.3"
-    assert phrase.format(*numbers) in words
-
-
 def test_figures_of_the_loop_guard_are_those_of_the_result_files() -> None:
     page = (ROOT / "bench/README.md").read_text()
     words = " ".join(page.split())
@@ -445,14 +404,13 @@ def test_figures_of_a_step_are_those_of_the_result_file() -> None:
     page = (ROOT / "bench/README.md").read_text()
     kinds = {"text": "text", "loop": "one token for ever", "alternating": "two tokens in turn"}
     for kind, title in (kinds | {"distinct": "no token twice"}).items():
-        ours, waiting, reference, dry, copy = (
+        ours, waiting, memory, reference, dry, copy = (
             f"{time(name, history=kind):.2f} ms"
-            for name in ("ours", "ours, onset 2", "reference", "DRY style", "copy of touched bytes")
+            for name in (OURS, ONSET_2, MEMORY, REFERENCE, DRY, COPY)
         )
         upstream = f"{time('frequency + repetition', history=kind):.1f} ms"
-        assert (
-            f"| {title} | {ours} | {waiting} | {reference} | {upstream} | {dry} | {copy} |" in page
-        )
+        row = (title, ours, waiting, memory, reference, upstream, dry, copy)
+        assert f"| {' | '.join(row)} |" in page
     ratios = (
         time("frequency + repetition", vocab=vocab) / time("ours", vocab=vocab)
         for vocab in (152064, 32768, 262144)
@@ -486,6 +444,9 @@ def test_figures_of_the_scheduler_s_thread_are_those_of_the_result_file() -> Non
         alone, few, many = (slowest(seen=seen, requests=requests) for requests in (1, 16, 64))
         assert f"| {seen} | {alone:.1f} | {few:.1f} | {many:.1f} | {limit} |" in page
         assert (f"{many:.0f} us" if many > 10 else f"{many:.1f} us") in results
+    resumed = f"{slowest(what=RESUMED):.0f} us"
+    assert f"after 32,768 outputs takes {resumed} at most" in " ".join(page.split())
+    assert f"takes at most {resumed} after 32,768 outputs" in results
     met = {row["target"]: row["met"] for row in result["targets"] if "prefill" in row["target"]}
     assert [name for name, is_met in met.items() if not is_met] == [
         "prefill with 0 tokens seen, each of 1, us"

@@ -20,11 +20,12 @@ import pytest
 import torch
 
 from device import DEVICE
-from oracle import run_lengths
+from onset_examples import EXAMPLES, FADING, LAST_STEP
+from oracle import has_memory, run_lengths
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import warm_up
 from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import PARAMS, Seed, WindowState
+from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, WindowState, tokens_to_seed
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"
@@ -34,7 +35,7 @@ TOLERANCE = 2e-5
 
 @pytest.fixture
 def kernels_of_name(cuda_kernels: ModuleType) -> dict[str, ModuleType]:
-    return {"cuda": cuda_kernels, "cpu": cpu_kernels}
+    return {"cuda": cuda_kernels, "cpu": cpu_kernels, "reference": reference}
 
 
 def window_state(
@@ -78,7 +79,7 @@ def looping(rng: random.Random, length: int, token: Callable[[], int]) -> list[i
 
 def on_device(state: WindowState) -> WindowState:
     copy = WindowState(len(state.tokens), state.capacity, DEVICE)
-    for name in ("tokens", "run", "params"):
+    for name in ("tokens", "run", "params", "cover"):
         getattr(copy, name).copy_(getattr(state, name))
     return copy
 
@@ -86,6 +87,7 @@ def on_device(state: WindowState) -> WindowState:
 def assert_same(expected: WindowState, got: WindowState, lengths: dict[int, int]) -> None:
     """Every row's newest tokens, so many as `lengths` says, and the runs of its window."""
     torch.testing.assert_close(got.params.cpu(), expected.params)
+    torch.testing.assert_close(got.cover.cpu(), expected.cover)
     torch.testing.assert_close(got.tokens.cpu(), expected.tokens)
     for row, length in lengths.items():
         seen = max(0, min(length - int(expected.params[row, 3]), int(expected.params[row, 1])))
@@ -138,12 +140,95 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
         reference.seed(state, seed)
         kernels_of_name[name].seed(device_state, seed)
         torch.testing.assert_close(device_state.params.cpu(), state.params)
+        torch.testing.assert_close(device_state.cover.cpu(), state.cover)
         for row, history in zip(taken, histories, strict=True):
             window, first = (int(state.params[row, column]) for column in (1, 3))
             seen = min(window, max(0, len(history) - first))
             slot = (len(history) - 1 - torch.arange(seen)) % capacity
             assert device_state.tokens[row, slot].tolist() == state.tokens[row, slot].tolist()
             assert device_state.run[row, 1:seen].tolist() == state.run[row, 1:seen].tolist()
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "reference"])
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_worked_examples_of_the_onset(
+    kernels_of_name: dict[str, ModuleType], name: str, example: str
+) -> None:
+    """The last tokens are steps, those before them a seed."""
+    history, lost = EXAMPLES[example]
+    logits = stepped(kernels_of_name[name], history, 3, 512, 16)[1]
+    expected = [-lost.get(token, 0.0) for token in range(16)]
+    assert logits.tolist() == pytest.approx(expected, abs=5e-4)
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "reference"])
+@pytest.mark.parametrize("steps", [0, 4, 20])
+def test_the_memory_fades(kernels_of_name: dict[str, ModuleType], name: str, steps: int) -> None:
+    """Whatever of the steps is a seed, the ring of 64 tokens wrapping round."""
+    kernels = kernels_of_name[name]
+    for last in (LAST_STEP, LAST_STEP + 1):
+        state, _ = stepped(kernels, FADING[:last], steps, 64, 2048)
+        assert int(state.cover[0, MEMORY]) == (last == LAST_STEP)
+
+
+def stepped(
+    kernels: ModuleType, history: Sequence[int], steps: int, window: int, vocab: int
+) -> tuple[WindowState, torch.Tensor]:
+    """The state of a row with onset 2 after a history, so many of whose tokens are steps, and the
+    logits of the last step, 0 before it."""
+    device = "cpu" if kernels is reference else DEVICE
+    state = WindowState(1, window, device)
+    seeded = len(history) - steps
+    seed = seed_of([0], [history[:seeded]], [(1, window, min(window, 32), 0, 0, 2)])
+    seed.sampled[:] = 0
+    kernels.seed(state, seed)
+    for length in range(seeded + bool(steps), len(history) + 1):
+        logits = torch.zeros(1, vocab, device=device)
+        kernels.step(
+            state,
+            logits,
+            request_rows=torch.zeros(1, dtype=torch.int64, device=device),
+            seq_lens=torch.full((1,), length, device=device),
+            input_ids=torch.tensor(history[length - 1 : length], device=device),
+            prefilled=int(not steps),
+            offset=0,
+            width=window,
+        )
+    return state, logits[0].cpu()
+
+
+def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
+    """The state of a row whose whole history is output, its newest token in column 0."""
+    state = WindowState(1, window, "cpu")
+    seed = seed_of([0], [history], [(1, window, 1, 0, 0, onset)])
+    seed.position[:] = seed.sampled[:] = 0
+    cpu_kernels.seed(state, seed)
+    return state
+
+
+def test_the_memory_of_a_seed_is_the_oracle_s() -> None:
+    """Over histories longer than what is replayed, whose loops fade or do not."""
+    found = []
+    for case in range(12):
+        rng = random.Random(case)
+        window, onset = rng.choice([(3, 1), (8, 3), (50, 1), (50, 2)])
+        history = list(range(1000, 1000 + rng.randint(0, 300)))
+        for _ in range(3):
+            history += list(range(rng.randint(1, window))) * rng.randint(5, 40)
+            history += range(1000, 1000 + rng.randint(0, 400))
+        found.append(has_memory([], history, False, window, onset))
+        assert bool(seeded(history, window, onset).cover[0, MEMORY]) == found[-1], case
+    assert set(found) == {True, False}
+
+
+@pytest.mark.parametrize("loop", [1, 40, 511, 9000])
+@pytest.mark.parametrize("after", [0, 1, 300, 575, 576])
+def test_a_seed_needs_no_more_than_its_newest_tokens(loop: int, after: int) -> None:
+    """Also where all of them stand in a loop whose run saturates."""
+    history = [t % loop for t in range(40_000)] + list(range(10_000, 10_000 + after))
+    newest = history[-tokens_to_seed(512, 3) :]
+    assert len(newest) < len(history)
+    assert_same(*(seeded(tokens, 512, 3) for tokens in (history, newest)), {0: 512})
 
 
 def test_the_run_lengths_of_a_history_equal_the_definition() -> None:
@@ -354,13 +439,13 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SSLS",  # read all, lower the logits, keep runs, onset and the newest token
+    "_step": "L+BA+SSSLS",  # read all, lower the logits, keep runs, cover and the newest token
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
-    "_accept": "L+BSSLS",  # read all, keep runs, onset and the path
+    "_accept": "L+BSSSLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
 }
 # Windows that fill the registers: the runs are made again instead of kept.
-ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSLS"}
+ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSSLS"}
 # With histories, behind (`_accept`: before) that: find the path's tokens (BSSB), note repeats and
 # n-grams and keep runs (AL+AS), free the whitelist (A), lower the logits and keep counts, keep the
 # rest (LSLSSSS), note what stops (LA); forbid: read bits and logits, then clear and write (BLSS).
@@ -369,7 +454,7 @@ FORBID = "BLALBL+BLSS"
 ORDER_WITH_HISTORIES = {
     "_step": "LB" + HISTORY.format("S", "SSBLSLSSSS") + "L+" + FORBID,
     "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
-    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSLS",
+    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
 }
 
 

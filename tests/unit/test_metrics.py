@@ -18,7 +18,7 @@ from sglang_lz.loops.detector import FINISH_REASON, Loop, RepetitionDetection
 FINE = list(range(100, 140))
 INSIDE = [*FINE, *([1, 2] * 25), *FINE]
 AT_END = [*FINE, *([1, 2] * 25)]
-ENDED_EARLY = [*FINE, *([1, 2] * 9), *FINE]
+ENDED_EARLY = [*FINE, *([1, 2] * 13), *FINE]
 
 
 class Counted:
@@ -83,7 +83,7 @@ def test_a_request_for_no_token_has_no_output(counted: Counter[tuple[str, ...]])
 
 
 def test_loops_that_the_penalty_ended(counted: Counter[tuple[str, ...]]) -> None:
-    """Too few copies for the detector's setting, enough for the onset; a run of 16 tokens."""
+    """Too few copies for the detector's setting, enough for the onset; a run of 24 tokens."""
     penalised = {"lz_penalty": 0.15, "lz_onset": 3}
     metrics.finished(request(ENDED_EARLY, **penalised), None, None)
     metrics.finished(request(AT_END, **penalised), None, None)

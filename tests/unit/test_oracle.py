@@ -7,11 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from onset_examples import EXAMPLES, FADING, LAST_STEP
 from oracle import (
     COSTS,
     delta_bits,
     expected_logprobs,
+    has_memory,
     match_lengths,
+    memory_of_steps,
     visible_history,
 )
 
@@ -39,6 +42,26 @@ def test_worked_examples(x: list[int], marginal: dict[int, float], rate: dict[in
     for cost, stated in (("marginal", marginal), ("rate", rate)):
         expected = [stated.get(token, 4.0) for token in range(V)]
         assert delta_bits(x, V, 512, 32, cost) == pytest.approx(expected, abs=5e-4), cost
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_worked_examples_of_the_onset(name: str) -> None:
+    x, lost = EXAMPLES[name]
+    memory = has_memory([], x, False, 512, 2)
+    delta = delta_bits(x, V, 512, 32, "marginal", onset=2, memory=memory)
+    expected = [4 - lost.get(token, 0.0) for token in range(V)]
+    assert delta == pytest.approx(expected, abs=5e-4)
+
+
+def test_the_memory_fades() -> None:
+    steps = memory_of_steps([], FADING, False, 64, 2)
+    assert [t for t, memory in enumerate(steps) if memory] == list(range(40, LAST_STEP + 1))
+
+
+def test_a_loop_of_the_prompt_counts_from_the_first_step() -> None:
+    assert has_memory([1, 2, 3, 4] * 10, [], True, 512, 2)
+    assert not has_memory([1, 2, 3, 4] * 10, [], False, 512, 2)
+    assert not has_memory([*[1, 2, 3, 4] * 10, 7], [], True, 512, 2)
 
 
 @pytest.mark.parametrize("cost", COSTS)

@@ -27,7 +27,7 @@ from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsPro
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
-from oracle import COSTS, Penalties, delta_bits, is_reached, penalised, visible_history
+from oracle import COSTS, Penalties, delta_bits, has_memory, penalised, visible_history
 from sglang_lz import sampling
 from sglang_lz.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
 from sglang_lz.fields.lz import LZParams
@@ -311,14 +311,18 @@ def assert_exact(
     outputs = [*req.output_ids, *req.flying, *drafted]
     prompt, window, onset = list(req.origin_input_ids), lz.window_size, lz.onset
     expected = before.double().numpy()
-    if not lz.penalty or not is_reached(prompt, outputs, lz.include_prompt, window, onset):
-        if not is_used(req.sampling_params):
-            assert torch.equal(before, after)
-            return
-    else:
+    is_lowered = False
+    if lz.penalty:
         history = visible_history(prompt, outputs, lz.include_prompt)
-        delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset)
+        memory = has_memory(prompt, outputs, lz.include_prompt, window, onset)
+        delta = delta_bits(
+            history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset, memory=memory
+        )
+        is_lowered = min(delta) < math.log2(VOCAB)
         expected = expected + lz.penalty * (np.array(delta) - np.log2(VOCAB))
+    if not is_lowered and not is_used(req.sampling_params):
+        assert torch.equal(before, after)
+        return
     expected = penalised(expected, prompt, outputs, penalties_of(req))
     np.testing.assert_allclose(after.numpy(), expected, atol=TOLERANCE, rtol=1e-4)
 
@@ -727,7 +731,7 @@ def test_memory_that_is_not_there_ends_the_start_in_one_sentence(most: int) -> N
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory(most):
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
-    size = MAX_WINDOW * 6 + 24
+    size = MAX_WINDOW * 6 + 40
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
         f"of {size} bytes) and {pool.lz_room.bytes} bytes for the histories of other penalties "
@@ -945,8 +949,9 @@ def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO"):
         pool = reserved_pool()
     state = pool.lz_penalizer.state
-    each = MAX_WINDOW * 6 + 24
-    taken = state.tokens.nbytes + state.run.nbytes + state.params.nbytes
+    each = MAX_WINDOW * 6 + 40
+    tensors = (state.tokens, state.run, state.params, state.cover)
+    taken = sum(tensor.nbytes for tensor in tensors)
     assert taken == (ROWS + 1) * each
     assert [record.getMessage() for record in caplog.records] == [
         f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, and 0.6 MiB for the "

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle import is_reached, match_lengths, run_lengths
+from oracle import has_memory, match_lengths, run_lengths
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import ONSET, PARAMS, Seed, WindowState, bytes_of_row
+from sglang_lz.penalty.window import MEMORY, ONSET, PARAMS, Seed, WindowState, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)
@@ -86,7 +86,7 @@ def test_appending_to_the_ring_equals_seeding_at_every_step(
     onset=st.integers(1, 4),
     resumed=st.integers(0, 200),
 )
-def test_runs_and_the_onset_after_a_retraction_equal_those_built_step_by_step(
+def test_runs_and_memory_after_a_retraction_equal_those_built_step_by_step(
     prompt: list[int],
     loops: list[tuple[list[int], int]],
     case: tuple[int, int, int],
@@ -104,13 +104,13 @@ def test_runs_and_the_onset_after_a_retraction_equal_those_built_step_by_step(
             last = torch.tensor([len(history) - 1])
             append(stepped, torch.tensor([1]), last, torch.tensor(history[-1:]))
         assert_view(stepped, 1, history, (window, buffer, first))
-        reached = is_reached(prompt, outputs[:count], first == 0, window, onset)
-        assert stepped.params[1, ONSET] == (-onset if reached else onset)
+        memory = has_memory(prompt, outputs[:count], first == 0, window, onset)
+        assert bool(stepped.cover[1, MEMORY]) == memory
         if count == resumed or count == len(outputs):
             again = seed_of(1, history, window, buffer, first, onset, len(prompt))
             reference.seed(seeded, again)
             assert_view(seeded, 1, history, (window, buffer, first))
-            assert torch.equal(seeded.params, stepped.params)
+            assert torch.equal(seeded.cover, stepped.cover)
 
 
 @given(
@@ -148,6 +148,7 @@ def test_a_row_given_to_another_request_forgets_its_history() -> None:
 
 def test_the_bytes_of_a_row_are_what_it_takes() -> None:
     state = WindowState(3, CAPACITY, "cpu")
-    taken = sum(tensor.nbytes for tensor in (state.tokens, state.run, state.params))
+    tensors = (state.tokens, state.run, state.params, state.cover)
+    taken = sum(tensor.nbytes for tensor in tensors)
     assert 3 * bytes_of_row(CAPACITY) == taken
     assert state.params.shape == (3, PARAMS)

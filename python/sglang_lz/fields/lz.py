@@ -93,8 +93,8 @@ class LZParams:
     onset: int = field(
         0,
         integer(0, 64),
-        "how many further copies of a loop to wait for; then the LZ penalty stays on and grows "
-        "with each copy; 0 does not wait",
+        "how many further copies of a loop to wait for; the LZ penalty then grows with each copy, "
+        "and stays on while loops cover the recent text; 0 does not wait",
     )
 
     @classmethod

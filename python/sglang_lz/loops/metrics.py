@@ -23,7 +23,7 @@ from sglang_lz.loops.detector import (
     RepetitionDetection,
     loops,
 )
-from sglang_lz.penalty.window import SHORTEST_LOOP
+from sglang_lz.penalty.window import shortest_loop
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
         ended = (
             loop
             for loop in loops(output, reached)
-            if _repeated(loop) >= SHORTEST_LOOP and loop.end < len(output)
+            if _repeated(loop) >= shortest_loop(loop.pattern_size) and loop.end < len(output)
         )
         counters().overcome.inc(sum(1 for _ in ended))
 

@@ -37,7 +37,7 @@ class History(NamedTuple):
     """The initial state of a request row's window.
 
     Attributes:
-        tokens: the visible tokens, oldest first; without an onset, only those of the window.
+        tokens: the newest `window.tokens_to_seed` of the visible tokens, oldest first.
         sampled: how many of them precede the first sampled token.
         end: how many tokens the request has so far, invisible ones included.
         first_visible: the position of the first token that may be visible.

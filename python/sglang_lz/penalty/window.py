@@ -14,17 +14,42 @@ if TYPE_CHECKING:
 # The columns of `WindowState.params`.
 PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE, ONSET = range(6)
 PARAMS = 6
+# The columns of `WindowState.cover`.
+LOOPED, MEMORY = range(2)
+COVER = 2
 
-SHORTEST_LOOP = 16
-"""A run of fewer tokens does not count as a loop (docs/SPEC.md section 9)."""
+# The constants of docs/SPEC.md section 9.
+SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE = 24, 16
+"""A shorter run is no loop: s_k for periods from 2 on, and for period 1. In tokens."""
 LONGEST_RUN = 32767
 """Runs saturate at this value."""
+COVERED = 64
+"""How many of the newest tokens count for the cover."""
+LEAST_COVER = 40
+"""How many of these must be looped for the memory."""
+MEMORY_STEPS = 512
+"""For how many steps the memory then stays on."""
+REMEMBERED_RUN, REMEMBERED_STRENGTH = 2, 2
+"""With memory, a token that goes on with a run of this length is lowered with this strength."""
+REPLAYED = MEMORY_STEPS + COVERED
+"""No earlier step has left anything in the word and the counter of a row."""
+
+
+def shortest_loop(period: int) -> int:
+    """s_k of docs/SPEC.md section 9: the shortest run of a period that is a loop, in tokens."""
+    return SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP
+
+
+def tokens_to_seed(window_size: int, onset: int) -> int:
+    """How many of a row's newest visible tokens determine its state."""
+    # Without an onset, no run needs to reach past the window.
+    return window_size + (REPLAYED + LONGEST_RUN if onset else 0)
 
 
 def bytes_of_row(capacity: int) -> int:
     """Device memory of a request row, in bytes, with windows of at most `capacity` tokens."""
     token, run, param = torch.int32.itemsize, torch.int16.itemsize, torch.float32.itemsize
-    return capacity * (token + run) + PARAMS * param
+    return capacity * (token + run) + PARAMS * param + COVER * torch.int64.itemsize
 
 
 @dataclass(slots=True)
@@ -35,8 +60,8 @@ class Seed:
         rows: request rows, int64 [rows], distinct.
         position: the position of the newest token of each, int64 [rows].
         end: where the tokens of each end in `history`, int64 [rows].
-        history: the visible tokens of all rows, one row after the other, oldest first, int64. For a
-            row without an onset, the tokens of its window are enough.
+        history: the visible tokens of all rows, one row after the other, oldest first, int64. The
+            newest `tokens_to_seed` of each are enough.
         sampled: how many tokens of each row's history precede its first sampled one, int64 [rows].
         params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to clear a row.
     """
@@ -61,9 +86,12 @@ class WindowState:
             capacity]. The match length of the source there is the same run, limited by buffer and
             window. Column 0 and the columns past the visible tokens are undefined.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
-            1 for the `rate` cost, and the onset, which becomes negative once it is reached. A row
-            whose penalty is 0 is skipped. (Positions below 2**24 are exact.)
-        arrays: these three as numpy views; empty on a device other than the CPU.
+            1 for the `rate` cost, and the onset. A row whose penalty is 0 is skipped. (Positions
+            below 2**24 are exact.)
+        cover: int64 [rows, COVER]: a word whose bit i says that the i-th newest token is looped,
+            and for how many steps, this one included, the memory is on (docs/SPEC.md section 9).
+            Both stay 0 without an onset.
+        arrays: these four as numpy views; empty on a device other than the CPU.
     """
 
     def __init__(
@@ -75,5 +103,6 @@ class WindowState:
         self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, **where)
         self.run = torch.zeros(rows, capacity, dtype=torch.int16, **where)
         self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, **where)
-        tensors = (self.tokens, self.run, self.params)
+        self.cover = torch.zeros(rows, COVER, dtype=torch.int64, **where)
+        tensors = (self.tokens, self.run, self.params, self.cover)
         self.arrays = tuple(map(torch.Tensor.numpy, tensors)) if self.tokens.is_cpu else ()

@@ -16,12 +16,22 @@ from sglang_lz.penalty.history import HistorySeed, HistoryState
 from sglang_lz.penalty.kernels import history_cpu
 from sglang_lz.penalty.window import (
     BUFFER_SIZE,
+    COVER,
+    COVERED,
     FIRST_VISIBLE,
     IS_RATE,
+    LEAST_COVER,
     LONGEST_RUN,
+    LOOPED,
+    MEMORY,
+    MEMORY_STEPS,
     ONSET,
     PENALTY,
+    REMEMBERED_RUN,
+    REMEMBERED_STRENGTH,
+    REPLAYED,
     SHORTEST_LOOP,
+    SHORTEST_LOOP_OF_ONE,
     WINDOW_SIZE,
     Seed,
     WindowState,
@@ -55,36 +65,69 @@ def _run_lengths(visible, run):
 
 
 @compiled
-def _is_loop(run, onset):
-    """Whether some period's run contains this many copies (docs/SPEC.md section 9)."""
+def _is_loop(run, period):
+    """Whether a run is long enough to count its copies (docs/SPEC.md section 9)."""
+    return run >= (SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP)
+
+
+@compiled
+def _reach(run, onset):
+    """How many of the newest tokens are looped at this step, as far as the cover counts them."""
+    reach = 0
     for period in range(1, len(run)):
-        if run[period] >= SHORTEST_LOOP and run[period] >= onset * period:
-            return True
-    return False
+        if run[period] >= onset * period and _is_loop(run[period], period):
+            reach = max(reach, run[period] + period)
+            if reach >= COVERED:
+                return COVERED
+    return reach
 
 
 @compiled
-def _was_reached(visible, sampled, onset, run):
-    """Whether any prefix from which a token was sampled ended in a loop.
-
-    O(outputs x periods), for a request that is prefilled again. `run` is scratch for the runs.
-    """
-    _run_lengths(visible[:sampled], run)
-    if _is_loop(run, onset):
-        return True
-    for newest in range(sampled, len(visible)):
-        for period in range(1, min(len(run), newest + 1)):
-            if visible[newest] == visible[newest - period]:
-                run[period] = min(run[period] + 1, LONGEST_RUN)
-            else:
-                run[period] = 0
-        if _is_loop(run, onset):
-            return True
-    return False
+def _notice(cover, reach):
+    """Bring the word and the counter of a row to a step at which so many tokens are looped."""
+    cover[LOOPED] = -1 if reach == COVERED else (cover[LOOPED] << 1) | ((1 << reach) - 1)
+    bits = cover[LOOPED]
+    bits -= (bits >> 1) & 0x5555555555555555
+    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
+    bits += bits >> 8
+    bits += bits >> 16
+    bits += bits >> 32
+    if bits & 0x7F >= LEAST_COVER:
+        cover[MEMORY] = MEMORY_STEPS
+    elif cover[MEMORY] > 0:
+        cover[MEMORY] -= 1
 
 
 @compiled
-def _seed(rows, position, end, history, sampled, given, tokens, run, params):
+def _append(newest, older, run):
+    """Bring runs to one more token; `older` are those before it, newest first, one for each period
+    whose run is known. Returns the longest run."""
+    # The slice begins at 0 so that the compiler can prove it to be within bounds.
+    grown, longest = run[1:], np.int16(0)
+    for column in range(len(older)):
+        longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
+        grown[column] = longer if older[column] == newest else np.int16(0)
+        longest = max(longest, grown[column])
+    return longest
+
+
+@compiled
+def _replay(visible, first, onset, run, cover):
+    """Bring runs and cover from the step after the first tokens to that after all of them."""
+    _run_lengths(visible[:first], run)
+    _notice(cover, _reach(run, onset))
+    steps = len(visible) - first
+    newest_first = np.empty(min(steps + len(run) - 1, len(visible)), np.int32)
+    newest_first[:] = visible[::-1][: len(newest_first)]
+    for newer in range(steps - 1, -1, -1):
+        older = newest_first[newer + 1 : newer + len(run)]
+        longest = _append(newest_first[newer], older, run)
+        _notice(cover, _reach(run, onset) if longest >= SHORTEST_LOOP_OF_ONE else 0)
+
+
+@compiled
+def _seed(rows, position, end, history, sampled, given, tokens, run, params, cover):
     capacity = tokens.shape[1]
     start = 0
     for n, row in enumerate(rows):
@@ -95,21 +138,24 @@ def _seed(rows, position, end, history, sampled, given, tokens, run, params):
             tokens[row, slot] = own[len(own) - 1 - newer]
             slot = slot - 1 if slot else capacity - 1
         params[row] = given[n]
-        onset = given[n, ONSET]
+        cover[row] = 0
+        onset = int(given[n, ONSET])
         own_run = run[row, : int(given[n, WINDOW_SIZE])]
-        if onset > 0 and _was_reached(own, sampled[n], onset, own_run):
-            params[row, ONSET] = -onset
-        _run_lengths(own, own_run)
+        if onset:
+            first = max(sampled[n], len(own) - REPLAYED + 1)
+            _replay(own, first, onset, own_run, cover[row])
+        else:
+            _run_lengths(own, own_run)
 
 
 @compiled
-def _advance(path, tokens, run, params, position, window, runs):
-    """Write the seen tokens after a path, newest first, and the runs of their periods; see
-    `cuda._runs`. `position` is that of the newest token. Returns the number of seen tokens, and the
-    onset, which is negative once it is reached."""
+def _advance(path, tokens, run, params, cover, position, window, runs, cover_after):
+    """Write the seen tokens after a path, newest first, the runs of their periods, and the row's
+    cover; see `cuda._runs`. `position` is that of the newest token. Returns the number of seen
+    tokens, and how many of the newest are looped."""
     visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
     window_size = int(params[WINDOW_SIZE])
-    onset = params[ONSET]
+    onset = int(params[ONSET])
     window[: len(path)] = path
     # A token of the path is compared with the tokens of the window before it.
     old = max(min(visible, window_size + max(len(path) - 1, 0)) - len(path), 0)
@@ -123,22 +169,22 @@ def _advance(path, tokens, run, params, position, window, runs):
     runs[0] = 0
     runs[1:before] = run[1:before]
     runs[before : window_size + 1] = 0
+    cover_after[:] = cover
+    reach = _reach(runs[:window_size], onset) if onset and not len(path) else 0
     for newer in range(len(path) - 1, -1, -1):
-        # The slices begin at 0 so that the compiler can prove them to be within bounds.
         known = min(visible - newer, window_size) - 1
-        newest, older, grown = window[newer], window[newer + 1 :], runs[1:]
-        for column in range(known):
-            longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
-            grown[column] = longer if older[column] == newest else np.int16(0)
-        if onset > 0 and _is_loop(runs[:window_size], onset):
-            onset = -onset
-    return min(visible, window_size), onset
+        longest = _append(window[newer], window[newer + 1 : newer + 1 + max(known, 0)], runs)
+        if onset:
+            reach = _reach(runs[:window_size], onset) if longest >= SHORTEST_LOOP_OF_ONE else 0
+            _notice(cover_after, reach)
+    return min(visible, window_size), reach
 
 
 @compiled
-def _lower(logits, window, runs, length, params, onset, matched, lowered):
-    """Lower a row of logits as `cuda` describes, unless its onset has not been reached."""
-    if onset > 0:
+def _lower(logits, window, runs, length, params, cover, reach, matched, lowered):
+    """Lower a row of logits as `cuda` describes."""
+    onset, has_memory = int(params[ONSET]), cover[MEMORY] > 0
+    if onset and not reach and not has_memory:
         return
     vocab_size = len(logits)
     literal = np.float32(np.log2(vocab_size))
@@ -159,11 +205,17 @@ def _lower(logits, window, runs, length, params, onset, matched, lowered):
         elif longest >= 1 and before == longest:
             cost += gained
         lowered[column] = penalty * max(literal - cost, np.float32(0))
-    if onset < 0:
+    if onset:
         for column in range(length):
-            if runs[column + 1] >= SHORTEST_LOOP:
-                copies = np.float32(runs[column + 1] // (column + 1))
-                lowered[column] *= max(np.float32(1), copies + onset + np.float32(1))
+            run, period = runs[column + 1], column + 1
+            strength = REMEMBERED_STRENGTH if has_memory and run >= REMEMBERED_RUN else 0
+            # As in `cuda._penalise`: a division of integers would not be vectorised.
+            copies = int((np.float32(run) + np.float32(0.5)) / np.float32(period))
+            if _is_loop(run, period):
+                strength = max(strength, copies - onset + 1)
+            lowered[column] *= np.float32(strength)
+            # What is not lowered becomes no token, so that its logit is not read.
+            window[column] = window[column] if strength > 0 else -1
     # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):
         token = window[column]
@@ -177,11 +229,12 @@ def _lower(logits, window, runs, length, params, onset, matched, lowered):
 
 @compiled
 def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params
+    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params, cover
 ):  # fmt: skip
     capacity = tokens.shape[1]
     window, runs = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int16)
     matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
+    cover_after = np.empty(COVER, np.int64)
     for row, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -189,28 +242,31 @@ def _step(
         position = seq_lens[row] - 1
         first = row + offset
         path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
-        length, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
-        _lower(logits[row], window, runs, length, own, onset, matched, lowered)
+        length, reach = _advance(
+            path, tokens[owner], run[owner], own, cover[owner], position, window, runs, cover_after
+        )  # fmt: skip
+        _lower(logits[row], window, runs, length, own, cover_after, reach, matched, lowered)
         if len(path):
-            _keep(path, runs, onset, position, tokens[owner], run[owner], own)
+            _keep(path, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
 
 
 @compiled
-def _keep(path, runs, onset, position, tokens, run, params):
+def _keep(path, runs, cover_after, position, tokens, run, params, cover):
     """Write a window back; the arguments are those that `_advance` receives and fills."""
     window_size = int(params[WINDOW_SIZE])
     run[:window_size] = runs[:window_size]
-    params[ONSET] = onset
+    cover[:] = cover_after
     for newer in range(min(len(path), len(tokens))):
         tokens[(position - newer) % len(tokens)] = path[newer]
 
 
 @compiled
-def _verify(logits, request_rows, root, paths, lengths, tokens, run, params):
+def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cover):
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
     window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
     matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
+    cover_after = np.empty(COVER, np.int64)
     for tree, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -218,15 +274,24 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params):
         for node in range(nodes):
             path = paths[tree, node, : lengths[tree, node]]
             position = root[tree] + len(path) - 1
-            length, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
-            _lower(logits[tree * nodes + node], window, runs, length, own, onset, matched, lowered)
+            length, reach = _advance(
+                path, tokens[owner], run[owner], own, cover[owner], position, window, runs,
+                cover_after,
+            )  # fmt: skip
+            _lower(
+                logits[tree * nodes + node], window, runs, length, own, cover_after, reach,
+                matched, lowered,
+            )  # fmt: skip
 
 
 @compiled
-def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params):
+def _accept(
+    request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover
+):  # fmt: skip
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
     window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
+    cover_after = np.empty(COVER, np.int64)
     for tree, owner in enumerate(request_rows):
         own = params[owner]
         if own[PENALTY] == 0:
@@ -235,8 +300,10 @@ def _accept(request_rows, root, paths, accept_index, num_correct_drafts, tokens,
         node = accept_index[tree, accepted] - tree * nodes
         path = paths[tree, node, : accepted + 1]
         position = root[tree] + accepted
-        _, onset = _advance(path, tokens[owner], run[owner], own, position, window, runs)
-        _keep(path, runs, onset, position, tokens[owner], run[owner], own)
+        _advance(
+            path, tokens[owner], run[owner], own, cover[owner], position, window, runs, cover_after
+        )  # fmt: skip
+        _keep(path, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
 
 
 def seed(state: WindowState, seed: Seed) -> None:

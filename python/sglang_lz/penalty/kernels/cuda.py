@@ -12,9 +12,15 @@ it, l the longest match of the row, and d the distance of the nearest source wit
 
 The state consists of runs (section 9): run[k] is how long the newest text repeats the text k tokens
 before it, and m[k] is that length limited by buffer and window. A step sets run'[k] = run[k] + 1 if
-column k holds the newest token, else 0. With an onset n of 1 or more, logits are unchanged until
-the largest floor(run[k] / k), over runs of 16 or more, has once reached n. From then on the savings
-of a column are multiplied by max(1, floor(run[k + 1] / (k + 1)) - n + 1).
+column k holds the newest token, else 0. With an onset n of 1 or more, the savings of a column are
+multiplied by a strength, the larger of
+
+    growth     floor(run[k + 1] / (k + 1)) - n + 1  if that is positive and the run long enough
+    memory     2  if the row's memory is on and run[k + 1] >= 2
+
+and by 0 without either. A row has a word with a bit for each of its newest 64 tokens. A step at
+which some run has n copies sets the bits of all tokens that stand in it. A step after which 40 bits
+are set turns the memory on for 512 steps, which the counter of the row counts down.
 
 One program handles one row of logits. It changes at most W of them, so its cost does not depend on
 the vocabulary. It allocates nothing, waits for nothing, and gives bit-identical results in every
@@ -59,8 +65,17 @@ IS_RATE = tl.constexpr(window.IS_RATE)
 ONSET = tl.constexpr(window.ONSET)
 NUMBERS = tl.constexpr(history.NUMBERS)
 AT = tl.constexpr(history.AT)
+COVER = tl.constexpr(window.COVER)
+LOOPED = tl.constexpr(window.LOOPED)
+MEMORY = tl.constexpr(window.MEMORY)
 SHORTEST_LOOP = tl.constexpr(window.SHORTEST_LOOP)
+SHORTEST_LOOP_OF_ONE = tl.constexpr(window.SHORTEST_LOOP_OF_ONE)
 LONGEST_RUN = tl.constexpr(window.LONGEST_RUN)
+COVERED = tl.constexpr(window.COVERED)
+LEAST_COVER = tl.constexpr(window.LEAST_COVER)
+MEMORY_STEPS = tl.constexpr(window.MEMORY_STEPS)
+REMEMBERED_RUN = tl.constexpr(window.REMEMBERED_RUN)
+REMEMBERED_STRENGTH = tl.constexpr(window.REMEMBERED_STRENGTH)
 
 # Above any column, and with a match length beside it still an int32.
 COLUMNS = tl.constexpr(1 << 14)
@@ -83,25 +98,76 @@ def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
 
 
 @triton.jit
-def _runs(
-    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
+def _stored_runs(period, on_path, run_ptr, visible, window_size):
+    """The run of each period before the path."""
+    known = (period >= 1) & (period < tl.minimum(visible - on_path, window_size))
+    return tl.load(run_ptr + period, mask=known, other=0).to(tl.int32)
+
+
+@triton.jit
+def _append(
+    run, period, newer, path_ptr, on_path, tokens_ptr, slot, capacity, visible, window_size
 ):  # fmt: skip
-    """The run of each period after the path, and whether the onset was reached on it."""
-    run = tl.load(
-        run_ptr + period,
-        mask=(period >= 1) & (period < tl.minimum(visible - on_path, window_size)),
-        other=0,
-    ).to(tl.int32)
-    reached = onset < 0
+    """The runs after the token of the path that has `newer` tokens after it."""
+    newest = tl.load(path_ptr + newer).to(tl.int32)
+    known = (period >= 1) & (period < tl.minimum(visible - newer, window_size))
+    token = _tokens_at(period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, known)
+    return tl.where(known & (token == newest), tl.minimum(run + 1, LONGEST_RUN), 0)
+
+
+@triton.jit
+def _runs(
+    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size
+):  # fmt: skip
+    """The run of each period after the path."""
+    run = _stored_runs(period, on_path, run_ptr, visible, window_size)
     for older in range(on_path):
-        newer = on_path - 1 - older
-        newest = tl.load(path_ptr + newer).to(tl.int32)
-        known = (period >= 1) & (period < tl.minimum(visible - newer, window_size))
-        token = _tokens_at(period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, known)
-        run = tl.where(known & (token == newest), tl.minimum(run + 1, LONGEST_RUN), 0)
-        is_loop = (run >= SHORTEST_LOOP) & (run >= onset * period)
-        reached = reached | (tl.max(is_loop.to(tl.int32)) > 0)
-    return run, reached
+        run = _append(
+            run, period, on_path - 1 - older, path_ptr, on_path, tokens_ptr, slot, capacity,
+            visible, window_size,
+        )  # fmt: skip
+    return run
+
+
+@triton.jit
+def _runs_and_cover(
+    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
+    cover_ptr,
+):  # fmt: skip
+    """The run of each period after the path, and the row's word and counter."""
+    run = _stored_runs(period, on_path, run_ptr, visible, window_size)
+    word = tl.load(cover_ptr + LOOPED)
+    memory = tl.load(cover_ptr + MEMORY)
+    for older in range(on_path):
+        run = _append(
+            run, period, on_path - 1 - older, path_ptr, on_path, tokens_ptr, slot, capacity,
+            visible, window_size,
+        )  # fmt: skip
+        is_loop = (onset > 0) & _is_loop(run, period) & (run >= onset * period)
+        reach = tl.max(tl.where(is_loop, run + period, 0)).to(tl.int64)
+        newest = tl.where(reach < COVERED, (1 << tl.minimum(reach, COVERED - 1)) - 1, -1)
+        word = (word << 1) | newest
+        is_covered = _bits(word) >= LEAST_COVER
+        memory = tl.where(is_covered, MEMORY_STEPS, tl.maximum(memory - 1, 0))
+    return run, word, memory
+
+
+@triton.jit
+def _is_loop(run, period):
+    """Whether a run is long enough to count its copies."""
+    return run >= tl.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
+
+
+@triton.jit
+def _bits(word):
+    """How many bits of a word are set."""
+    bits = word - ((word >> 1) & 0x5555555555555555)
+    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
+    bits += bits >> 8
+    bits += bits >> 16
+    bits += bits >> 32
+    return bits & 0x7F
 
 
 @triton.jit
@@ -126,43 +192,44 @@ def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
 @triton.jit
 def _penalise(
     column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
-    capacity, visible, params_ptr, penalty,
+    capacity, visible, params_ptr, cover_ptr, penalty,
 ):  # fmt: skip
-    """Lower one row of logits, unless its onset is still to come. Returns its runs and its onset.
-    By then every thread has loaded what it needs of the stored window, so that may be written."""
+    """Lower one row of logits. Returns its runs, its word and its counter. By then every thread has
+    loaded what it needs of the stored window and cover, so those may be written."""
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
     is_rate = tl.load(params_ptr + IS_RATE) != 0
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
-    run, reached = _runs(
-        column, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset
-    )
-    following, _ = _runs(
-        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
-        onset,
+    run, word, memory = _runs_and_cover(
+        column, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
+        cover_ptr,
     )  # fmt: skip
-    onset = tl.where(reached & (onset > 0), -onset, onset)
+    following = _runs(
+        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size
+    )
     length = tl.minimum(visible, window_size)
     token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < length)
-    known = (column < length) & (token >= 0) & (token < vocab_size) & (onset <= 0)
+    # Half a token more than the run keeps the quotient away from whole numbers by far more than any
+    # division is wrong; a division of integers takes so many registers that others would spill.
+    copies = ((following.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
+    grown = tl.where(_is_loop(following, column + 1), copies - onset + 1, 0)
+    remembers = (memory > 0) & (following >= REMEMBERED_RUN)
+    strength = tl.maximum(grown, tl.where(remembers, REMEMBERED_STRENGTH, 0))
+    strength = tl.where(onset > 0, strength, 1)
+    known = (column < length) & (token >= 0) & (token < vocab_size) & (strength > 0)
     matched = _match_lengths(column, run, length, buffer_size)
     matched_before = _match_lengths(column + 1, following, length, buffer_size)
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
     savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
-    # Half a token more than the run keeps the quotient away from whole numbers by far more than any
-    # division is wrong; a division of integers takes so many registers that others would spill.
-    copies = ((following.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
-    copies = tl.where(following >= SHORTEST_LOOP, copies, 0)
-    growth = tl.where(onset < 0, tl.maximum(copies + onset + 1, 1), 1)
     at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
     # From L2, where the atomics act: L1 would still have it when the other penalties load it again.
     original = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
-    lowered = original - savings * growth.to(tl.float32)
+    lowered = original - savings * strength.to(tl.float32)
     # A token that stands in two columns must be read by both before either lowers it.
     tl.debug_barrier()
     # The least of what the columns of a token want, in whatever order they come.
     tl.atomic_min(at, lowered, mask=known, sem="relaxed")
-    return run, onset
+    return run, word, memory
 
 
 @triton.jit
@@ -179,7 +246,7 @@ def _visible(position, params_ptr):
 
 def _step_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
-    prefilled, offset, tokens_ptr, run_ptr, params_ptr, capacity,
+    prefilled, offset, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -197,22 +264,24 @@ def _step_kernel(
         run_ptr += request_row * capacity
         column = tl.arange(0, BLOCK)
         before = (position - on_path) % capacity
+        cover_ptr += request_row * COVER
         visible = _visible(position, params_ptr)
-        run, onset = _penalise(
+        run, word, memory = _penalise(
             column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
-            before, capacity, visible, params_ptr, penalty,
+            before, capacity, visible, params_ptr, cover_ptr, penalty,
         )  # fmt: skip
         if on_path > 0:
             if BLOCK > 4096:
                 # Kept until here, the runs would not fit into the registers beside the rest.
                 window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
-                run, _ = _runs(
+                run = _runs(
                     column, path_ptr, on_path, tokens_ptr, run_ptr, before, capacity, visible,
-                    window_size, 0,
+                    window_size,
                 )  # fmt: skip
                 tl.debug_barrier()
             tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
-            tl.store(params_ptr + ONSET, onset.to(tl.float32))
+            tl.store(cover_ptr + LOOPED, word)
+            tl.store(cover_ptr + MEMORY, memory)
             tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
     if HISTORY:
         place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
@@ -255,7 +324,7 @@ def _write_path(
 def _verify_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
     first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, run_ptr, params_ptr,
-    capacity,
+    cover_ptr, capacity,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     NODES: tl.constexpr, BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -286,7 +355,7 @@ def _verify_kernel(
         _penalise(
             column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
             before % capacity, capacity, _visible(before + on_path, params_ptr), params_ptr,
-            penalty,
+            cover_ptr + request_row * COVER, penalty,
         )  # fmt: skip
     if HISTORY:  # noqa: SIM102 -- known when it is compiled, the place is not
         if place >= 0:
@@ -300,7 +369,7 @@ def _verify_kernel(
 
 def _accept_kernel(
     request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
-    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, capacity,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -329,15 +398,16 @@ def _accept_kernel(
     visible = _visible(before + on_path, params_ptr)
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
-    run, reached = _runs(
+    cover_ptr += request_row * COVER
+    run, word, memory = _runs_and_cover(
         column, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
-        window_size, onset,
+        window_size, onset, cover_ptr,
     )  # fmt: skip
-    onset = tl.where(reached & (onset > 0), -onset, onset)
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
     tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
-    tl.store(params_ptr + ONSET, onset.to(tl.float32))
+    tl.store(cover_ptr + LOOPED, word)
+    tl.store(cover_ptr + MEMORY, memory)
     at = (before + on_path) % capacity - column
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
@@ -420,6 +490,7 @@ def seed(state: WindowState, seed: Seed) -> None:
     cpu.seed(staged, replace(seed, rows=np.arange(count)))
     rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
     state.params[rows] = staged.params.to(device, non_blocking=True)
+    state.cover[rows] = staged.cover.to(device, non_blocking=True)
     if is_seen:
         state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
         state.run[rows] = staged.run.to(device, non_blocking=True)
@@ -444,7 +515,8 @@ def step(
     _assert_bits(history, logits)
     _step[(len(request_rows),)](
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, state.tokens, state.run, state.params, state.capacity,
+        offset, state.tokens, state.run, state.params, state.cover,
+        state.capacity,
         *_of_history(state, history, len(request_rows), 1), int(forbids),
         BLOCK=block, HISTORY=history is not None, **_launch(block),
     )  # fmt: skip
@@ -474,7 +546,8 @@ def verify(
     _verify[(batch, nodes)](
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        state.tokens, state.run, state.params, state.capacity,
+        state.tokens, state.run, state.params, state.cover,
+        state.capacity,
         *_of_history(state, history, batch * nodes, depth), int(forbids),
         NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
         HISTORY=history is not None, **_launch(block),
@@ -499,7 +572,8 @@ def accept(
     _assert_dense(request_rows, root, num_correct_drafts, accept_index[:1])
     _accept[(batch,)](
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
-        num_correct_drafts, state.tokens, state.run, state.params, state.capacity,
+        num_correct_drafts, state.tokens, state.run, state.params, state.cover,
+        state.capacity,
         *_of_history(state, history, batch, depth), 0,
         BLOCK=block, HISTORY=history is not None, **_launch(block),
     )  # fmt: skip

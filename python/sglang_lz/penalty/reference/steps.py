@@ -11,7 +11,7 @@ from torch import Tensor
 from sglang_lz.penalty import draft_tree
 from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import IS_RATE, ONSET, PENALTY, WINDOW_SIZE, Seed, WindowState
+from sglang_lz.penalty.window import IS_RATE, PENALTY, WINDOW_SIZE, Seed, WindowState
 
 
 def seed(state: WindowState, seed: Seed) -> None:
@@ -34,11 +34,13 @@ def seed(state: WindowState, seed: Seed) -> None:
         periods = max(1, int(params[WINDOW_SIZE]))
         state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
         state.params[row] = torch.tensor(params, device=device)
+        state.cover[row] = 0
         # Every prefix from which a token was sampled, including the last.
         for length in range(sampled, len(visible) + 1):
             runs = run_lengths(visible[:length], periods)
-            view = WindowView(runs, runs, torch.tensor(length), state.params[row])
-            state.params[row] = view.notice().params
+            given = state.params[row], state.cover[row]
+            view = WindowView(runs, runs, torch.tensor(length), *given)
+            state.cover[row] = view.notice().cover
 
 
 def step(
@@ -129,6 +131,7 @@ def verify(
             windows.run.flatten(0, 1),
             windows.visible.flatten(),
             windows.params.flatten(0, 1),
+            windows.cover.flatten(0, 1),
         )
         _subtract(logits, rows, flat)
     return paths
@@ -184,7 +187,8 @@ def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowVi
             torch.where(on_path[..., None], further.tokens, windows.tokens),
             torch.where(on_path[..., None], further.run, windows.run),
             torch.where(on_path, further.visible, windows.visible),
-            torch.where(on_path[..., None], further.params, windows.params),
+            windows.params,
+            torch.where(on_path[..., None], further.cover, windows.cover),
         )
     return windows
 
@@ -196,7 +200,5 @@ def _penalised(state: WindowState, request_rows: Tensor) -> Tensor:
 def _subtract(logits: Tensor, rows: Tensor, windows: WindowView) -> None:
     is_rate = windows.params[:, IS_RATE] != 0
     savings = saved_bits(windows.match, windows.length, logits.shape[1], is_rate)
-    savings *= windows.params[:, PENALTY, None]
-    onset = windows.params[:, ONSET, None]
-    savings *= torch.where(onset < 0, (windows.copies + onset + 1).clamp_min(1), 1)
-    subtract_savings(logits, rows, windows.tokens, savings * (onset <= 0))
+    savings *= windows.params[:, PENALTY, None] * windows.strength
+    subtract_savings(logits, rows, windows.tokens, savings)

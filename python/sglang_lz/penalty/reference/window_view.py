@@ -10,10 +10,18 @@ from torch import Tensor
 
 from sglang_lz.penalty.window import (
     BUFFER_SIZE,
+    COVERED,
     FIRST_VISIBLE,
+    LEAST_COVER,
     LONGEST_RUN,
+    LOOPED,
+    MEMORY,
+    MEMORY_STEPS,
     ONSET,
+    REMEMBERED_RUN,
+    REMEMBERED_STRENGTH,
     SHORTEST_LOOP,
+    SHORTEST_LOOP_OF_ONE,
     WINDOW_SIZE,
     WindowState,
 )
@@ -29,12 +37,14 @@ class WindowView:
             that it compares are not both visible.
         visible: the number of visible tokens, those before the window included, int64 [...].
         params: float32 [..., PARAMS], as `WindowState.params`.
+        cover: int64 [..., COVER], as `WindowState.cover`.
     """
 
     tokens: Tensor
     run: Tensor
     visible: Tensor
     params: Tensor
+    cover: Tensor
 
     @classmethod
     def of(cls, state: WindowState, rows: Tensor, position: Tensor, width: int) -> WindowView:
@@ -52,7 +62,7 @@ class WindowView:
         visible = position + 1 - params[:, FIRST_VISIBLE].long()
         tokens = state.tokens.index_select(0, rows).gather(1, slot)
         run = state.run[:, :width].index_select(0, rows)
-        view = cls(tokens, run, visible, params)
+        view = cls(tokens, run, visible, params, state.cover[rows])
         view.run = run.masked_fill_(~view.periods(), 0)
         return view
 
@@ -75,19 +85,44 @@ class WindowView:
         return self.run.int().minimum(longest.int())
 
     @property
+    def following(self) -> Tensor:
+        """The run that the token of each column extends, int32 [..., width]; 0 at distance W."""
+        return torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
+
+    @property
     def copies(self) -> Tensor:
-        """c of docs/SPEC.md section 9, by the token that extends the repeat, int32 [..., width]."""
-        period = torch.arange(1, self.run.shape[-1] + 1, device=self.run.device)
-        following = torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
-        return torch.where(following >= SHORTEST_LOOP, following // period, 0).int()
+        """c_p of docs/SPEC.md section 9, by the column of p, int32 [..., width]."""
+        period = self._distance()
+        shortest = torch.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
+        following = self.following
+        return torch.where(following >= shortest, following // period, 0).int()
+
+    @property
+    def strength(self) -> Tensor:
+        """g_p of docs/SPEC.md section 9, by the column of p, int32 [..., width]; 1 for n = 0."""
+        onset = self.params[..., ONSET, None].int()
+        grown = (self.copies - onset + 1).clamp_min(0)
+        has_memory = self.cover[..., MEMORY, None] > 0
+        remembered = has_memory & (self.following >= REMEMBERED_RUN)
+        strength = torch.maximum(grown, REMEMBERED_STRENGTH * remembered.int())
+        return torch.where(onset > 0, strength, 1)
 
     def notice(self) -> WindowView:
-        """The same windows, with the onset marked as reached where it is."""
-        onset = self.params[..., ONSET]
-        reached = (onset > 0) & (self.copies.amax(dim=-1) >= onset)
-        params = self.params.clone()
-        params[..., ONSET] = torch.where(reached, -onset, onset)
-        return WindowView(self.tokens, self.run, self.visible, params)
+        """The same windows, with word and counter after this step."""
+        onset = self.params[..., ONSET, None]
+        is_loop = (onset > 0) & (self.copies >= onset)
+        reach = (is_loop * (self.following + self._distance())).amax(dim=-1).clamp_max(COVERED)
+        newest = torch.where(reach < COVERED, (1 << reach % COVERED) - 1, -1)
+        word = (self.cover[..., LOOPED] << 1) | newest
+        bit = torch.arange(COVERED, device=word.device)
+        count = ((word[..., None] >> bit) & 1).sum(dim=-1)
+        before = self.cover[..., MEMORY]
+        memory = torch.where(count >= LEAST_COVER, MEMORY_STEPS, (before - 1).clamp_min(0))
+        cover = torch.stack([word, memory], dim=-1)
+        return WindowView(self.tokens, self.run, self.visible, self.params, cover)
+
+    def _distance(self) -> Tensor:
+        return torch.arange(1, self.run.shape[-1] + 1, device=self.run.device)
 
     def keep(self, state: WindowState, rows: Tensor, position: Tensor, new: int) -> None:
         """Write these windows [rows, width] back; the arguments are those of `of`.
@@ -99,7 +134,7 @@ class WindowView:
         slot = (position[:, None] - column) % state.capacity
         state.tokens[rows[:, None], slot] = self.tokens[:, : len(column)]
         state.run[rows, : self.run.shape[1]] = self.run
-        state.params[rows] = self.params
+        state.cover[rows] = self.cover
 
     def __getitem__(self, index: Any) -> WindowView:
         """The windows at an index of the leading dimensions."""
@@ -114,6 +149,7 @@ class WindowView:
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
         longer = (self.run.int() + 1).clamp_max(LONGEST_RUN).to(torch.int16)
-        after = WindowView(tokens, longer * (tokens == newest), self.visible + 1, self.params)
+        run = longer * (tokens == newest)
+        after = WindowView(tokens, run, self.visible + 1, self.params, self.cover)
         after.run = after.run.masked_fill(~after.periods(), 0)
         return after.notice()
