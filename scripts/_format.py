@@ -29,14 +29,14 @@ def format_all(arguments: list[str]) -> int:
         [python, "-m", "ruff", "check", "--fix", "."],
         [python, "-m", "ruff", "format", "."],
         [python, "-m", "mypy"],
-        [python, "scripts/_docs.py"],
+        [python, "-m", "_docs"],
     ]
     folders = os.pathsep.join(map(str, (ROOT, ROOT / "python", ROOT / "scripts")))
     env = variables(environment) | {"PYTHONPATH": folders}
     statuses = []
     with environment.temporary_folder():
         for command in commands:
-            say(" ".join(command[1:]).removeprefix("-m "))
+            say(" ".join(command[2:]))
             statuses.append(_supervise.run(command, env=env, cwd=ROOT))
     return next(filter(None, statuses), 0)
 

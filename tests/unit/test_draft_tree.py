@@ -13,6 +13,7 @@ from sglang_lz.penalty import draft_tree
 from sglang_lz.penalty.reference import codelength
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.reference.window_view import WindowView
+from sglang_lz.penalty.window import COVER
 
 WIDTH = 10
 
@@ -79,7 +80,8 @@ def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
     run = codelength.run_lengths(torch.tensor(history, dtype=torch.int64), window)
     run = torch.nn.functional.pad(run, (0, WIDTH - window)).to(torch.int16)[None]
     params = torch.tensor([[0.15, window, buffer, 0, 0, 0]])
-    before = WindowView(newest_first, run, torch.tensor([len(history)]), params)
+    cover = torch.zeros((1, COVER), dtype=torch.int64)
+    before = WindowView(newest_first, run, torch.tensor([len(history)]), params, cover)
     tokens = drafts[: len(parent)]
     depth = max(len(path(parent, node)) for node in range(len(parent))) + 1 + spare
 

@@ -272,14 +272,15 @@ def test_each_release_has_an_environment_of_its_own() -> None:
 
 def test_format_mends_and_checks_all(calls: Calls) -> None:
     assert format_code.format_all([]) == 0
-    assert calls.commands == [["ruff", "check", "--fix", "."], ["ruff", "format", "."], ["mypy"]]
+    style = [["ruff", "check", "--fix", "."], ["ruff", "format", "."], ["mypy"]]
+    assert calls.commands == [*style, ["_docs"]]
     assert calls.set_up == {"tests": True, "package_of_checkout": True}
 
 
 def test_format_goes_on_after_a_failure_and_returns_it(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statuses = iter([3, 0, 4])
+    statuses = iter([3, 0, 4, 5])
     monkeypatch.setattr(environment._supervise, "run", lambda *_, **__: next(statuses))
     assert format_code.format_all([]) == 3
     assert next(statuses, None) is None
