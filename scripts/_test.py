@@ -22,16 +22,17 @@ MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [--upstream VERSION] [quick|full|containers] [argument of pytest ...]
+usage: scripts/test [--upstream VERSION] [quick|all|containers] [argument of pytest ...]
        scripts/test [--upstream VERSION] FILE|FOLDER|TEST ... [argument of pytest ...]
 
-Set up the patched SGLang inside this checkout, CPU flavour, and check everything: the patches, the
-installed wheel, style and types, and the tests, which run against the installed wheel.
+Set up the patched SGLang inside this checkout, CPU flavour, and check the patches, the installed
+wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
   quick       without tests/server, which start real servers, and without building images; under
               three minutes once set up
-  full        all (the default); then the patches and the contract on servers on the other releases
-              of SGLang in patches/releases
+  all         everything: also the images, short runs of the benchmarks and of the GPU's checks, and
+              then the patches and the contract on servers on the other releases of SGLang in
+              patches/releases
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -53,11 +54,19 @@ them.
 """
 
 
-MODES = ("quick", "full", "containers")
+MODES = ("quick", "all", "containers")
+DEFAULT = "default"
+"""The mode without a word or named tests."""
 NAMED = "named"
 """The mode that has no word: tests are named."""
 UNIT = ROOT / "tests" / "unit"
 CONTRACT = ("modes", "transforms", "proper_tokens", "guard", "surface", "refusals")
+ONLY_ALL = (
+    *(tools.tests for tools in _tools.ALL),
+    *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
+    *("tests/server/test_gpu_rehearsal.py", "tests/unit/test_gpu_check.py"),
+)
+"""What only `all` and `containers` run: the images, the benchmarks and the checks of a GPU."""
 OLDER = (
     "tests/patches",
     *(f"tests/server/test_{name}.py" for name in CONTRACT),
@@ -65,16 +74,15 @@ OLDER = (
     "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
     " or chunked or (eagle and not (tree or sglang)))",
 )
-"""What `full` runs of an older release: with every mode, both would take an hour. Chunks are in
+"""What `all` runs of an older release: with every mode, both would take an hour. Chunks are in
 `mixed-chunk`, chains of drafts in `eagle-tree`."""
-SLOW = ("tests/server", *(tools.tests for tools in _tools.ALL))
 
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
-    """Remove the mode, one of `MODES`, from the arguments; the default is `NAMED` or "full"."""
+    """Remove the mode, one of `MODES`, from the arguments; else it is `NAMED` or `DEFAULT`."""
     if arguments and arguments[0] in MODES:
         return arguments[0], arguments[1:]
-    return (NAMED if _tools.test_paths(arguments) else "full"), arguments
+    return (NAMED if _tools.test_paths(arguments) else DEFAULT), arguments
 
 
 def imports_checkout(mode: str, arguments: list[str]) -> bool:
@@ -101,11 +109,11 @@ def test(arguments: list[str]) -> int:
     upstream, rest = split_option("--upstream", arguments)
     mode, rest = split_mode(rest)
     environments = [Environment("cpu", choose_release(upstream))]
-    if mode == "full" and environments[0].release == releases()[0]:
+    if mode == "all" and environments[0].release == releases()[0]:
         environments += [Environment("cpu", release) for release in releases()[1:]]
     for environment in environments:
         environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
-    if mode != "quick":
+    if mode not in ("quick", DEFAULT):
         _tools.install(_tools.needed([] if mode == "containers" else rest))
     status = 0
     for environment in environments:
@@ -143,7 +151,7 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
         "doctor": ([*tool, "doctor"], {}),
     }
     results = {}
-    for name, (command, more) in checks.items() if mode in ("quick", "full") else ():
+    for name, (command, more) in checks.items() if mode in ("quick", DEFAULT, "all") else ():
         say(name)
         began = time.monotonic()
         status = _supervise.run(command, env=env | more, cwd=ROOT)
@@ -151,8 +159,9 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
     for name, (status, seconds) in results.items():
         say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
     tests = []
-    if mode == "quick":
-        tests = [f"--ignore-glob={tests}" for tests in SLOW]
+    if mode in ("quick", DEFAULT):
+        left_out = ONLY_ALL if mode == DEFAULT else ("tests/server", *ONLY_ALL)
+        tests = [f"--ignore-glob={tests}" for tests in left_out]
     elif mode == "containers":
         tests = ["tests/deploy"]
     status = _pytest(environment, env, [*workers(mode, arguments), *tests, *arguments])
@@ -163,12 +172,12 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
 
 
 def _check_older(environment: Environment, arguments: list[str]) -> int:
-    """Run the checks of `full` for a release that is not the newest."""
+    """Run the checks of `all` for a release that is not the newest."""
     say(f"SGLang {environment.release}")
     env = variables(environment)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
-    return status or _pytest(environment, env, [*workers("full", []), *OLDER, *arguments])
+    return status or _pytest(environment, env, [*workers("all", []), *OLDER, *arguments])
 
 
 def _pytest(environment: Environment, env: dict[str, str], arguments: list[str]) -> int:

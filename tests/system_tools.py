@@ -42,4 +42,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         terminal.write_line(f"They need what is not installed: {packages}")
         terminal.write_line("To run them (on Debian and Ubuntu, the first as root):")
         terminal.write_line(f"    apt-get install {packages}")
-        terminal.write_line(f"    scripts/test full {' '.join(sorted(files))}")
+        terminal.write_line(f"    scripts/test {' '.join(sorted(files))}")

@@ -50,7 +50,7 @@ def test_tests_without_their_tools_are_named_at_the_end(tmp_path: Path, missing:
     assert tests == f"{FILE}: 1"
     assert why.endswith(f"not installed: {missing}")
     assert install.strip() == f"apt-get install {missing}"
-    assert run.strip() == f"scripts/test full {FILE}"
+    assert run.strip() == f"scripts/test {FILE}"
 
 
 def test_in_ci_they_are_errors(tmp_path: Path, missing: str) -> None:

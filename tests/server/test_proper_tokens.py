@@ -402,7 +402,7 @@ def test_json_of_chats(server: Server) -> None:
         "model": "x",
         "messages": [{"role": "user", "content": "a person"}],
         "temperature": 1.0,
-        "max_tokens": 600,
+        "max_tokens": 1900,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "person", "schema": SCHEMA},

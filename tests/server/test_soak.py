@@ -17,7 +17,7 @@ from bench.soak.schedule import ANSWER, STREAM, TOKENS, Request
 from server.client import Lz
 
 ROOT = Path(__file__).resolve().parents[2]
-POSITIONS = 20_000
+POSITIONS = 6_000
 REQUEST = Request(prompt=[300, 301, 302] * 4, new_tokens=6, lz=Lz(0.5))
 
 

@@ -160,18 +160,18 @@ def test_split_option(arguments: list[str], flavour: str | None, rest: list[str]
 @pytest.mark.parametrize(
     ("arguments", "mode", "rest"),
     [
-        ([], "full", []),
+        ([], "default", []),
         (["quick"], "quick", []),
-        (["full", "-x"], "full", ["-x"]),
+        (["all", "-x"], "all", ["-x"]),
         (["containers", "-s"], "containers", ["-s"]),
         (["quick", "tests/unit"], "quick", ["tests/unit"]),
-        (["-k", "tests/unit"], "full", ["-k", "tests/unit"]),
+        (["-k", "tests/unit"], "default", ["-k", "tests/unit"]),
         (["tests/unit", "-k", "quick"], "named", ["tests/unit", "-k", "quick"]),
         (["-xq", "tests/unit/test_a.py::b"], "named", ["-xq", "tests/unit/test_a.py::b"]),
         (["-n0", "--pdb", "tests/unit"], "named", ["-n0", "--pdb", "tests/unit"]),
         (["--tb=short", "tests/unit"], "named", ["--tb=short", "tests/unit"]),
         (["-n", "0", "--lf", "tests/unit"], "named", ["-n", "0", "--lf", "tests/unit"]),
-        (["--ignore", "tests/server"], "full", ["--ignore", "tests/server"]),
+        (["--ignore", "tests/server"], "default", ["--ignore", "tests/server"]),
     ],
 )
 def test_split_mode(arguments: list[str], mode: str, rest: list[str]) -> None:
@@ -233,7 +233,7 @@ def test_named_tests_run_and_nothing_else(
     assert calls.tools == wanted
 
 
-@pytest.mark.parametrize("arguments", [[], ["full"], ["quick"], ["quick", "tests/unit"]])
+@pytest.mark.parametrize("arguments", [[], ["all"], ["quick"], ["quick", "tests/unit"]])
 def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments: list[str]) -> None:
     assert run_tests.test(arguments) == 0
     pytest_alone = ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"]
@@ -245,7 +245,7 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
         ["sglang_lz", "check"],
         ["sglang_lz", "doctor"],
         pytest_alone,
-        *(older if "quick" not in arguments else []),
+        *(older if "all" in arguments else []),
     ]
     assert "-n" in calls.commands[-1]
     assert "PYTHONPATH" not in calls.env
@@ -254,7 +254,7 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
 
 def test_another_release_is_tested_alone(calls: Calls) -> None:
     release = environment.releases()[-1]
-    assert run_tests.test(["--upstream", release, "full", "-x"]) == 0
+    assert run_tests.test(["--upstream", release, "all", "-x"]) == 0
     assert calls.env["SGLANG_LZ_UPSTREAM"] == release
     assert [command[0] for command in calls.commands].count("pytest") == 1
     assert calls.commands[-1][-1] == "-x"
