@@ -65,6 +65,7 @@ EXPOSE 30000
 HEALTHCHECK --start-period=5m --interval=5s --timeout=30s --retries=6 \
     CMD ["python3", "-m", "sglang_lz.distribution.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
+CMD ["--end-loops"]
 
 ARG VERSION=unknown
 ARG REVISION=unknown

@@ -66,6 +66,7 @@ EXPOSE 30000
 HEALTHCHECK --start-period=30m --interval=5s --timeout=30s --retries=6 \
     CMD ["python3", "-m", "sglang_lz.distribution.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
+CMD ["--end-loops"]
 
 ARG VERSION=unknown
 ARG REVISION=unknown

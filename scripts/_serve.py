@@ -18,7 +18,7 @@ from _environment import (
 )
 
 USAGE = """\
-usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [argument of the server ...]
+usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [--end-loops] [argument ...]
 
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
@@ -26,8 +26,12 @@ Without --model-path it serves the demo model, under the name "demo". Ctrl-C end
   --flavour cpu|cuda   default: cuda on a machine with an NVIDIA GPU, else cpu
   --upstream VERSION   the release of SGLang; default: the newest of those in patches/releases
 
+  --end-loops          end loops in every request that says nothing else: the recommended lz_penalty
+                       and lz_onset, and the loop guard (in --preferred-sampling-params, where your
+                       own keys win)
+
 All other arguments go to sglang.launch_server and win over what this script sets:
-    scripts/serve --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
+    scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
 Its own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 
 environment:

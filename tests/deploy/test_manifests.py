@@ -38,6 +38,7 @@ from deployment import (
 )
 from releases import FOLDER, RELEASES
 from sglang_lz.distribution.lock import Lock
+from sglang_lz.distribution.serve import RECOMMENDED, without_end_loops
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.
 KUBERNETES = ("1.30", "1.37")
@@ -210,14 +211,14 @@ def compose_default(text: str) -> str:
 
 
 def server_arguments(container: Json, group_size: int = 1) -> argparse.Namespace:
-    """What SGLang's own parser makes of a container's arguments; SystemExit if it refuses."""
+    """What `sglang-lz serve` and SGLang make of a container's arguments; SystemExit if refused."""
     set_by_lws = {"LWS_LEADER_ADDRESS": "leader", "LWS_GROUP_SIZE": group_size}
     set_by_lws["LWS_WORKER_INDEX"] = group_size - 1
     arguments = [
         re.sub(r"\$\((\w+)\)", lambda found: str(set_by_lws[found[1]]), argument)
         for argument in container["args"]
     ]
-    return server_parser().parse_args(arguments)
+    return server_parser().parse_args(without_end_loops(arguments))
 
 
 def servers() -> Iterator[tuple[Json, int]]:
@@ -238,6 +239,7 @@ class TestArguments:
             assert args.tp_size * args.pp_size * args.dp_size == gpus
             assert (args.nnodes, args.node_rank) == (size, size - 1)
             assert args.enable_metrics
+            assert args.preferred_sampling_params == RECOMMENDED
             seen += 1
         assert seen == len(FILES)
 
@@ -245,8 +247,9 @@ class TestArguments:
         services = load(COMPOSE)[0]["services"]
         for name in ("cpu", "cuda"):
             command = ["--model-path=demo", *map(compose_default, services[name]["command"])]
-            args = server_parser().parse_args(command)
+            args = server_parser().parse_args(without_end_loops(command))
             assert args.enable_metrics
+            assert args.preferred_sampling_params == RECOMMENDED
         (device,) = services["cuda"]["deploy"]["resources"]["reservations"]["devices"]
         assert int(compose_default(device["count"])) == args.tp_size
 

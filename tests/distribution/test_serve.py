@@ -16,8 +16,17 @@ from pathlib import Path
 import pytest
 
 from distribution.world import SOURCE
+from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.seal import Seal
-from sglang_lz.distribution.serve import DEMO_MODEL, server_arguments
+from sglang_lz.distribution.serve import (
+    DEMO_MODEL,
+    PREFERRED,
+    RECOMMENDED,
+    server_arguments,
+    without_end_loops,
+)
+from sglang_lz.loops import detector
+from sglang_lz.loops.detector import RepetitionDetection
 from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
 
 
@@ -67,6 +76,38 @@ def test_the_environment_says_where_to_listen() -> None:
     options = parsed(server_arguments("cpu", [], environ))
     assert (options.host, options.port) == ("0.0.0.0", "8000")
     assert parsed(server_arguments("cpu", ["--port", "1"], environ)).port == "1"
+
+
+def preferred(arguments: list[str]) -> object:
+    """The sampling parameters that every request gets."""
+    assert arguments.count(PREFERRED) == 1
+    return json.loads(arguments[arguments.index(PREFERRED) + 1])
+
+
+def test_loops_end_if_that_is_asked() -> None:
+    assert without_end_loops(["--port", "1"]) == ["--port", "1"]
+    arguments = without_end_loops(["--end-loops", "--port", "1"])
+    assert arguments[:2] == ["--port", "1"]
+    assert preferred(arguments) == RECOMMENDED
+    guard = RepetitionDetection.parse(RECOMMENDED["repetition_detection"])
+    assert guard == detector.RECOMMENDED
+
+
+@pytest.mark.parametrize(
+    "mine", [[PREFERRED, '{"lz_penalty": 0}'], [PREFERRED + '={"lz_penalty":0}']]
+)
+def test_the_users_own_sampling_parameters_win(mine: list[str]) -> None:
+    arguments = without_end_loops([*mine, "--end-loops", "--port", "1"])
+    assert arguments[:2] == ["--port", "1"]
+    assert preferred(arguments) == RECOMMENDED | {"lz_penalty": 0}
+
+
+@pytest.mark.parametrize(
+    "mine", [[PREFERRED, "[]"], [PREFERRED], [f"{PREFERRED}=x"], ["--config=x"]]
+)
+def test_what_cannot_end_loops_says_so(mine: list[str]) -> None:
+    with pytest.raises(DistError, match=r"must be (a JSON object|left out with --config)"):
+        without_end_loops(["--end-loops", *mine])
 
 
 # What is started

@@ -121,6 +121,10 @@ Start `sglang.launch_server` on 127.0.0.1:30000, in place of this process. All a
 server's, and win over what this command sets: host and port, on the CPU flavour float32 and a small
 cache, and without --model-path the demo model, under the name "demo". With --config it sets none.
 
+  --end-loops   end loops in every request that says nothing else: the recommended lz_penalty and
+                lz_onset, and behind them the loop guard. It sets --preferred-sampling-params, where
+                your own keys win. A mode without the penalty or the guard refuses it at the start.
+
 Arguments that the server cannot start with, such as an unknown one, a path that does not exist or a
 port in use, end in one sentence on standard error and exit status 2. Several ranks on a CPU divide
 its cores among them.
@@ -130,7 +134,7 @@ Reads   the environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT, for 127.0.0
 Writes  nothing itself.""",
         """\
   sglang-lz serve
-  sglang-lz serve --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000
+  sglang-lz serve --end-loops --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000
   python -m sglang.launch_server --help     the server's own arguments""",
     ),
     "loops": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -22,6 +24,50 @@ CPU = [
     *["--max-total-tokens", "32768", "--max-running-requests", "64"],
     "--sleep-on-idle",  # otherwise, an idle server keeps a core busy
 ]
+
+
+END_LOOPS = "--end-loops"
+PREFERRED = "--preferred-sampling-params"
+RECOMMENDED = {
+    **{"lz_penalty": 0.15, "lz_onset": 3},
+    "repetition_detection": {"max_pattern_size": 512, "min_count": 20},
+}
+"""The sampling parameters that `END_LOOPS` gives to every request that has none of its own."""
+
+
+def without_end_loops(arguments: list[str]) -> list[str]:
+    """The arguments of sglang.launch_server for those of `serve`, with `END_LOOPS` carried out.
+
+    It sets --preferred-sampling-params. The user's own keys there win over `RECOMMENDED`.
+
+    Raises:
+        DistError: the user's value of that argument is not a JSON object, or --config is given,
+            whose file it would override.
+    """
+    if END_LOOPS not in arguments:
+        return arguments
+    arguments = [argument for argument in arguments if argument != END_LOOPS]
+    if any(a.partition("=")[0] == "--config" for a in arguments):
+        raise DistError(
+            f"{END_LOOPS} must be left out with --config, whose file it would override; set "
+            f"preferred-sampling-params to {json.dumps(RECOMMENDED)} there."
+        )
+    rest: list[str] = []
+    given = "{}"
+    values = iter(arguments)
+    for argument in values:
+        name, has_value, value = argument.partition("=")
+        if name == PREFERRED:
+            given = value if has_value else next(values, "")
+        else:
+            rest.append(argument)
+    try:
+        own = json.loads(given)
+    except ValueError:
+        own = None
+    if not isinstance(own, dict):
+        raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.")
+    return [*rest, PREFERRED, json.dumps({**RECOMMENDED, **own})]
 
 
 def names_model(arguments: list[str]) -> bool:
@@ -64,11 +110,11 @@ def serve(arguments: list[str]) -> NoReturn:
             f"{PACKAGE} is not part of a patched sglang, so there is nothing to serve; in a "
             "checkout use scripts/serve, which builds one."
         )
-    arguments = server_arguments(Seal.parse(data).flavour, arguments)
+    arguments = server_arguments(Seal.parse(data).flavour, without_end_loops(arguments))
     if str(DEMO_MODEL) in arguments:
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.server.launch", *arguments]
-    print(f"sglang-lz: python {' '.join(command[1:])}", file=sys.stderr, flush=True)
+    print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)
