@@ -57,7 +57,7 @@ def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
     if mask is None or mask.dtype != torch.int32 or mask.device.type != "cpu":
         return  # the grammar backend has its own kind of mask
     nodes = len(mask) // len(grammars)
-    for i in _stopped(grammars):
+    for i in _stop_slow(grammars):
         mask[i * nodes : (i + 1) * nodes] = -1
     rows = (np.bitwise_or.reduce(mask.numpy(), axis=1) == 0).nonzero()[0].tolist()
     for row in rows:
@@ -65,17 +65,21 @@ def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
         grammars[row // nodes].lz_dead_end = DRAFTED if nodes > 1 or is_pipeline() else REACHED
 
 
-def _stopped(grammars: Sequence[Any]) -> list[int]:
-    """The positions of the requests whose matcher was too slow on any rank; they have to end."""
-    found = {i: _matcher(grammar) for i, grammar in enumerate(grammars)}
-    timed = {i: matcher for i, matcher in found.items() if hasattr(matcher, "is_stopped")}
+def _stop_slow(grammars: Sequence[Any]) -> list[int]:
+    """Stop the matchers that were too slow on any rank.
+
+    Returns:
+        The positions of their requests, which have to end.
+    """
     if is_pipeline():
         return []
+    found = {i: _matcher(grammar) for i, grammar in enumerate(grammars)}
+    timed = {i: matcher for i, matcher in found.items() if hasattr(matcher, "is_stopped")}
     going_on = ranks.least([not matcher.is_stopped for matcher in timed.values()])
-    stopped = [i for i, goes_on in zip(timed, going_on, strict=True) if not goes_on]
-    for i in stopped:
+    slow = [i for i, goes_on in zip(timed, going_on, strict=True) if not goes_on]
+    for i in slow:
         timed[i].stop()
-    return stopped
+    return slow
 
 
 def _matcher(grammar: Any) -> Any:
