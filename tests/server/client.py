@@ -19,6 +19,7 @@ Json = dict[str, Any]
 Rows = npt.NDArray[np.float64]
 TIMEOUT_SECONDS = 600
 STREAM_TRIES = 5
+MOST_LOGPROBS = 1 << 20  # of one request, all its positions together (docs/LIMITS.md)
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,22 @@ def generate(
 
 
 def base_rows(server: Server, prompt: Sequence[int], outputs: Sequence[int]) -> Rows:
-    """Logprobs without any penalty for every prefix of the outputs, by one prefill of all of them.
+    """Logprobs without any penalty for every prefix of the outputs, by prefills of all of them.
+
+    The server bounds the logprobs of one request, so long outputs take several.
 
     Returns:
         float64 [len(outputs), V]; row i is the distribution after prompt + outputs[:i].
     """
-    body = request_body([*prompt, *outputs], 1)
-    body["logprob_start_len"] = len(prompt) - 1
-    body["return_flat_raw_top_logprobs"] = True
-    rows = top_rows(post_ok(server, "/generate", body)["meta_info"], "input")
+    tokens = [*prompt, *outputs]
+    at_once = MOST_LOGPROBS // vocab_size() - 1
+    parts = []
+    for start in range(len(prompt) - 1, len(tokens) - 1, at_once):
+        body = request_body(tokens[: start + at_once + 1], 1)
+        body["logprob_start_len"] = start
+        body["return_flat_raw_top_logprobs"] = True
+        parts.append(top_rows(post_ok(server, "/generate", body)["meta_info"], "input"))
+    rows = np.concatenate(parts)
     assert len(rows) == len(outputs)
     return rows
 
