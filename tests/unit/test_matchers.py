@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -17,6 +19,7 @@ from xgrammar import GrammarMatcher
 
 from sglang_lz.bounds import dead_ends, grammar_cache, matchers, ranks
 from sglang_lz.bounds.dead_ends import end_constrained, open_dead_ends
+from sglang_lz.bounds.limits import CONSTRAINTS
 from sglang_lz.bounds.threads import Allowance
 from sglang_lz.demo import MODEL_PATH
 
@@ -158,12 +161,12 @@ def test_slow_calls_share_an_allowance(
 ) -> None:
     """Many slow constraints at once delay the others no longer than a few do."""
     now = [0.0]
-    monkeypatch.setattr(matchers, "_ALLOWANCE", Allowance(0.7, 0.5, lambda: now[0]))
+    monkeypatch.setattr(matchers, "SEARCHES", Allowance(0.7, 0.5, lambda: now[0]))
     for i in range(12):
         grammar = backend.dispatch_regex(ENDLESS + str(i))
         grammar.fill_vocab_mask(grammar.allocate_vocab_mask(len(tokenizer), 1, "cpu"), 0)
         assert ended(grammar) is not None
-    assert -1 < matchers._ALLOWANCE.left() < matchers.MOST_SECONDS
+    assert -1 < matchers.SEARCHES.left() < matchers.MOST_SECONDS
     # The last of them had little time, which says nothing about its constraint.
     assert grammar.matcher.is_slow
     assert not grammar.copy().matcher.is_slow
@@ -182,16 +185,71 @@ def test_ordinary_constraints_go_on(backend: Any, tokenizer: Any) -> None:
     assert ended(grammar) is None
 
 
-def test_nothing_ends_in_a_pipeline(
-    backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only its last stage would know."""
+@pytest.fixture
+def pipeline(backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The token that ends a request on all stages; its last stage alone sees masks."""
     for module in (matchers, dead_ends):
         monkeypatch.setattr(module, "is_pipeline", lambda: True)
+    monkeypatch.setattr(matchers.TimedMatcher, "end_token", None)
+    grammar_cache.bound(backend, backend, is_pipeline=True)
+    token = matchers.TimedMatcher.end_token
+    assert token is not None
+    return token
+
+
+def allowed(row: torch.Tensor) -> list[int]:
+    """The tokens of a row of a mask."""
+    return np.unpackbits(row.numpy().view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+@pytest.mark.parametrize(("kind", "text"), [("regex", ENDLESS), ("ebnf", "root ::= root")])
+def test_every_stage_of_a_pipeline_ends_what_has_no_mask(
+    backend: Any, pipeline: int, kind: str, text: str
+) -> None:
+    """The last stage has none, in time or at all, and the others never ask for one."""
+    dispatch = getattr(backend, f"dispatch_{kind}")
+    first, last = dispatch(text), dispatch(text)
+    mask = last.allocate_vocab_mask(2048, 1, "cpu")
+    last.fill_vocab_mask(mask, 0)
+    open_dead_ends(mask, [last])
+    assert allowed(mask[0]) == [pipeline]
+    for grammar in (first, last):
+        with pytest.raises(ValueError, match="not accepted") as error:
+            grammar.accept_token(pipeline)
+        req = SimpleNamespace(
+            grammar=grammar,
+            to_finish=FINISH_ABORT(
+                f"Grammar accept_token failed: {error.value}",
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                "InternalServerError",
+            ),
+            output_ids=[pipeline],
+            sampling_params=SimpleNamespace(**dict.fromkeys(CONSTRAINTS) | {kind: text}),
+        )
+        end_constrained(req, 1)
+        answer = req.to_finish.to_json()
+        assert answer["status_code"] == 400
+        assert answer["message"].startswith(f"{kind} must allow some token wherever")
+
+
+def test_a_pipeline_limits_only_masks(
+    backend: Any, tokenizer: Any, pipeline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that alone stopped on the way would go on where the others end."""
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
     grammar = backend.dispatch_regex("[a-zé]*")
     follow(grammar, tokenizer, TEXT)
-    assert ended(grammar) is None
+    assert not grammar.matcher.is_stopped
+
+
+def test_no_mask_of_a_pipeline_allows_the_token_that_ends(backend: Any, pipeline: int) -> None:
+    tag = {"begin": "<a>", "structure": {"type": "string"}, "end": "</a>"}
+    any_text = {"structures": [tag], "triggers": ["<a"]}
+    grammar = backend.dispatch_structural_tag(json.dumps(any_text))
+    mask = grammar.allocate_vocab_mask(2048, 1, "cpu")
+    grammar.fill_vocab_mask(mask, 0)
+    assert len(allowed(mask[0])) > 2000
+    assert pipeline not in allowed(mask[0])
 
 
 def test_ranks_end_a_request_together(

@@ -44,6 +44,12 @@ _SLOW = (
     "too many ways where this output has come to."
 )
 
+_WITHOUT_MASK = (
+    "must allow some token wherever the output has not ended, and next tokens that are found "
+    f"within {MOST_SECONDS} s, got one that does not where this output has come to."
+)
+"""In a pipeline, where only the last stage knows which of them it was."""
+
 
 def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
     """Unmask the rows of a batch's mask that allow no token, or were not found in time.
@@ -57,29 +63,33 @@ def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
     if mask is None or mask.dtype != torch.int32 or mask.device.type != "cpu":
         return  # the grammar backend has its own kind of mask
     nodes = len(mask) // len(grammars)
-    for i in _stop_slow(grammars):
-        mask[i * nodes : (i + 1) * nodes] = -1
+    for i, matcher in _stop_slow(grammars):
+        for row in mask[i * nodes : (i + 1) * nodes]:
+            matcher.fill_without_mask(row)
     rows = (np.bitwise_or.reduce(mask.numpy(), axis=1) == 0).nonzero()[0].tolist()
     for row in rows:
-        mask[row] = -1
-        grammars[row // nodes].lz_dead_end = DRAFTED if nodes > 1 or is_pipeline() else REACHED
+        grammar = grammars[row // nodes]
+        matcher = _matcher(grammar)
+        if hasattr(matcher, "fill_without_mask"):
+            matcher.fill_without_mask(mask[row])
+        else:
+            mask[row] = -1
+        grammar.lz_dead_end = DRAFTED if nodes > 1 or is_pipeline() else REACHED
 
 
-def _stop_slow(grammars: Sequence[Any]) -> list[int]:
+def _stop_slow(grammars: Sequence[Any]) -> list[tuple[int, Any]]:
     """Stop the matchers that were too slow on any rank.
 
     Returns:
-        The positions of their requests, which have to end.
+        The positions of their requests, which have to end, and the matchers.
     """
-    if is_pipeline():
-        return []
     found = {i: _matcher(grammar) for i, grammar in enumerate(grammars)}
     timed = {i: matcher for i, matcher in found.items() if hasattr(matcher, "is_stopped")}
     going_on = ranks.least([not matcher.is_stopped for matcher in timed.values()])
     slow = [i for i, goes_on in zip(timed, going_on, strict=True) if not goes_on]
     for i in slow:
         timed[i].stop()
-    return slow
+    return [(i, timed[i]) for i in slow]
 
 
 def _matcher(grammar: Any) -> Any:
@@ -98,12 +108,15 @@ def end_constrained(req: Any, new_tokens: int) -> None:
         new_tokens: how many tokens the step added; those sampled without a mask do not count.
     """
     reason, dead_end = req.to_finish, getattr(req.grammar, "lz_dead_end", None)
-    if _is_refused(reason):
+    is_slow = getattr(_matcher(req.grammar), "is_slow", False)
+    if _is_refused(reason) and is_slow:
+        _end(req, _WITHOUT_MASK)
+    elif _is_refused(reason):
         _end(req, _CONTRADICTORY if dead_end is None else _NOTHING)
     elif dead_end == REACHED and reason is None:
         req.finished_len = max(0, len(req.output_ids) - new_tokens)
         _end(req, _NOTHING)
-    elif reason is None and getattr(_matcher(req.grammar), "is_slow", False):
+    elif reason is None and is_slow:
         req.finished_len = max(0, len(req.output_ids) - new_tokens)  # the mask allowed everything
         _end(req, _SLOW)
 

@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.constrained import xgrammar_backend
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
-from sglang_lz.bounds.matchers import TimedMatcher
+from sglang_lz.bounds.matchers import TimedMatcher, end_token
 from sglang_lz.bounds.threads import make_way
 
 MOST_BYTES = 64 << 20
@@ -53,18 +53,22 @@ class BoundedCache(dict[Key, Any]):
             self._left = self._compiler.get_cache_size_bytes()
 
 
-def bound(outer: BaseGrammarBackend, inner: BaseGrammarBackend) -> None:
+def bound(outer: BaseGrammarBackend, inner: BaseGrammarBackend, is_pipeline: bool = False) -> None:
     """Make a scheduler's grammar backend evict old grammars and detect slow ones.
 
     Args:
         outer: the backend; the one for thinking sections wraps another.
         inner: the wrapped backend, or the same as `outer`.
+        is_pipeline: whether the scheduler is that of a stage of a pipeline.
     """
     compiler = None
     if isinstance(inner, xgrammar_backend.XGrammarGrammarBackend):
         compiler = inner.grammar_compiler
         # This is not a patch: group `cpu` patches that file, and each group must apply on its own.
         xgrammar_backend.GrammarMatcher = TimedMatcher
+        if is_pipeline:
+            vocabulary = compiler.compile_regex("a").tokenizer_info.decoded_vocab
+            TimedMatcher.end_token = end_token(vocabulary)
     for backend in (inner, outer):
         backend.cache = BoundedCache(compiler=compiler)
         # XGrammar's own threads inherit the priority of the thread that starts them.

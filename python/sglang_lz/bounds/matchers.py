@@ -13,15 +13,16 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from xgrammar import GrammarMatcher
 
 from sglang_lz.bounds.dead_ends import MOST_SECONDS, is_pipeline
-from sglang_lz.bounds.threads import Allowance, Stopwatch
+from sglang_lz.bounds.threads import SEARCHES, Stopwatch
 
 ORDINARY = 0.01
 """Seconds that every call may take, even if slow calls have used up their allowance. With ordinary
@@ -30,8 +31,6 @@ MOST_ABANDONED = 64
 """How many abandoned threads there may be. While there are more, new matchers are stopped."""
 
 _T = TypeVar("_T")
-_ALLOWANCE = Allowance(0.7, 0.5)
-"""The time for slow calls of all requests: less than a second at once, and half of the time."""
 
 
 class TimedMatcher(GrammarMatcher):
@@ -40,11 +39,16 @@ class TimedMatcher(GrammarMatcher):
     When it is stopped, it allows everything until its request has ended. Ranks that run a request
     together must end it at the same token, but a call may be slow on one rank and not on another,
     so they decide together (`dead_ends`). In a pipeline only the last stage asks for masks, and no
-    call is limited.
+    other call is limited. A mask that is not found in time allows `end_token` alone, which every
+    stage then rejects.
     """
 
     is_slow = False
     """Whether the request has to end, on all ranks (`dead_ends`)."""
+
+    end_token: int | None = None
+    """In a pipeline, a token that no constraint allows; None elsewhere. In a pipeline whose
+    tokenizer has no such token, no call is limited."""
 
     def __init__(self, compiled: Any, **options: Any) -> None:
         super().__init__(compiled, **options)
@@ -58,6 +62,9 @@ class TimedMatcher(GrammarMatcher):
 
     def accept_token(self, *args: Any, **options: Any) -> bool:
         """Like XGrammar's, but limited."""
+        if args[0] == self.end_token:
+            self._stopped = self.is_slow = True
+            return False
         accept = super().accept_token
         return self._limited(lambda worker: accept(*args, **options), True)
 
@@ -73,12 +80,24 @@ class TimedMatcher(GrammarMatcher):
             fill(own, 0)
             return own[0]
 
-        found = self._limited(work, None)
+        found = self._limited(work, None, self.end_token is not None)
         if found is None:
-            row.fill_(-1)
+            self.fill_without_mask(row)
         else:
             row.copy_(found)
+            if self.end_token is not None:  # some constraints allow any byte
+                words = row.numpy().view(np.uint32)
+                words[self.end_token // 32] &= ~np.uint32(1 << self.end_token % 32)
         return True
+
+    @classmethod
+    def fill_without_mask(cls, row: torch.Tensor) -> None:
+        """Fill a row, int32 [ceil(V / 32)], so that the next token ends its request."""
+        if cls.end_token is None:
+            row.fill_(-1)
+        else:
+            row.zero_()
+            row.numpy().view(np.uint32)[cls.end_token // 32] = 1 << cls.end_token % 32
 
     def rollback(self, *args: Any, **options: Any) -> None:
         """Like XGrammar's, but limited."""
@@ -95,15 +114,27 @@ class TimedMatcher(GrammarMatcher):
         return not self._stopped and super().is_terminated()
 
     def stop(self) -> None:
-        """End the request, on this rank too if it was another one that found it slow."""
-        self._stopped = self.is_slow = True
+        """End the request, on this rank too if it was another one that found it slow.
 
-    def _limited(self, call: Callable[[_Worker], _T], otherwise: _T) -> _T:
-        """The result of a call, or `otherwise` if the matcher is stopped."""
+        In a pipeline it ends on all stages at once, when they reject `end_token`.
+        """
+        self._stopped = True
+        self.is_slow = self.end_token is None
+
+    def _limited(
+        self, call: Callable[[_Worker], _T], otherwise: _T, in_a_pipeline: bool = False
+    ) -> _T:
+        """The result of a call, or `otherwise` if the matcher is stopped.
+
+        Args:
+            call: the call.
+            otherwise: its result then.
+            in_a_pipeline: whether the call is limited there too.
+        """
         if self._stopped:
             return otherwise
         worker = _worker()
-        if is_pipeline():
+        if is_pipeline() and not in_a_pipeline:
             return call(worker)
         try:
             return worker.run(call)
@@ -113,6 +144,15 @@ class TimedMatcher(GrammarMatcher):
                 self._shared.lz_is_slow = True
             _worker.cache_clear()
             return otherwise
+
+
+def end_token(vocabulary: Sequence[bytes]) -> int | None:
+    """A token of one byte that no UTF-8 text contains; None if there is none.
+
+    Args:
+        vocabulary: the bytes of each token.
+    """
+    return next((token for token, text in enumerate(vocabulary) if text == b"\xff"), None)
 
 
 class _TooSlow(Exception):
@@ -144,7 +184,7 @@ class _Worker:
             _TooSlow: it takes too long, and this worker is abandoned.
         """
         watch = Stopwatch(used=lambda: time.clock_gettime(self._clock))
-        limit = min(MOST_SECONDS, max(ORDINARY, _ALLOWANCE.left()))
+        limit = min(MOST_SECONDS, max(ORDINARY, SEARCHES.left()))
         self._call = call
         self._asked.release()
         try:
@@ -154,7 +194,7 @@ class _Worker:
                     raise _TooSlow(limit)
         finally:
             if watch.seconds() >= ORDINARY:
-                _ALLOWANCE.spend(watch.seconds())
+                SEARCHES.spend(watch.seconds())
         error, result = self._error, self._result
         self._error = self._result = None
         if error is not None:

@@ -77,3 +77,8 @@ class Allowance:
         self._left = min(self._most, self._left + (now - self._at) * self._share)
         self._at = now
         return self._left
+
+
+SEARCHES = Allowance(0.7, 0.5)
+"""For how long the constraints of all requests, whichever library computes them, may make a
+scheduler wait beyond what is ordinary: less than a second at once, and half of the time."""

@@ -26,7 +26,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from sglang_lz.bounds import grammar_cache, ranks
-from sglang_lz.bounds.threads import Allowance
+from sglang_lz.bounds.dead_ends import is_pipeline
+from sglang_lz.bounds.threads import SEARCHES, Allowance
 from sglang_lz.proper.apart import compile_all, prepare_apart
 from sglang_lz.proper.compiler import COMPILER
 from sglang_lz.proper.prepared import Prepared, prepare
@@ -421,10 +422,10 @@ def serve_proper_tokens(manager: Any) -> None:
     backend = inner_backend(manager.grammar_backend)
     if backend is None:
         return
-    grammar_cache.bound(manager.grammar_backend, backend)
+    grammar_cache.bound(manager.grammar_backend, backend, is_pipeline())
     scheduler = manager.scheduler
     stops = scheduler.model_config.hf_eos_token_id or {scheduler.tokenizer.eos_token_id}
-    proper = ProperTokens(scheduler.tokenizer, sorted(stops), Allowance(0.7, 0.5))
+    proper = ProperTokens(scheduler.tokenizer, sorted(stops), SEARCHES)
     backend.dispatch_fallback = proper.dispatch
     ranks.join(scheduler)
     _keep_apart(manager, proper)
