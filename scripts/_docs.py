@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.constraints import tables as constraints
+from bench.harm import result as harm
 from bench.hostile import judge
 from bench.penalties import tables as penalties
+from bench.repetition import tables as repetition
 from bench.soak import tables as soak
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
 from sglang_lz.distribution.sources import releases
@@ -63,9 +65,14 @@ def _calls(patch: Patch) -> list[str]:
 
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "fields"): markdown_table,
+    ("README.md", "puzzles"): repetition.readme,
+    ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
     ("docs/PATCHES.md", "patches"): patches,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
+    ("bench/README.md", "puzzles"): repetition.puzzles_by_kind,
+    ("bench/README.md", "demo"): repetition.demo,
+    ("bench/README.md", "harm"): harm.lowered,
     ("bench/README.md", "hostile"): judge.section,
     ("bench/README.md", "soak-configurations"): lambda: soak.configurations(soak.load()),
     ("bench/README.md", "penalties-exactness"): penalties.exactness,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from bench.common import RESULTS
 from bench.harm.corpora import Piece
 from bench.harm.penalties import Outcome, Penalty
 
@@ -65,6 +67,12 @@ def reached(
         if outcome.onset is not None
     ]
     return sorted(found, key=lambda row: (-row[-1], row[2]))
+
+
+def lowered() -> str:
+    """The table of the committed result: positions lowered in 1,000, in Markdown."""
+    result = json.loads((RESULTS / "harm.json").read_text())
+    return markdown(result).split("\n\n")[0] + "\n"
 
 
 def cells(

@@ -1,11 +1,11 @@
-"""The command line: `python -m bench.looping train|prompts|tables`."""
+"""The command line: `python -m bench.looping train|prompts`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from bench.looping import prompts, tables, train
+from bench.looping import prompts, train
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -20,12 +20,9 @@ def main(argv: list[str] | None = None) -> None:
     writing.add_argument("name", choices=list(train.SIZES))
     writing.add_argument("--model", type=Path, required=True, metavar="DIR")
     writing.add_argument("--out", type=Path, required=True, metavar="FILE")
-    commands.add_parser("tables", help="print the tables of the committed results")
     arguments = parser.parse_args(argv)
     if arguments.command == "train":
         train.make(arguments.name, arguments.out, steps=arguments.steps)
-    elif arguments.command == "tables":
-        tables.main()
     else:
         prompts.write(arguments.name, arguments.model, arguments.out)
 
