@@ -109,9 +109,9 @@ class Ours:
         words = [own.need(room).words for own in histories.values()]
         room.words = sum(words)
         penalizer = HistoryPenalizer(case.rows, device, self.kernels, room)
-        step = penalizer.admit(np.arange(case.rows), generation, histories, generation, list)
+        step = penalizer.plan(np.arange(case.rows), generation, histories, generation, list)
         assert step is not None
-        self.history = penalizer.take(step)
+        self.history = penalizer.write(step)
         self.windows = WindowState(case.rows, DEFAULT_MAX_WINDOW_SIZE, device)
         if has_lz:
             self._seed_windows(text)
