@@ -81,7 +81,7 @@ def main() -> None:
                     break
     result = {
         "measures": "constraints with proper tokens, and engines with any tokens; one at a time",
-        "command": command("constraints"),
+        "command": command("bench.constraints"),
         "date": date(),
         **machine(),
         **versions("tokenizers", "numba", "xgrammar", "llguidance", "outlines_core"),

@@ -239,7 +239,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result = {
         "measures": f"{device.type.upper()} time of a step, microseconds; bytes of a row's state",
-        "command": command("penalties"),
+        "command": command("bench.penalties"),
         **environment(device),
         "upstream": "upstream's own" if upstream_penalties()[2] else "a stand-in",
         "rounds": ROUNDS,
