@@ -24,9 +24,9 @@ DEMO = ROOT / "python" / "sglang_lz" / "demo"
 TIMEOUT_SECONDS = 600.0
 
 
-def command(name: str) -> str:
-    """Return the command line that runs the benchmark `name` as it runs now."""
-    return shlex.join(["python", "-m", f"bench.{name}", *sys.argv[1:]])
+def command(module: str) -> str:
+    """Return the command line that runs the module of a benchmark as it runs now."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def date() -> str:

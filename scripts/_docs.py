@@ -12,15 +12,15 @@ from pathlib import Path
 
 from bench.constraints import tables as constraints
 from bench.harm import result as harm
-from bench.hostile import judge
 from bench.penalties import tables as penalties
 from bench.repetition import tables as repetition
-from bench.soak import tables as soak
+from hostile import judge
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
 from sglang_lz.distribution.sources import releases
 from sglang_lz.fields.lz import markdown_table
 from sglang_lz.proper import request_field
 from sglang_lz.server.hooks import HOOKS
+from soak import tables as soak
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -31,7 +31,8 @@ def format_all(arguments: list[str]) -> int:
         [python, "-m", "mypy"],
         [python, "-m", "_docs"],
     ]
-    folders = os.pathsep.join(map(str, (ROOT, ROOT / "python", ROOT / "scripts")))
+    own = ("python", "scripts", "tests")
+    folders = os.pathsep.join(map(str, (ROOT, *(ROOT / name for name in own))))
     env = variables(environment) | {"PYTHONPATH": folders}
     statuses = []
     with environment.temporary_folder():

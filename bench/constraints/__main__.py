@@ -81,7 +81,7 @@ def main() -> None:
                     break
     result = {
         "measures": "constraints with proper tokens, and engines with any tokens; one at a time",
-        "command": command("constraints"),
+        "command": command("bench.constraints"),
         "date": date(),
         **machine(),
         **versions("tokenizers", "numba", "xgrammar", "llguidance", "outlines_core"),
@@ -152,7 +152,8 @@ class Proper:
     """Ours, on one constraint."""
 
     def __init__(self, text: str, own: Prepared, kind: str, constraint: str) -> None:
-        self._text, self._language = text, language_of(Rules(str(rules(kind, constraint))))
+        self._text = text
+        self._language = language_of(Rules(rules(kind, constraint).serialize_json()))
         self._product = Product(own, self._language)
 
     def __call__(self) -> Walk:

@@ -56,7 +56,7 @@ def main() -> None:
         print(*row.values(), sep="\t", flush=True)
     result = {
         "measures": "what differs between proper tokens and the tokenizers themselves",
-        "command": command("constraints.exact"),
+        "command": command("bench.constraints.exact"),
         "date": date(),
         **machine(),
         **versions("tokenizers", "numba"),

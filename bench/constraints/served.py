@@ -80,7 +80,7 @@ def main() -> None:
     fidelity, models = fidelity or before["fidelity"], models or before["models"]
     result = {
         "measures": "outputs that are not their text's own encoding, and shares of two texts",
-        "command": command("constraints.served"),
+        "command": command("bench.constraints.served"),
         "date": date(),
         **machine(),
         **versions("torch", "xgrammar"),

@@ -66,7 +66,7 @@ def main() -> None:
             print(*rows[-1].values(), sep="\t")
     result = {
         "measures": "requests with a wrong logprob at some sampled position, and the largest error",
-        "command": command("exactness"),
+        "command": command("bench.exactness"),
         "date": date(),
         **machine(),
         **versions("torch"),

@@ -57,7 +57,7 @@ def measure(texts: Sequence[corpora.Text], tokenizers: Iterable[str]) -> dict[st
             "positions in 1,000 where it is lowered, mean nats over all positions, texts in which "
             "any position is lowered"
         ),
-        "command": command("harm"),
+        "command": command("bench.harm"),
         "commit": commit(),
         "date": date(),
         **machine(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep
+from sglang_lz.penalty.penalizer import Penalizer, RowWindow
 from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE
 
 LZ_PENALTY = 0.15
@@ -130,12 +131,15 @@ class _Forced:
             self.tokens[: len(text), row] = torch.from_numpy(text)
         self.lowered = np.zeros((self.lengths[0], len(texts)), dtype=np.float32)
         self.onsets: dict[int, Onset] = {}
-        self.penalizer = BatchedLZPenalizer(len(texts), WINDOW, "cpu")
+        self.penalizer = Penalizer(len(texts), WINDOW, "cpu")
         # The prompt is one token, which the penalty does not see.
-        history = History((), 0, 1, 1, LZ_PENALTY, WINDOW, BUFFER, False, onset)
+        window = RowWindow((), 0, 1, 1, LZ_PENALTY, WINDOW, BUFFER, False, onset)
         rows = np.arange(len(texts))
-        seed, self.width = self.penalizer.admit(rows, rows, dict.fromkeys(rows.tolist(), history))
-        self.penalizer.take(seed)
+        windows = dict.fromkeys(rows.tolist(), window)
+        plan = self.penalizer.plan(rows, rows, windows, {}, list)
+        assert plan is not None
+        self.penalizer.write_seed(plan.seed)
+        self.plan = dataclasses.replace(plan, seed=None)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each text."""
@@ -159,7 +163,7 @@ class _Forced:
         true = self.tokens[position, :rows]
         self.logits[own, true] = 0  # no other is read
         self.penalizer.apply(
-            LZStep(self.penalizer, None, rows, 0, 0, self.width),
+            dataclasses.replace(self.plan, rows=rows),
             self.logits[:rows],
             request_rows=own,
             seq_lens=torch.full((rows,), position + 1),

@@ -18,7 +18,7 @@ from bench.kernel.inputs import HISTORIES, LZ_PENALTY, VOCAB
 from sglang_lz import sampling
 from sglang_lz.fields.histories import NEUTRAL, UPSTREAM
 from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.penalty.penalizer import BatchedLZPenalizer
+from sglang_lz.penalty.penalizer import Penalizer
 
 PREFILL = "prefill, a request"
 RESUMED = "resumption after a retraction, a request"
@@ -64,7 +64,7 @@ def pool_of(rows: int, capacity: int, device: torch.device) -> Any:
     """A pool of so many request rows with empty windows of `capacity` tokens."""
     return SimpleNamespace(
         req_generation=torch.ones(rows, dtype=torch.int64),
-        lz_penalizer=BatchedLZPenalizer(rows, capacity, device),
+        lz_penalizer=Penalizer(rows, capacity, device),
     )
 
 
@@ -171,7 +171,7 @@ def start(batch: Any) -> None:
     forward_batch: Any = SimpleNamespace()
     sampling.plan_step(batch, RUNNER, forward_batch)
     assert forward_batch.lz_step.seed is not None
-    batch.req_to_token_pool.lz_penalizer.take(forward_batch.lz_step.seed)
+    batch.req_to_token_pool.lz_penalizer.write_seed(forward_batch.lz_step.seed)
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:

@@ -127,7 +127,7 @@ def header(bench: Bench, notes: list[str]) -> dict[str, Any]:
     return {
         "measures": f"{'GPU' if is_cuda else 'CPU'} time of a step, and CPU time of the "
         "scheduler's thread, microseconds",
-        "command": command("kernel"),
+        "command": command("bench.kernel"),
         **environment(bench.device),
         "notes": notes,
         "implementations": {

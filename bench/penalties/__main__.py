@@ -109,9 +109,9 @@ class Ours:
         words = [own.need(room).words for own in histories.values()]
         room.words = sum(words)
         penalizer = HistoryPenalizer(case.rows, device, self.kernels, room)
-        step = penalizer.admit(np.arange(case.rows), generation, histories, generation, list)
+        step = penalizer.plan(np.arange(case.rows), generation, histories, generation, list)
         assert step is not None
-        self.history = penalizer.take(step)
+        self.history = penalizer.write(step)
         self.windows = WindowState(case.rows, DEFAULT_MAX_WINDOW_SIZE, device)
         if has_lz:
             self._seed_windows(text)
@@ -239,7 +239,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result = {
         "measures": f"{device.type.upper()} time of a step, microseconds; bytes of a row's state",
-        "command": command("penalties"),
+        "command": command("bench.penalties"),
         **environment(device),
         "upstream": "upstream's own" if upstream_penalties()[2] else "a stand-in",
         "rounds": ROUNDS,

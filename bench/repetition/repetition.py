@@ -123,7 +123,7 @@ def sample(
         # Not a setting: without seeds, two probes may have different results.
         "seed_honoured": seed_honoured,
         "model": facts["model"] if server else endpoint.model,
-        "command": command("repetition"),
+        "command": command("bench.repetition"),
         "tasks": arguments.task,
         "commit": commit(),
         "concurrency": arguments.concurrency,

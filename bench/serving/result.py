@@ -37,7 +37,7 @@ def result_of(
             "2504.20131, table 1, on 8 x H100"
         ),
         "date": date(),
-        "command": command("serving"),
+        "command": command("bench.serving"),
         "confidence": CONFIDENCE,
         **settings,
         "run_columns": [f"{m.key} {when}" for when in ("off", "on", "on", "off") for m in metrics],

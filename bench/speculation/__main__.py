@@ -284,7 +284,7 @@ def measured(base_url: str, name: str, limit: int | None, info: dict[str, Any]) 
             "until_onset: answers with an onset, equal up to it to those without a penalty in "
             "tokens, verify steps and how many steps accepted how many drafts"
         ),
-        "command": command("speculation"),
+        "command": command("bench.speculation"),
         **where,
         "settings": {
             "temperature": 0,

@@ -4,8 +4,9 @@
 row, `plan_step` reads host data while the forward batch is being prepared, and `apply_step` applies
 the penalty right before sampling. For a batch that verifies draft trees, `verify_step` applies it
 to every node, and `accept_step` appends the accepted tokens. `forbid_step` and `forbid_nodes` run
-after the grammar's mask, because they must not forbid every token that it allows. The rest is in
-`sglang_lz.penalty.penalizer`, which is independent of upstream's classes.
+after the grammar's mask, because they must not forbid every token that it allows.
+`server.request_rows` reads upstream's requests. The rest is in `penalty.penalizer`, which is
+independent of upstream's classes.
 """
 
 from __future__ import annotations
@@ -19,21 +20,28 @@ import torch
 from torch import Tensor
 
 from sglang_lz import guard
-from sglang_lz.fields.histories import MOST_WHITELISTED, HistoryParams, is_used
+from sglang_lz.fields.histories import MOST_WHITELISTED, HistoryParams
 from sglang_lz.fields.modes import unsupported_modes
 from sglang_lz.penalty import kernels
-from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.breakers import vocabulary_of
+from sglang_lz.penalty.draft_tree import DraftTrees
 from sglang_lz.penalty.history import SPARE, HistoryNeed, HistoryRoom
-from sglang_lz.penalty.history_penalizer import HistoryStep, RowHistory
-from sglang_lz.penalty.penalizer import BatchedLZPenalizer, History, LZStep, LZVerify
-from sglang_lz.penalty.window import bytes_of_row, tokens_to_seed
+from sglang_lz.penalty.history_penalizer import RowHistory
+from sglang_lz.penalty.penalizer import Penalizer, StepPlan, VerifiedTrees
+from sglang_lz.penalty.window import bytes_of_row
 from sglang_lz.server import hooks
+from sglang_lz.server.request_rows import (
+    generates_with_penalty,
+    live_rows,
+    need_of,
+    needs_now,
+    row_starts,
+    samples_with_penalty,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.managers.schedule_policy import PrefillAdder
@@ -43,10 +51,6 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
-
-    from sglang_lz.fields.lz import LZParams
-    from sglang_lz.penalty.history_penalizer import Tables
-    from sglang_lz.penalty.window import Seed
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
@@ -86,7 +90,7 @@ def reserve_windows(runner: ModelRunner) -> None:
     histories = f"{room.bytes} bytes for the histories of other penalties"
     kernels.import_for(torch.device(runner.device))  # outside the try: not a memory error
     try:
-        penalizer = BatchedLZPenalizer(rows, capacity, runner.device, room)
+        penalizer = Penalizer(rows, capacity, runner.device, room)
     except (RuntimeError, MemoryError) as error:
         cause = (str(error).splitlines() or ["no memory"])[0]
         raise RuntimeError(
@@ -104,7 +108,7 @@ def reserve_windows(runner: ModelRunner) -> None:
     )  # fmt: skip
 
 
-def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
+def abort_unservable(req: Req, pool: ReqToTokenPool) -> None:
     """Abort a new request that this server can never run (upstream's hook).
 
     Either its history would not fit, or its custom logit processor cannot be loaded.
@@ -117,7 +121,7 @@ def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None or req.to_finish is not None:
         return
-    need, params = _need(req, room), req.sampling_params
+    need, params = need_of(req, room), req.sampling_params
     if need.words > room.words:
         longest = len(req.origin_input_ids) + params.max_new_tokens
         message = (
@@ -125,7 +129,7 @@ def refuse_history(req: Req, pool: ReqToTokenPool) -> None:
             f"history of up to {longest} tokens would take {4 * need.words} bytes, and this "
             f"server has {4 * room.words} (--lz-history-memory)."
         )
-    elif need.breakers and _vocabulary(req.tokenizer, room.vocab_size) is None:
+    elif need.breakers and vocabulary_of(req.tokenizer, room.vocab_size) is None:
         message = (
             "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
             f"model's tokens, got {len(need.breakers)} texts."
@@ -168,13 +172,13 @@ def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool)
     if room is None:
         yield from waiting
         return
-    needs = _needs_now(room)
+    needs = needs_now(room)
     free = room.words - sum(need.words for need in needs)
     lists = {need.breakers for need in needs} - {None}
     most = min(room.lists, len(lists) + MOST_NEW_LISTS)
     must_wait = False
     for req in waiting:
-        need = _need(req, room)
+        need = need_of(req, room)
         if need.words:
             used = lists | {need.breakers} - {None}
             must_wait = must_wait or need.words > free or len(used) > most
@@ -200,7 +204,7 @@ def takes_room(req: Req, pool: ReqToTokenPool) -> bool:
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None:
         return True
-    need, needs = _need(req, room), _needs_now(room)
+    need, needs = need_of(req, room), needs_now(room)
     if not need.words or id(req) in room.holders:
         return True
     lists = {one.breakers for one in (*needs, need)} - {None}
@@ -223,19 +227,20 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
         return
     penalizer = _penalizer(batch)
     if penalizer is None:
-        ignored = not mode.is_decode() and any(map(_samples_with_penalty, batch.reqs))
+        ignored = not mode.is_decode() and any(map(samples_with_penalty, batch.reqs))
         assert not ignored, "a penalty was admitted in a mode that is refused"
         return
-    forward_batch.lz_step = _plan(penalizer, batch)
+    prefilled, offset = _split(batch)
+    forward_batch.lz_step = _plan(penalizer, batch, prefilled, offset)
 
 
 def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
     """Apply the penalty that `plan_step` planned, if any (upstream's hook, before sampling)."""
     _check_hooks_again()
-    step: LZStep | None = getattr(forward_batch, "lz_step", None)
-    if step is not None:
-        step.penalizer.apply(
-            step,
+    plan: StepPlan | None = getattr(forward_batch, "lz_step", None)
+    if plan is not None:
+        plan.penalizer.apply(
+            plan,
             logits,
             request_rows=forward_batch.req_pool_indices,
             seq_lens=forward_batch.seq_lens,
@@ -246,14 +251,14 @@ def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
 
 def forbid_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
     """Forbid the tokens that `apply_step` deferred (upstream's hook, after the grammar's mask)."""
-    step: LZStep | None = getattr(forward_batch, "lz_step", None)
-    if step is not None:
-        step.penalizer.forbid(step, logits)
+    plan: StepPlan | None = getattr(forward_batch, "lz_step", None)
+    if plan is not None:
+        plan.penalizer.forbid(plan, logits)
 
 
 def verify_step(
     trees: VerifyInput, batch: ScheduleBatch, logits: Tensor, grammar_mask: GrammarMask | None
-) -> LZVerify | None:
+) -> VerifiedTrees | None:
     """Apply the penalty to every node of a batch of draft trees (upstream's hook, before sampling).
 
     Args:
@@ -269,29 +274,21 @@ def verify_step(
         TypeError: the logits have another dtype.
     """
     penalizer = _penalizer(batch)
-    if penalizer is None or not (_has_users(penalizer) or _is_decode_server()):
+    plan = None if penalizer is None else _plan(penalizer, batch, is_verified=True)
+    if plan is None:
         return None
-    rows, generation = _request_rows(batch)
-    ends = _handed_over(penalizer, batch, rows, generation)
-    seed, width, history = _admit(penalizer, batch, rows, generation, ends)
-    if not width and history is None:
-        return None
-    return penalizer.verify(
-        seed,
-        logits,
-        request_rows=batch.req_pool_indices,
-        root=batch.seq_lens,
-        tokens=trees.draft_token.view(-1, trees.draft_token_num),
-        first_child=trees.retrieve_next_token,
-        next_sibling=trees.retrieve_next_sibling,
-        depth=trees.max_tree_depth,
-        width=width,
-        history=history,
-        is_masked=grammar_mask is not None,
+    drafts = DraftTrees(
+        batch.req_pool_indices,
+        batch.seq_lens,
+        trees.draft_token.view(-1, trees.draft_token_num),
+        trees.retrieve_next_token,
+        trees.retrieve_next_sibling,
+        trees.max_tree_depth,
     )
+    return plan.penalizer.verify(plan, logits, drafts, is_masked=grammar_mask is not None)
 
 
-def forbid_nodes(verified: LZVerify | None, logits: Tensor) -> None:
+def forbid_nodes(verified: VerifiedTrees | None, logits: Tensor) -> None:
     """Forbid the tokens that `verify_step` deferred (upstream's hook, after the grammar's mask).
 
     Args:
@@ -299,11 +296,11 @@ def forbid_nodes(verified: LZVerify | None, logits: Tensor) -> None:
         logits: the same logits; changed in place.
     """
     if verified is not None:
-        verified.penalizer.forbid(verified, logits)
+        verified.plan.penalizer.forbid(verified.plan, logits)
 
 
 def accept_step(
-    verified: LZVerify | None, accept_index: Tensor, num_correct_drafts: Tensor
+    verified: VerifiedTrees | None, accept_index: Tensor, num_correct_drafts: Tensor
 ) -> None:
     """Append the accepted tokens of the trees that `verify_step` processed (upstream's hook).
 
@@ -314,7 +311,7 @@ def accept_step(
         num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
     """
     if verified is not None:
-        verified.penalizer.accept(verified, accept_index, num_correct_drafts)
+        verified.plan.penalizer.accept(verified, accept_index, num_correct_drafts)
 
 
 def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> Tensor:
@@ -341,63 +338,53 @@ def samples_on_cpu() -> bool:
     return find_spec("sglang_lz.cpu") is not None
 
 
-def _plan(penalizer: BatchedLZPenalizer, batch: ScheduleBatch) -> LZStep | None:
-    """The rows of `batch` with a penalty, and the seeds of new ones; None if it has no such row."""
-    prefilled, offset = _split(batch)
+def _plan(
+    penalizer: Penalizer,
+    batch: ScheduleBatch,
+    prefilled: int = 0,
+    offset: int = 0,
+    is_verified: bool = False,
+) -> StepPlan | None:
+    """Plan a batch; None if it has no row with a penalty.
+
+    A decode server (prefill/decode disaggregation) runs no prefill that would announce a request.
+    Instead, a row with an unseen generation is new, so no step loops over all requests. Only now
+    are the tokens on the host complete: nothing was sampled here yet, so the newest is the last.
+
+    Args:
+        prefilled: as in `StepPlan`.
+        offset: as in `StepPlan`.
+        is_verified: whether the batch verifies draft trees, instead of sampling a token a row.
+    """
     ends = {
         i: req.extend_end
         for i, req in enumerate(batch.reqs[:prefilled])
-        if _samples_with_penalty(req)
+        if samples_with_penalty(req)
     }
-    if not (ends or _has_users(penalizer) or _is_decode_server()):
+    is_decode_server = _is_decode_server()
+    if not (ends or penalizer.has_users or is_decode_server):
         return None
-    rows, generation = _request_rows(batch)
-    penalizer.give_up(rows[:prefilled])
-    handed_over = _handed_over(penalizer, batch, rows, generation)
-    for i, end in handed_over.items():
-        complete = int(batch.seq_lens_cpu[i]) == end + 1
-        assert complete, "not all of a new row's tokens are here"
-    seed, width, history = _admit(penalizer, batch, rows, generation, ends | handed_over)
-    if not width and history is None:
-        return None
-    return LZStep(penalizer, seed, len(batch.reqs), prefilled, offset, width, history)
-
-
-def _admit(
-    penalizer: BatchedLZPenalizer,
-    batch: ScheduleBatch,
-    rows: NDArray[np.int64],
-    generation: NDArray[np.int64],
-    ends: dict[int, int],
-) -> tuple[Seed | None, int, HistoryStep | None]:
-    """The seed, the width and the step of the histories of a batch.
-
-    Args:
-        ends: the number of tokens of each batch row that comes with its history.
-        ends: how many tokens the batch rows have that come with their histories.
-        others: as in `BatchedLZPenalizer.admit`.
-    """
-    reqs, pool = batch.reqs, batch.req_to_token_pool
-    room = penalizer.others.room
-    histories = {i: end for i, end in ends.items() if is_used(reqs[i].sampling_params)}
-    for i in histories:
-        room.holders[id(reqs[i])] = reqs[i], _need(reqs[i], room)
-    history = penalizer.others.admit(
+    reqs, room = batch.reqs, penalizer.histories.room
+    rows = batch.req_pool_indices_cpu.numpy()[: len(reqs)]
+    generations = batch.req_to_token_pool.req_generation.numpy()
+    if is_decode_server:
+        for i in penalizer.new_rows(rows, generations):
+            if generates_with_penalty(reqs[i]):
+                ends[i] = len(reqs[i].full_untruncated_fill_ids) - 1
+                complete = is_verified or int(batch.seq_lens_cpu[i]) == ends[i] + 1
+                assert complete, "not all of a new row's tokens are here"
+    plan = penalizer.plan(
         rows,
-        generation,
-        {i: _row_history(reqs[i], end, room.vocab_size) for i, end in histories.items()},
-        pool.req_generation.numpy(),
-        lambda: {req.kv.req_pool_idx for req, _ in room.holders.values() if _holds(req)},
+        generations,
+        *row_starts(reqs, ends, room),
+        functools.partial(live_rows, room),
+        prefilled=prefilled,
+        offset=offset,
     )
-    for i in history.refused if history is not None else ():
-        _end_without_room(reqs[i])
-    windows = {
-        i: _history(reqs[i], end)
-        for i, end in ends.items()
-        if reqs[i].sampling_params.lz_params is not None
-    }
-    seed, width = penalizer.admit(rows, generation, windows, is_stepped=history is not None)
-    return seed, width, history
+    if plan is not None and plan.history is not None:
+        for i in plan.history.refused:
+            _end_without_room(reqs[i])
+    return plan
 
 
 def _end_without_room(req: Req) -> None:
@@ -413,130 +400,6 @@ def _end_without_room(req: Req) -> None:
     )
 
 
-def _holds(req: Req) -> bool:
-    """Whether a request still needs its history; a retracted request gets a new one later."""
-    return req.kv.holds_kv and not req.finished()
-
-
-def _needs_now(room: HistoryRoom) -> list[HistoryNeed]:
-    """The needs of the requests that still hold room; the others are forgotten."""
-    room.holders = {key: one for key, one in room.holders.items() if _holds(one[0])}
-    return [need for _, need in room.holders.values()]
-
-
-def _need(req: Req, room: HistoryRoom) -> HistoryNeed:
-    """The room that the history of a request needs."""
-    need: HistoryNeed | None = getattr(req, "lz_need", None)
-    if need is None:
-        need = HistoryNeed()
-        params = req.sampling_params
-        if params.max_new_tokens != 0 and is_used(params):
-            need = _row_history(req, 0, room.vocab_size).need(room)
-        req.lz_need = need
-    return need
-
-
-def _has_users(penalizer: BatchedLZPenalizer) -> bool:
-    return bool(penalizer.users or penalizer.others.users)
-
-
-def _handed_over(
-    penalizer: BatchedLZPenalizer,
-    batch: ScheduleBatch,
-    rows: NDArray[np.int64],
-    generation: NDArray[np.int64],
-) -> dict[int, int]:
-    """The rows with a penalty that another server prefilled, each reported only once, and their
-    numbers of tokens.
-
-    A decode server (prefill/decode disaggregation) runs no prefill that would announce a request.
-    Instead, a row with an unseen generation is new, so no step loops over all requests. Only now
-    are the tokens on the host complete: nothing was sampled here yet, so the newest is the last.
-    """
-    if not _is_decode_server():
-        return {}
-    new = penalizer.look_at(rows, generation)
-    reqs = {i: batch.reqs[i] for i in new if _generates_with_penalty(batch.reqs[i])}
-    return {i: len(req.full_untruncated_fill_ids) - 1 for i, req in reqs.items()}
-
-
-def _history(req: Req, end: int) -> History:
-    """The first `end` tokens of a request, as its window sees them.
-
-    They are copied because upstream may change them before they reach the device.
-    """
-    lz: LZParams = req.sampling_params.lz_params
-    first = 0 if lz.include_prompt else len(req.origin_input_ids)
-    start = max(first, end - tokens_to_seed(lz.window_size, lz.onset))
-    return History(
-        req.full_untruncated_fill_ids[start:end] if start < end else (),
-        max(len(req.origin_input_ids) - start, 0),
-        end,
-        first,
-        lz.penalty,
-        lz.window_size,
-        lz.buffer_size,
-        lz.cost == "rate",
-        lz.onset,
-    )
-
-
-def _row_history(req: Req, end: int, vocab_size: int) -> RowHistory:
-    """The first `end` tokens of a request, or its prompt, and its penalties over all of them."""
-    params = req.sampling_params
-    own: HistoryParams | None = params.history_params
-    tables = None
-    if own is not None and own.has_dry and own.dry_sequence_breakers:
-        tables = functools.partial(_tables, req.tokenizer, vocab_size, own.dry_sequence_breakers)
-    prompt = len(req.origin_input_ids)
-    return RowHistory(
-        req.full_untruncated_fill_ids[:end] if end else req.origin_input_ids,
-        prompt,
-        prompt + params.max_new_tokens,
-        params.frequency_penalty,
-        params.presence_penalty,
-        params.repetition_penalty,
-        params.min_new_tokens,
-        _stops(req, vocab_size) if params.min_new_tokens else (),
-        own,
-        tables,
-    )
-
-
-def _stops(req: Req, vocab_size: int) -> set[int]:
-    """The tokens that may not precede `min_new_tokens` others, as upstream defines them. Clients
-    may send any number as a token."""
-    own = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    if req.tokenizer is not None:
-        own |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
-    return {token for token in own if token is not None and 0 <= token < vocab_size}
-
-
-def _tables(tokenizer: Any, vocab_size: int, breakers: tuple[str, ...]) -> Tables:
-    """The tables of DRY's sequence breakers."""
-    vocabulary = _vocabulary(tokenizer, vocab_size)
-    assert vocabulary is not None, "breakers were admitted without the texts of tokens"
-    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    return tables_of(breakers, vocabulary, encode, vocab_size)
-
-
-@functools.lru_cache(1)
-def _vocabulary(tokenizer: Any, vocab_size: int) -> Vocabulary | None:
-    """The texts of every token; None if they cannot be determined."""
-    from xgrammar import TokenizerInfo
-
-    try:
-        if hasattr(tokenizer, "init_xgrammar"):  # upstream's own tokenizers
-            info, _ = tokenizer.init_xgrammar()
-        else:
-            info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
-        words: list[bytes] = info.decoded_vocab
-    except Exception as error:  # a user's own tokenizer may raise anything
-        logger.warning("no sequence breakers: the texts of tokens cannot be told (%s)", error)
-        return None
-    return Vocabulary(words[:vocab_size])
-
-
 def _prepare_vocabulary(batch: ScheduleBatch) -> None:
     """Read the texts of tokens with the first batch, which is the server's own if it warms up. It
     takes a second with 150,000 tokens."""
@@ -545,7 +408,7 @@ def _prepare_vocabulary(batch: ScheduleBatch) -> None:
     if room is not None and not room.is_prepared:
         room.is_prepared = True
         if batch.reqs and batch.reqs[0].tokenizer is not None:
-            _vocabulary(batch.reqs[0].tokenizer, room.vocab_size)
+            vocabulary_of(batch.reqs[0].tokenizer, room.vocab_size)
 
 
 @functools.cache
@@ -588,31 +451,10 @@ def _samples(runner: ModelRunner) -> bool:
     return bool(_serves(runner) and runner.pp_group.is_last_rank)
 
 
-def _penalizer(batch: ScheduleBatch) -> BatchedLZPenalizer | None:
+def _penalizer(batch: ScheduleBatch) -> Penalizer | None:
     """The penalizer of a batch; None if the server's mode is unsupported (`reserve_windows`)."""
-    penalizer: BatchedLZPenalizer | None = getattr(batch.req_to_token_pool, "lz_penalizer", None)
+    penalizer: Penalizer | None = getattr(batch.req_to_token_pool, "lz_penalizer", None)
     return penalizer
-
-
-def _samples_with_penalty(req: Req) -> bool:
-    """Whether this prefill samples a token with a penalty; a chunk in the middle samples none."""
-    return _generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
-
-
-def _generates_with_penalty(req: Req) -> bool:
-    """Whether a request has a penalty and room to generate; upstream may have left it none.
-
-    A request that generates nothing is only sampled if it shares a batch with others, and the
-    penalty must not depend on that.
-    """
-    params = req.sampling_params
-    return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
-
-
-def _request_rows(batch: ScheduleBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The request row of each batch row and its generation, on the host, int64 [rows]."""
-    rows = batch.req_pool_indices_cpu.numpy()[: len(batch.reqs)]
-    return rows, batch.req_to_token_pool.req_generation.numpy()[rows]
 
 
 def _split(batch: ScheduleBatch) -> tuple[int, int]:

@@ -255,6 +255,26 @@ class TestTakers:
             "/api/generate": {"error": message},
         }.get(path, {"object": "error", **named})
 
+    def test_a_misspelt_field_is_refused(self, send: Callable[..., Any]) -> None:
+        assert named(send(lz_windowsize=8)).startswith("lz_windowsize must be spelt lz_window_size")
+
+    def test_a_field_at_the_top_says_where_it_must_stand(
+        self,
+        client: TestClient,
+        server_config: dict[str, Any],
+        path: str,
+        where: tuple[str, ...],
+        stream: bool,
+    ) -> None:
+        for value in (0.5, "zzz"):
+            answer = client.post(path, json={"lz_penalty": value, "stream": stream})
+            if where:
+                assert named(answer).startswith(f"lz_penalty must stand in {'.'.join(where)} here")
+            elif value == 0.5:
+                assert_passed(answer)
+            else:
+                assert named(answer).startswith("lz_penalty must be a finite number")
+
     def test_a_penalty_on_nothing_is_refused(
         self, send: Callable[..., Any], where: tuple[str, ...]
     ) -> None:

@@ -1,4 +1,4 @@
-"""A short soak (bench/soak), and that it finds what is wrong."""
+"""A short soak (tests/soak), and that it finds what is wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.soak.check import Answer, check, deviations, expected_rows
-from bench.soak.schedule import ANSWER, STREAM, TOKENS, Request
 from server.client import Lz
+from soak.check import Answer, check, deviations, expected_rows
+from soak.schedule import ANSWER, STREAM, TOKENS, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 POSITIONS = 6_000
@@ -24,12 +24,12 @@ REQUEST = Request(prompt=[300, 301, 302] * 4, new_tokens=6, lz=Lz(0.5))
 @pytest.mark.xdist_group("soak")
 def test_a_short_soak(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "bench.soak", "--positions", str(POSITIONS), "--seed", "7"]
+    command = [sys.executable, "-m", "soak", "--positions", str(POSITIONS), "--seed", "7"]
     command += ["--configuration", "tiny-pool", "--configuration", "ngram", "--kill-every", "2"]
     done = subprocess.run(
         [*command, "--logs", str(tmp_path / "logs"), "--out", str(out)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

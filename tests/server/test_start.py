@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
-
-import pytest
+from pathlib import Path
 
 from bench.processes import free_port
+from sglang_lz.distribution.serve import server_arguments
 
 STARTUP_SECONDS = 600
 
 
-def why(*arguments: str) -> str:
-    """The last line of a server that does not start."""
-    command = [sys.executable, "-m", "sglang_lz", "serve", *arguments]
+# A wrong argument, and the sentence about it.
+WRONG = {
+    "--polici x": "unrecognized arguments: --polici x; ",
+    "--model-path /no/model": "--model-path /no/model does not exist.",
+    "--lz-max-window-size 0": "--lz-max-window-size must be an integer in [1, ",
+    "--lz-history-memory 0": "--lz-history-memory must be an integer in [1, 8191] (MiB), got",
+    # One that upstream itself refuses.
+    "--tokenizer-worker-num 0": "Tokenizer worker num must >= 1",
+}
+
+
+def last_line(status: int, written: str) -> str:
+    assert status == 2, written
+    assert "Traceback" not in written
+    return written.splitlines()[-1]
+
+
+def test_wrong_arguments() -> None:
+    """Each to a launch of its own; what they import is imported once."""
+    given = [
+        server_arguments("cpu", ["--port", str(free_port()), *wrong.split()]) for wrong in WRONG
+    ]
+    command = [sys.executable, str(Path(__file__).with_name("starts.py"))]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=STARTUP_SECONDS, check=False
+        command,
+        input=json.dumps(given),
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=STARTUP_SECONDS,
+        check=True,
     )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("--polici x", "unrecognized arguments: --polici x; "),
-        ("--model-path /no/model", "--model-path /no/model does not exist."),
-        ("--lz-max-window-size 0", "--lz-max-window-size must be an integer in [1, "),
-        (
-            "--lz-history-memory 0",
-            "--lz-history-memory must be an integer in [1, 8191] (MiB), got",
-        ),
-        # One that upstream itself refuses.
-        ("--tokenizer-worker-num 0", "Tokenizer worker num must >= 1"),
-    ],
-)
-def test_a_wrong_argument(arguments: str, sentence: str) -> None:
-    said = why("--port", str(free_port()), *arguments.split())
-    assert said.startswith(f"sglang-lz: {sentence}")
+    said = [last_line(*json.loads(line)) for line in done.stdout.splitlines()]
+    for found, sentence in zip(said, WRONG.values(), strict=True):
+        assert found.startswith(f"sglang-lz: {sentence}")
 
 
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        said = why("--port", str(port))
+        command = [sys.executable, "-m", "sglang_lz", "serve", "--port", str(port)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=STARTUP_SECONDS, check=False
+        )
+        said = last_line(done.returncode, done.stderr)
     assert said == f"sglang-lz: port {port} of 127.0.0.1 is in use; choose another with --port."

@@ -9,6 +9,7 @@ import random
 import sys
 
 import numpy as np
+import xgrammar
 
 from sglang_lz.proper import kernels, prepared
 from sglang_lz.proper.apart import compile_all
@@ -58,7 +59,8 @@ def main() -> None:
     before = compiled()
     assert before
     for seed, rules in enumerate(RULES * 3):
-        walk(Product(tokenizer, language_of(Rules(rules))), random.Random(seed))
+        language = language_of(Rules(xgrammar.Grammar.from_ebnf(rules).serialize_json()))
+        walk(Product(tokenizer, language), random.Random(seed))
     for name, types in sorted(compiled() - before):
         print(name, types)
 

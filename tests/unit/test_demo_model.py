@@ -20,6 +20,7 @@ from transformers import (
 from bench.repetition.detector import is_degenerate
 from sglang_lz import demo
 from sglang_lz.demo import corpus, train
+from short_trainings import trained_twice
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 10**6
@@ -161,19 +162,7 @@ def test_the_corpus_holds_no_ruled_lines_and_no_broken_sentences() -> None:
 
 
 def test_two_short_trainings_with_one_seed_give_the_same_loadable_model(tmp_path: Path) -> None:
-    runs = [tmp_path / "first", tmp_path / "second"]
-    threads = torch.get_num_threads()
-    try:
-        for run in runs:
-            train.main(["--out", str(run), "--steps", "2"])
-    finally:
-        torch.set_num_threads(threads)
-    first, second = (
-        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in run.iterdir()}
-        for run in runs
-    )
-    assert first == second
-    assert set(first) == {file.name for file in demo.MODEL_PATH.iterdir()} - {"README.md"}
-    model = AutoModelForCausalLM.from_pretrained(runs[0])
+    run = trained_twice(train.main, tmp_path, demo.MODEL_PATH)
+    model = AutoModelForCausalLM.from_pretrained(run)
     assert type(model) is Qwen2ForCausalLM
     assert model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 2048)

@@ -17,12 +17,12 @@ from bench.guard import outputs as guard_outputs
 from bench.kernel.host import RESUMED
 from bench.kernel.names import COPY, DRY, MEMORY, ONSET_2, OURS, REFERENCE
 from bench.penalties import tables as penalty_tables
-from bench.soak import tables as soak_tables
 from releases import FOLDER, RELEASES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.loops.detector import RECOMMENDED
 from sglang_lz.server.hooks import HOOKS
+from soak import tables as soak_tables
 
 ROOT = Path(__file__).parents[2]
 GUARD = ROOT / "bench/results/guard"

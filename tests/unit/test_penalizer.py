@@ -35,6 +35,7 @@ from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.window import WindowState
+from sglang_lz.server import request_rows
 from trees import Tree
 
 VOCAB = 5
@@ -58,8 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
     monkeypatch.setattr(
-        sampling,
-        "_tables",
+        "sglang_lz.penalty.breakers.tables_for",
         lambda _, size, breakers: tables_of(breakers, Vocabulary(WORDS), encode, size),
     )
 
@@ -278,7 +278,7 @@ def forward(
     decodes: list[Request],
     *,
     masks: bool = False,
-) -> tuple[penalizer.LZStep | None, torch.Tensor, torch.Tensor]:
+) -> tuple[penalizer.StepPlan | None, torch.Tensor, torch.Tensor]:
     """Run the hooks on one batch; returns the plan, the logits before and those after. A grammar
     may mask both, if it `masks`."""
     forward_batch = plan(pool, mode, prefills, decodes)
@@ -862,7 +862,7 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
     reqs = [
         admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW, **others)) for _ in range(rows)
     ]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(
+    pool.lz_penalizer = penalizer.Penalizer(
         ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
     )
     logits = torch.zeros(rows, vocab, device="meta")
@@ -898,7 +898,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     vocab, rows, nodes = 100_000, 3, 4
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(
+    pool.lz_penalizer = penalizer.Penalizer(
         ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
     )
     on_device = {"dtype": torch.int64, "device": "meta"}
@@ -935,7 +935,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
     """Although windows are there, of a request that waits for its turn."""
     pool = Pool()
-    pool.lz_penalizer = penalizer.BatchedLZPenalizer(ROWS + 1, MAX_WINDOW, "cpu", ROOM)
+    pool.lz_penalizer = penalizer.Penalizer(ROWS + 1, MAX_WINDOW, "cpu", ROOM)
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])
@@ -1146,8 +1146,7 @@ def test_dry_gives_what_llama_cpp_documents(
     tokens, vocab, multiplier, allowed, last_n, breakers, expected = example
     words = (b"a", b"b", b"c", b"d", b"e")
     monkeypatch.setattr(
-        sampling,
-        "_tables",
+        "sglang_lz.penalty.breakers.tables_for",
         lambda _, size, given: tables_of(given, Vocabulary(words), encode, size),
     )
     pool = reserved_pool()
@@ -1181,7 +1180,7 @@ def assert_all_exact(pool: Pool, reqs: list[Request]) -> None:
 
 def places(pool: Pool) -> list[tuple[int, int]]:
     """Where the histories lie, and how many words each has."""
-    return list(pool.lz_penalizer.others._places.values())
+    return list(pool.lz_penalizer.histories._places.values())
 
 
 def test_each_history_is_as_long_as_its_own_request_needs() -> None:
@@ -1202,7 +1201,7 @@ def test_each_history_is_as_long_as_its_own_request_needs() -> None:
 def test_memory_is_taken_at_the_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories come and go in it; where gaps are, they move together."""
     pool = narrow_pool(monkeypatch)
-    state = pool.lz_penalizer.others.state
+    state = pool.lz_penalizer.histories.state
     tensors = [state.memory, state.numbers, state.strengths, state.breakers.mask, state.forbidden]
     rng, moved = random.Random(3), 0
     running: list[Request] = []
@@ -1278,7 +1277,7 @@ def test_requests_wait_for_room_in_their_order(monkeypatch: pytest.MonkeyPatch) 
     leave(pool, large[0])
     assert waiting_that_run(pool, [*large[1:], small]) == [large[1]]
     assert_all_exact(pool, [admitted(pool, large[1])])
-    assert sampling._needs_now(pool.lz_room) == [large[1].lz_need]
+    assert request_rows.needs_now(pool.lz_room) == [large[1].lz_need]
 
 
 def test_the_last_request_that_is_let_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1342,14 +1341,14 @@ def test_no_room_ends_the_request_and_not_the_server(monkeypatch: pytest.MonkeyP
 def test_what_never_fits_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = narrow_pool(monkeypatch)
     req = request([1, 2, 1], max_new_tokens=4000, dry_multiplier=1)
-    sampling.refuse_history(req, pool)
+    sampling.abort_unservable(req, pool)
     assert req.to_finish == (
         "max_new_tokens must be lower with these penalties, got 4000: the history of up to 4003 "
         "tokens would take 33108 bytes, and this server has 16384 (--lz-history-memory)."
     )
     assert not waiting_that_run(pool, [req])[0].lz_need.words
     fits = request([1, 2, 1], max_new_tokens=900, no_repeat_ngram_size=2)
-    sampling.refuse_history(fits, pool)
+    sampling.abort_unservable(fits, pool)
     assert fits.to_finish is None
 
 
@@ -1358,12 +1357,12 @@ def test_a_processor_that_cannot_be_loaded_is_refused(given: str) -> None:
     """The last one is a pickle of the number 5."""
     pool, req = reserved_pool(), request([1, 2, 1])
     req.custom_logit_processor = given
-    sampling.refuse_history(req, pool)
+    sampling.abort_unservable(req, pool)
     assert str(req.to_finish).startswith("custom_logit_processor cannot be loaded: ")
     assert req.custom_logit_processor is None  # upstream would load it for the batch
     usual = request([1, 2, 1])
     usual.custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
-    sampling.refuse_history(usual, pool)
+    sampling.abort_unservable(usual, pool)
     assert usual.to_finish is None
     assert usual.custom_logit_processor is not None
 
@@ -1371,10 +1370,10 @@ def test_a_processor_that_cannot_be_loaded_is_refused(given: str) -> None:
 def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "_vocabulary", lambda tokenizer, size: None)
+    monkeypatch.setattr(sampling, "vocabulary_of", lambda tokenizer, size: None)
     pool = reserved_pool()
     req = request([1, 2, 1], dry_multiplier=1, dry_sequence_breakers=["x", "y"])
-    sampling.refuse_history(req, pool)
+    sampling.abort_unservable(req, pool)
     assert req.to_finish == (
         "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
         "model's tokens, got 2 texts."
@@ -1417,7 +1416,7 @@ def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> Non
             for one in lists
         ]
         assert_all_exact(pool, reqs)
-        others = pool.lz_penalizer.others
+        others = pool.lz_penalizer.histories
         made |= {id(others.state.breakers.mask)}
         assert set(others._list_of_row.values()) <= set(others._lists)
         leave(pool, *reqs)

@@ -1,6 +1,5 @@
 """The pocket reasoner: its puzzles are right, its training seeded, its model what it says."""
 
-import hashlib
 import itertools
 import json
 import random
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_lz.demo import REASONER_PATH, puzzles, train_reasoner
 from sglang_lz.demo.puzzles import Puzzle
+from short_trainings import trained_twice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,24 +98,10 @@ def test_only_the_solution_is_learned() -> None:
 
 
 def test_two_short_trainings_with_one_seed_give_the_same_loadable_model(tmp_path: Path) -> None:
-    runs = [tmp_path / "first", tmp_path / "second"]
-    threads = torch.get_num_threads()
-    try:
-        for run in runs:
-            train_reasoner.main(["--out", str(run), "--steps", "2"])
-    finally:
-        torch.set_num_threads(threads)
-    first, second = (
-        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in run.iterdir()}
-        for run in runs
-    )
-    assert first == second
-    assert set(first) == {file.name for file in REASONER_PATH.iterdir()} - {"README.md"}
+    run = trained_twice(train_reasoner.main, tmp_path, REASONER_PATH)
     # The tokenizer does not depend on the number of steps: the shipped one is this command's.
-    assert (
-        first["tokenizer.json"]
-        == hashlib.sha256((REASONER_PATH / "tokenizer.json").read_bytes()).hexdigest()
-    )
+    name = "tokenizer.json"
+    assert (run / name).read_bytes() == (REASONER_PATH / name).read_bytes()
 
 
 def test_the_shipped_model_is_small_and_solves_what_its_page_says() -> None:

@@ -21,6 +21,7 @@ from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import train
+from ebnf import rules_json
 from sglang_lz.bounds import ranks
 from sglang_lz.bounds.threads import Allowance, Stopwatch
 from sglang_lz.compiled import is_kept
@@ -43,7 +44,7 @@ from sglang_lz.proper.backend import (
     end_without_mask,
 )
 from sglang_lz.proper.compiler import Compiler
-from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.product import START, Late, Product, Spent
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
@@ -63,7 +64,7 @@ def tokenizer() -> prepared.Prepared:
 
 
 def product_of(text: str) -> Product:
-    return Product(tokenizer(), language_of(Rules(text)))
+    return Product(tokenizer(), language_of(Rules(rules_json(text))))
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def own() -> Iterator[Compiler]:
 
 
 def test_a_compiled_language_is_the_same(own: Compiler) -> None:
-    text = 'root ::= (([a-z]* "\\u00e9" [0-9]{2, 3}))'
+    text = rules_json('root ::= (([a-z]* "\\u00e9" [0-9]{2, 3}))')
     here = language_of(Rules(text))
     for found, wanted in zip(own.language(text), here, strict=True):
         assert found.dtype == wanted.dtype
@@ -82,14 +83,18 @@ def test_a_compiled_language_is_the_same(own: Compiler) -> None:
     own.check(text)
 
 
+DEEP_RULES = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000))]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("root ::= (" + "(" * 5000 + '"a"' + ")" * 5000 + ")", "nested too deeply"),
-        ('root ::= ("" | ("(" root ")"))', "recursive"),
-        ("root ::= ((nothing))", "cannot be read"),
+        (rules_json("\n".join([*DEEP_RULES, 'r5000 ::= "a"'])), "nested too deeply"),
+        (rules_json('root ::= ("" | ("(" root ")"))'), "recursive"),
+        ("{}", "must have __VERSION__ 'v16', got None"),
+        (ANY_TEXT.replace('"root_rule_id": 0', '"root_rule_id": 7'), "cannot be read"),
     ],
-    ids=["deep", "recursive", "broken"],
+    ids=["deep", "recursive", "another version", "broken"],
 )
 def test_what_cannot_be_compiled(own: Compiler, text: str, reason: str) -> None:
     for ask in (own.check, own.language):
@@ -145,11 +150,11 @@ def test_the_first_mask_is_found_before_a_request_runs() -> None:
 
 
 def test_a_compiler_that_was_ended_starts_again(own: Compiler) -> None:
-    own.check('root ::= (("a"))')
+    own.check(ANY_TEXT)
     assert own._process is not None
     own._process.kill()
     own._process.wait()
-    own.check('root ::= (("a"))')
+    own.check(ANY_TEXT)
 
 
 @pytest.fixture
@@ -283,7 +288,7 @@ class _Slowly(Product):
 
 def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     product_of("root ::= (([a-z]*))").mask(START)  # numba compiles what it needs
-    product = _Slowly(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
+    product = _Slowly(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     monkeypatch.setattr(waiting, "PATIENCE", 0.25)
     monkeypatch.setattr(waiting, "GRACE", 0.25)
     spent = Allowance(0.0, 0.0)
@@ -304,7 +309,7 @@ class _Stuck(Product):
 
 def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row allows what never comes next, and whoever accepts that ends the request."""
-    product = _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
+    product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
     mask = ProperGrammar.allocate_vocab_mask(600, 2, "cpu")
@@ -415,7 +420,7 @@ def test_a_search_that_takes_long_makes_way_and_is_given_up(
     with pytest.raises(Spent):
         product_of('root ::= (([a-z ]{0, 300} "q" [0-9]))').mask(START)
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
-    stuck = _Stuck(tokenizer(), language_of(Rules("root ::= (([a-z]*))")))
+    stuck = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     with pytest.raises(Late):
         stuck.mask(START, Waiting(Allowance(1.0, 0.5)))
 

@@ -9,8 +9,6 @@ backreferences or atomic groups, so patterns with these are rejected.
 from __future__ import annotations
 
 import re
-import re._constants as constants
-import re._parser as parser
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
@@ -19,13 +17,14 @@ from typing import Any, TypeAlias
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+from sglang_lz.bounds import python_regex
 from sglang_lz.fields.lz import FieldError, shown
 
 FIELD = "stop_regex"
 MOST = 32
 LARGEST = 256
 """The largest total weight of a request's patterns: the weight bounds their memory and time."""
-_WEIGHTS = MappingProxyType({constants.CATEGORY_WORD: 16, constants.CATEGORY_NOT_WORD: 16})
+_WEIGHTS = MappingProxyType({python_regex.CATEGORY_WORD: 16, python_regex.CATEGORY_NOT_WORD: 16})
 """Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
 MOST_TOKENS = 4096
 """How many of the newest tokens are searched for a pattern whose matches have no maximum length."""
@@ -65,7 +64,7 @@ def _checked(pattern: str) -> int:
         with warnings.catch_warnings():
             # Rust interprets some sets differently, such as "[a&&b]"; Python warns about those.
             warnings.simplefilter("error", FutureWarning)
-            weight = _weight(parser.parse(pattern))
+            weight = _weight(python_regex.parse(pattern))
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise _wrong(pattern, str(error)) from None
     if weight <= LARGEST:
@@ -101,16 +100,16 @@ def _weight(parts: Iterable[tuple[Any, Any]]) -> int:
     """The weight of a parsed pattern: its number of characters with all repeats expanded."""
     total = 0
     for kind, value in parts:
-        if kind in (constants.POSSESSIVE_REPEAT, constants.ATOMIC_GROUP):
+        if kind in (python_regex.POSSESSIVE_REPEAT, python_regex.ATOMIC_GROUP):
             raise re.error("possessive repeats and atomic groups are not supported")
-        if kind in (constants.MAX_REPEAT, constants.MIN_REPEAT):
+        if kind in (python_regex.MAX_REPEAT, python_regex.MIN_REPEAT):
             least, most, repeated = value
-            total += (max(least, 1) if most is constants.MAXREPEAT else most) * _weight(repeated)
-        elif kind is constants.BRANCH:
+            total += (max(least, 1) if most is python_regex.MAXREPEAT else most) * _weight(repeated)
+        elif kind is python_regex.BRANCH:
             total += sum(map(_weight, value[1]))
-        elif kind is constants.SUBPATTERN:
+        elif kind is python_regex.SUBPATTERN:
             total += _weight(value[3])
-        elif kind is constants.IN:
+        elif kind is python_regex.IN:
             total += max(_WEIGHTS.get(one, 1) for _, one in value)
         else:
             total += 1

@@ -10,13 +10,18 @@ are sorted once, and each breaker is looked up there.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lz.fields.histories import MOST_TAILS
 from sglang_lz.penalty.history import LONGEST_TAIL
+
+logger = logging.getLogger(__name__)
 
 _END = b"\xff"
 """Separates the tokens: this byte never occurs in UTF-8."""
@@ -104,3 +109,35 @@ def tables_of(
             tails[s, : 1 + len(tail)] = len(tail), *tail
             mask[heads] |= np.int64(1 << (1 + s))
     return mask, tails
+
+
+@functools.lru_cache(1)
+def vocabulary_of(tokenizer: Any, vocab_size: int) -> Vocabulary | None:
+    """The texts of every token; None if they cannot be determined.
+
+    Args:
+        tokenizer: one of Hugging Face's, or one that has `init_xgrammar`.
+        vocab_size: V; tokens beyond it are left out.
+    """
+    from xgrammar import TokenizerInfo
+
+    try:
+        if hasattr(tokenizer, "init_xgrammar"):
+            info, _ = tokenizer.init_xgrammar()
+        else:
+            info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+        words: list[bytes] = info.decoded_vocab
+    except Exception as error:  # a user's own tokenizer may raise anything
+        logger.warning("no sequence breakers: the texts of tokens cannot be told (%s)", error)
+        return None
+    return Vocabulary(words[:vocab_size])
+
+
+def tables_for(
+    tokenizer: Any, vocab_size: int, breakers: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The tables of a list of breakers (`tables_of`) with the tokens of a tokenizer."""
+    vocabulary = vocabulary_of(tokenizer, vocab_size)
+    assert vocabulary is not None, "breakers were admitted without the texts of tokens"
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return tables_of(breakers, vocabulary, encode, vocab_size)

@@ -7,8 +7,21 @@ Upstream represents a tree by two links per node: its first child and its next s
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class DraftTrees(NamedTuple):
+    """The draft trees of a batch; the attributes are arguments of `reference.steps.verify`."""
+
+    request_rows: Tensor
+    root: Tensor
+    tokens: Tensor
+    first_child: Tensor
+    next_sibling: Tensor
+    depth: int
 
 
 def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:

@@ -158,13 +158,13 @@ class HistoryPenalizer:
         self._lists: list[tuple[str, ...] | None] = [None] * room.lists
         self._list_of_row: dict[int, tuple[str, ...]] = {}
 
-    def give_up(self, rows: NDArray[np.int64]) -> None:
-        """Deactivate the rows of requests that are being prefilled; `admit` reactivates them."""
-        if self.users and len(rows):
+    def deactivate(self, rows: NDArray[np.int64]) -> None:
+        """Deactivate the rows of requests that are being prefilled; `plan` reactivates them."""
+        if self.users:
             self._generation[rows] = -1
             self.users.difference_update(rows.tolist())
 
-    def admit(
+    def plan(
         self,
         rows: NDArray[np.int64],
         generation: NDArray[np.int64],
@@ -223,7 +223,7 @@ class HistoryPenalizer:
         step.forbids = bool(self._forbids[rows[self._generation[rows] == generation]].any())
         return step
 
-    def take(self, step: HistoryStep) -> HistoryState:
+    def write(self, step: HistoryStep) -> HistoryState:
         """Apply a step's changes, on the stream where steps run. Returns the updated state."""
         self.state.move(step.moves)
         for number, tables in step.tables:

@@ -1,7 +1,8 @@
-"""The LZ penalizer of a server: which request rows have a penalty, and the steps that apply it.
+"""The penalties of a server: which request rows have one, and the steps that apply them.
 
-The penalties over whole histories (`history_penalizer`) belong to the same rows and are applied in
-the same steps.
+`Penalizer.plan` decides on the host what the next step of a batch does. `apply` or `verify` then
+does it on the device. The windows of the LZ penalty are kept here. The penalties over whole
+histories (`history_penalizer`) belong to the same rows and are applied in the same launch.
 
 State belongs to the request row, so it needs no counterpart of upstream's merging and filtering of
 batches. The host knows which rows have a penalty, so it launches nothing for a batch without any.
@@ -14,7 +15,7 @@ This module is independent of upstream's classes; `sglang_lz.sampling` reads tho
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor
 
 from sglang_lz.penalty import kernels
+from sglang_lz.penalty.draft_tree import DraftTrees
 from sglang_lz.penalty.history import HistoryRoom, HistoryState
-from sglang_lz.penalty.history_penalizer import HistoryPenalizer, HistoryStep
+from sglang_lz.penalty.history_penalizer import HistoryPenalizer, HistoryStep, RowHistory
 from sglang_lz.penalty.window import PARAMS, PENALTY, Seed, WindowState
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 NO_GENERATION = -1
 
 
-class History(NamedTuple):
+class RowWindow(NamedTuple):
     """The initial state of a request row's window.
 
     Attributes:
@@ -60,66 +62,56 @@ class History(NamedTuple):
 
 
 @dataclass(slots=True)
-class LZStep:
-    """The plan for one forward batch in which some rows have a penalty.
+class StepPlan:
+    """The plan for one batch in which some rows have a penalty.
 
     Attributes:
-        penalizer: the penalizer that applies it.
+        penalizer: the penalizer that made it.
         seed: for rows that were prefilled, handed over or cleared; None if there are none.
         rows: how many batch rows are requests; upstream may add padding after them.
         prefilled: how many leading batch rows are prefills, whose seeds are complete.
         offset: the newest token of a later batch row i is at index i + offset of `input_ids`.
         width: the largest window size among the rows with an LZ penalty, in tokens; 0 without any.
         history: what the other penalties need; None if no row has any.
-        pending: the histories whose forbidden tokens `forbid` has yet to mask. It is None before
-            `apply`, and also after it if `apply` has already masked them.
+        waits: whether `forbid` has yet to mask the forbidden tokens. False before the plan is
+            applied, and also after it if that has already masked them.
     """
 
-    penalizer: BatchedLZPenalizer
+    penalizer: Penalizer
     seed: Seed | None
     rows: int
     prefilled: int
     offset: int
     width: int
     history: HistoryStep | None = None
-    pending: HistoryState | None = None
+    waits: bool = False
 
 
 @dataclass(slots=True)
-class LZVerify:
+class VerifiedTrees:
     """A batch of draft trees between `verify` and `accept`.
 
     Attributes:
-        penalizer: the penalizer that verified them.
-        request_rows: the request row of each tree, integer [batch], on the device.
-        root: the position of each tree's root, integer [batch], on the device.
+        plan: the plan of the batch.
+        trees: the trees.
         paths: the tokens from each node up to its root, as `reference.steps.verify` returns them.
-        width: as in `LZStep`.
-        history: the histories of the other penalties; None if no row has any.
-        pending: as in `LZStep`.
     """
 
-    penalizer: BatchedLZPenalizer
-    request_rows: Tensor
-    root: Tensor
+    plan: StepPlan
+    trees: DraftTrees
     paths: Tensor
-    width: int
-    history: HistoryState | None = None
-    pending: HistoryState | None = None
 
 
-class BatchedLZPenalizer:
-    """The LZ penalty of all requests that share one pool of request rows.
+class Penalizer:
+    """The penalties of all requests that share one pool of request rows.
 
     A row is active while its generation in the pool is the one in which it was seeded. If upstream
     gives the row to another request, it becomes inactive without any notification.
 
     Attributes:
-        users: rows that were active when they were last prefilled. While there are none, batches
-            skip all work here.
-        state: the windows.
+        state: the windows of the LZ penalty.
         kernels: the module of `sglang_lz.penalty.kernels` that steps them.
-        others: the penalties over whole histories, for the same rows.
+        histories: the penalties over whole histories, for the same rows.
     """
 
     def __init__(
@@ -141,74 +133,100 @@ class BatchedLZPenalizer:
             RuntimeError: the memory cannot be allocated.
         """
         self.device = torch.device(device)
-        self.users: set[int] = set()
         self.state = WindowState(rows, capacity, device)
         self.kernels = kernels.import_for(self.device)
-        self.others = HistoryPenalizer(
+        self.histories = HistoryPenalizer(
             rows, device, self.kernels, room or HistoryRoom(vocab_size=1, words=1, lists=0)
         )
+        # Rows with a window that were active when they were last prefilled.
+        self._users: set[int] = set()
         self._generation = np.full(rows, NO_GENERATION)
         self._window_size = np.zeros(rows, dtype=np.int64)
-        # The generation in which a decode server last saw each row.
-        self._looked_at = np.full(rows, NO_GENERATION)
+        # The generation in which `new_rows` last saw each row.
+        self._seen = np.full(rows, NO_GENERATION)
         # Rows whose penalty on the device is not 0. Inactive ones are cleared in the next step of a
         # batch that contains them.
         self._seeded = np.zeros(rows, dtype=bool)
 
-    def give_up(self, rows: NDArray[np.int64]) -> None:
-        """Deactivate the rows of requests that are being prefilled; `admit` reactivates them."""
-        self.others.give_up(rows)
-        if self.users and len(rows):
-            self._generation[rows] = NO_GENERATION
-            self.users.difference_update(rows.tolist())
+    @property
+    def has_users(self) -> bool:
+        """Whether any row may be active. While none is, batches skip all work here."""
+        return bool(self._users or self.histories.users)
 
-    def look_at(self, rows: NDArray[np.int64], generation: NDArray[np.int64]) -> list[int]:
-        """Which batch rows hold requests that no earlier call has seen.
-
-        Args:
-            rows: the request row of each, int64 [rows].
-            generation: the pool's generation of each, int64 [rows].
-        """
-        unknown: list[int] = (self._looked_at[rows] != generation).nonzero()[0].tolist()
-        self._looked_at[rows] = generation
+    def new_rows(self, rows: NDArray[np.int64], generations: NDArray[np.int64]) -> list[int]:
+        """Which batch rows hold requests that no earlier call has seen; arguments as in `plan`."""
+        generation = generations[rows]
+        unknown: list[int] = (self._seen[rows] != generation).nonzero()[0].tolist()
+        self._seen[rows] = generation
         return unknown
 
-    def admit(
+    def plan(
         self,
         rows: NDArray[np.int64],
-        generation: NDArray[np.int64],
-        histories: Mapping[int, History],
-        is_stepped: bool = False,
-    ) -> tuple[Seed | None, int]:
-        """Activate the batch rows that come with a history.
+        generations: NDArray[np.int64],
+        windows: Mapping[int, RowWindow],
+        histories: Mapping[int, RowHistory],
+        live_rows: Callable[[], Collection[int]],
+        *,
+        prefilled: int = 0,
+        offset: int = 0,
+    ) -> StepPlan | None:
+        """Plan a batch: activate the rows that start, and note what to write before the step.
+
+        It reads and changes host data only.
 
         Args:
             rows: the request row of each batch row, int64 [rows].
-            generation: the pool's generation of each, int64 [rows].
-            histories: the new histories, by batch row.
-            is_stepped: whether the batch is stepped even if no row is active.
+            generations: the pool's generation of every request row, int64.
+            windows: the initial windows of the batch rows that start, by batch row.
+            histories: their initial histories, by batch row.
+            live_rows: returns the request rows that still need their histories.
+            prefilled: as in `StepPlan`. These rows lose what they had, unless they start.
+            offset: as in `StepPlan`.
 
         Returns:
-            The seed to write before the step, None if there is none; and the largest window size
-            among the active rows, 0 without any.
+            The plan; None if no row of the batch has a penalty.
         """
-        if not (histories or self.users or is_stepped):
+        generation = generations[rows]
+        if prefilled:
+            self._deactivate(rows[:prefilled])
+        history = self.histories.plan(rows, generation, histories, generations, live_rows)
+        seed, width = self._plan_windows(rows, generation, windows, history is not None)
+        if not width and history is None:
+            return None
+        return StepPlan(self, seed, len(rows), prefilled, offset, width, history)
+
+    def _deactivate(self, rows: NDArray[np.int64]) -> None:
+        self.histories.deactivate(rows)
+        if self._users:
+            self._generation[rows] = NO_GENERATION
+            self._users.difference_update(rows.tolist())
+
+    def _plan_windows(
+        self,
+        rows: NDArray[np.int64],
+        generation: NDArray[np.int64],
+        windows: Mapping[int, RowWindow],
+        is_stepped: bool,
+    ) -> tuple[Seed | None, int]:
+        """The seed and the width of a plan; `is_stepped` if other penalties step the batch."""
+        if not (windows or self._users or is_stepped):
             return None, 0
-        for i, history in histories.items():
+        for i, window in windows.items():
             row = int(rows[i])
-            self.users.add(row)
+            self._users.add(row)
             self._generation[row] = generation[i]
-            self._window_size[row] = history.window_size
+            self._window_size[row] = window.window_size
         active = self._generation[rows] == generation
         width = max(self._window_size[rows[active]].tolist(), default=0)
-        given_up = (self._seeded[rows] & ~active).nonzero()[0].tolist()
-        if not (width or is_stepped) or not (histories or given_up):
+        cleared = (self._seeded[rows] & ~active).nonzero()[0].tolist()
+        if not (width or is_stepped) or not (windows or cleared):
             return None, width
-        return _seed(rows[[*histories, *given_up]], list(histories.values())), width
+        return _seed(rows[[*windows, *cleared]], list(windows.values())), width
 
     def apply(
         self,
-        step: LZStep,
+        plan: StepPlan,
         logits: Tensor,
         *,
         request_rows: Tensor,
@@ -216,10 +234,10 @@ class BatchedLZPenalizer:
         input_ids: Tensor,
         is_masked: bool = False,
     ) -> None:
-        """Bring the windows of `step` up to date and lower the logits of predicted tokens.
+        """Append the newest token of each row, and apply the penalties to the logits.
 
         Args:
-            step: the plan of this batch.
+            plan: the plan of this batch.
             logits: next-token logits, float32 [batch, V]; changed in place.
             request_rows: the request row of each batch row, integer [batch], on the device.
             seq_lens: as in `reference.steps.step`.
@@ -230,46 +248,30 @@ class BatchedLZPenalizer:
         Raises:
             TypeError: the logits have another dtype.
         """
-        _check(logits)
-        self.take(step.seed)
-        history = None if step.history is None else self.others.take(step.history)
-        waits = is_masked and step.history is not None and step.history.forbids
+        history = self._begin(plan, logits, is_masked)
         self.kernels.step(
             self.state,
             logits,
-            request_rows=request_rows[: step.rows],
+            request_rows=request_rows[: plan.rows],
             seq_lens=seq_lens,
             input_ids=input_ids,
-            prefilled=step.prefilled,
-            offset=step.offset,
-            width=step.width,
+            prefilled=plan.prefilled,
+            offset=plan.offset,
+            width=plan.width,
             history=history,
-            forbids=not waits,
+            forbids=not plan.waits,
         )
-        step.pending = history if waits else None
 
     def verify(
-        self,
-        seed: Seed | None,
-        logits: Tensor,
-        *,
-        request_rows: Tensor,
-        root: Tensor,
-        tokens: Tensor,
-        first_child: Tensor,
-        next_sibling: Tensor,
-        depth: int,
-        width: int,
-        history: HistoryStep | None = None,
-        is_masked: bool = False,
-    ) -> LZVerify:
-        """Lower the logits of the tokens that the window of each draft node predicts.
+        self, plan: StepPlan, logits: Tensor, trees: DraftTrees, is_masked: bool = False
+    ) -> VerifiedTrees:
+        """Apply the penalties to the logits of each draft node; the histories stay as they are.
 
         Args:
-            seed: what `admit` returned.
-            history: what the other penalties need; None if no row has any.
+            plan: the plan of this batch.
+            logits: next-token logits, float32 [batch x nodes, V]; changed in place.
+            trees: the draft tree of each batch row.
             is_masked: as in `apply`.
-            others: as in `reference.steps.verify`.
 
         Returns:
             What `accept` needs.
@@ -277,40 +279,30 @@ class BatchedLZPenalizer:
         Raises:
             TypeError: the logits have another dtype.
         """
-        _check(logits)
-        self.take(seed)
-        state = None if history is None else self.others.take(history)
-        waits = is_masked and history is not None and history.forbids
+        history = self._begin(plan, logits, is_masked)
         paths = self.kernels.verify(
             self.state,
             logits,
-            request_rows=request_rows,
-            root=root,
-            tokens=tokens,
-            first_child=first_child,
-            next_sibling=next_sibling,
-            depth=depth,
-            width=width,
-            history=state,
-            forbids=not waits,
+            **trees._asdict(),
+            width=plan.width,
+            history=history,
+            forbids=not plan.waits,
         )
-        return LZVerify(
-            self, request_rows, root, paths, width, state, pending=state if waits else None
-        )
+        return VerifiedTrees(plan, trees, paths)
 
-    def forbid(self, step: LZStep | LZVerify, logits: Tensor) -> None:
+    def forbid(self, plan: StepPlan, logits: Tensor) -> None:
         """Mask the forbidden tokens that had to wait for a grammar's mask, if any.
 
         Args:
-            step: the argument of `apply`, or the result of `verify`.
+            plan: the argument of `apply` or `verify`.
             logits: the same logits, masked; changed in place.
         """
-        if step.pending is not None:
-            self.kernels.forbid(step.pending, logits)
-            step.pending = None
+        if plan.waits:
+            self.kernels.forbid(self.histories.state, logits)
+            plan.waits = False
 
-    def accept(self, verified: LZVerify, accept_index: Tensor, num_correct_drafts: Tensor) -> None:
-        """Append the accepted path of each tree to its window.
+    def accept(self, verified: VerifiedTrees, accept_index: Tensor, num_correct: Tensor) -> None:
+        """Append the accepted path of each tree to the histories of its row.
 
         The token sampled at its end is not appended yet. It becomes the root of the row's next
         tree, or the input of its next decode, as after a step without drafts.
@@ -318,52 +310,58 @@ class BatchedLZPenalizer:
         Args:
             verified: what `verify` returned.
             accept_index: as in `reference.steps.accept`.
-            num_correct_drafts: as in `reference.steps.accept`.
+            num_correct: `num_correct_drafts` of `reference.steps.accept`.
         """
         self.kernels.accept(
             self.state,
-            request_rows=verified.request_rows,
-            root=verified.root,
+            request_rows=verified.trees.request_rows,
+            root=verified.trees.root,
             paths=verified.paths,
             accept_index=accept_index,
-            num_correct_drafts=num_correct_drafts,
-            width=verified.width,
-            history=verified.history,
+            num_correct_drafts=num_correct,
+            width=verified.plan.width,
+            history=None if verified.plan.history is None else self.histories.state,
         )
 
-    def take(self, seed: Seed | None) -> None:
+    def write_seed(self, seed: Seed | None) -> None:
         """Write a seed into the windows, if there is one."""
         if seed is not None:
             self.kernels.seed(self.state, seed)
             self._seeded[seed.rows] = seed.params[:, PENALTY] > 0
 
+    def _begin(self, plan: StepPlan, logits: Tensor, is_masked: bool) -> HistoryState | None:
+        """Write what a plan brings. Returns the histories if the plan has any."""
+        # Upstream's LogitsProcessor returns float32 for sampling (tests/patches enforces this).
+        if logits.dtype != torch.float32:
+            raise TypeError(
+                "logits must be torch.float32 where the LZ penalty lowers them, got "
+                f"{logits.dtype}."
+            )
+        self.write_seed(plan.seed)
+        if plan.history is None:
+            return None
+        plan.waits = is_masked and plan.history.forbids
+        return self.histories.write(plan.history)
 
-def _seed(rows: NDArray[np.int64], histories: Sequence[History]) -> Seed:
-    """The seed of request rows: the first ones get these histories, the others are cleared."""
-    given_up = len(rows) - len(histories)
+
+def _seed(rows: NDArray[np.int64], windows: Sequence[RowWindow]) -> Seed:
+    """The seed of request rows: the first ones get these windows, the others are cleared."""
+    cleared = len(rows) - len(windows)
     tokens = array("q")
     ends: list[int] = []
-    for history in histories:
-        tokens.extend(history.tokens)
+    for window in windows:
+        tokens.extend(window.tokens)
         ends.append(len(tokens))
     # In the column order of `WindowState.params`.
     params: list[tuple[float, ...]] = [
-        (h.penalty, h.window_size, h.buffer_size, h.first_visible, h.is_rate, h.onset)
-        for h in histories
+        (w.penalty, w.window_size, w.buffer_size, w.first_visible, w.is_rate, w.onset)
+        for w in windows
     ]
     return Seed(
         rows=rows,
-        position=np.array([*(h.end for h in histories), *[0] * given_up], dtype=np.int64) - 1,
-        end=np.array([*ends, *[len(tokens)] * given_up], dtype=np.int64),
+        position=np.array([*(w.end for w in windows), *[0] * cleared], dtype=np.int64) - 1,
+        end=np.array([*ends, *[len(tokens)] * cleared], dtype=np.int64),
         history=np.array(tokens, dtype=np.int64),
-        sampled=np.array([*(h.sampled for h in histories), *[0] * given_up], dtype=np.int64),
-        params=np.array([*params, *[(0.0,) * PARAMS] * given_up], dtype=np.float32),
+        sampled=np.array([*(w.sampled for w in windows), *[0] * cleared], dtype=np.int64),
+        params=np.array([*params, *[(0.0,) * PARAMS] * cleared], dtype=np.float32),
     )
-
-
-def _check(logits: Tensor) -> None:
-    # Upstream's LogitsProcessor returns float32 for sampling (tests/patches enforces this).
-    if logits.dtype != torch.float32:
-        raise TypeError(
-            f"logits must be torch.float32 where the LZ penalty lowers them, got {logits.dtype}."
-        )

@@ -50,7 +50,7 @@ class Compiler:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, rules: str) -> None:
-        """Check whether rules in XGrammar's notation may describe a regular language.
+        """Check whether rules in XGrammar's JSON may describe a regular language.
 
         Raises:
             Unsupported: they do not, or need too much time or memory.
@@ -58,7 +58,7 @@ class Compiler:
         self._ask(_CHECK, rules)
 
     def language(self, rules: str) -> Language:
-        """The automaton of rules in XGrammar's notation.
+        """The automaton of rules in XGrammar's JSON.
 
         Raises:
             Unsupported: as for `check`, or the language contains no text.

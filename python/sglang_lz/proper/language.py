@@ -12,7 +12,7 @@ The bounds keep every constraint below about two seconds and 100 MB.
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,8 +22,8 @@ import numpy.typing as npt
 from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.tokenizer import Unsupported
 
-MOST_RULES = 1_000_000
-"""The most characters in the rules that XGrammar generates from a constraint."""
+MOST_RULES = 5_000_000
+"""The most characters in the rules that XGrammar generates from a constraint, as JSON."""
 MOST_PLACES = 100_000
 """The most places of the NFA."""
 MOST_STEPS = 2_000_000
@@ -60,7 +60,39 @@ class Language(NamedTuple):
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of code points as inclusive ranges."""
 
-ANY_TEXT = r"root ::= (([\0-\U0010ffff]*))"
+SERIALIZATION = "v16"
+"""The version of XGrammar's JSON that `Rules` reads (`xgrammar.get_serialization_version`)."""
+# The kinds of expressions, as `GrammarExprType` in XGrammar's grammar_impl.h numbers them. Those
+# from `_REPEAT` on are about tokens or patterns, and are not text.
+(
+    _BYTES,
+    _SET,
+    _SET_STAR,
+    _EMPTY,
+    _CALL,
+    _SEQUENCE,
+    _CHOICES,
+    _TAG_DISPATCH,
+    _REPEAT,
+) = range(9)
+_PATTERN = 12
+# The last fields of a rule that has no options; before them are its name, its expression and a hint
+# for XGrammar's own tables, in two fields, which is implied by the other rules.
+_NO_OPTIONS = [-1, -1, "", False, None]
+# XGrammar's set for the characters of a string with a minimum or maximum length. Unlike its set for
+# other strings, it allows control characters, which JSON forbids.
+_LOOSE = [1, *(34, 34), *(92, 92), *(13, 13), *(10, 10)]
+_STRICT = [1, *(0, 31), *(34, 34), *(92, 92)]
+
+ANY_TEXT = json.dumps(
+    {
+        "rules": [["root", 0, -1, False, *_NO_OPTIONS]],
+        "grammar_expr_data": [_SET_STAR, 3, 0, 0, LAST],
+        "grammar_expr_indptr": [0],
+        "root_rule_id": 0,
+        "__VERSION__": SERIALIZATION,
+    }
+)
 """The rules that allow every text."""
 
 
@@ -82,14 +114,15 @@ class _Budget:
 
 
 class Rules:
-    """Rules in XGrammar's notation, as a graph (the NFA).
+    """Rules in XGrammar's JSON (`Grammar.serialize_json`), as a graph (the NFA).
 
     Places are numbered. `reads` holds, for each place, the sets of characters that it reads and the
     place that each set leads to. `also` holds the places that it leads to without reading. Place 0
     accepts.
 
     Raises:
-        Unsupported: they are recursive, too large, or contain something that is not text.
+        Unsupported: they are recursive, too large, of another version of XGrammar, or contain
+            something that is not text.
     """
 
     def __init__(self, text: str) -> None:
@@ -98,14 +131,23 @@ class Rules:
         self._places = _Budget(MOST_PLACES, "places")
         self.reads: list[Sequence[tuple[Ranges, int]]] = [()]
         self.also: list[Sequence[int]] = [()]
-        self._calls: dict[tuple[str, int], int] = {}
-        self._active: dict[str, int] = {}
+        self._calls: dict[tuple[int, int], int] = {}
+        self._active: set[int] = set()
+        grammar = json.loads(text)
+        version = grammar.get("__VERSION__")
+        if version != SERIALIZATION:
+            raise Unsupported(
+                f"its rules must have __VERSION__ {SERIALIZATION!r}, got {version!r}: install the "
+                "version of xgrammar that sglang requires"
+            )
+        self._rules: list[list[Any]] = grammar["rules"]
+        self._data: list[int] = grammar["grammar_expr_data"]
+        self._begins: list[int] = grammar["grammar_expr_indptr"]
         try:
-            self._rules = dict(_rules(text))
-            self.start = self._call("root", 0)
+            self.start = self._call(grammar["root_rule_id"], 0)
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
-        del self._rules, self._calls, self._active
+        del self._rules, self._data, self._begins, self._calls, self._active
 
     def _place(self, reads: Sequence[tuple[Ranges, int]] = (), also: Sequence[int] = ()) -> int:
         self._places.spend()
@@ -113,59 +155,105 @@ class Rules:
         self.also.append(also)
         return len(self.reads) - 1
 
-    def _call(self, name: str, after: int) -> int:
+    def _call(self, rule: int, after: int) -> int:
         """The first place of a rule that continues at the place `after`."""
-        key = (name, after)
+        key = (rule, after)
         if key not in self._calls:
-            if self._active.get(name):
+            name, expression, *_ = self._rules[rule]
+            if rule in self._active:
                 raise Unsupported(f"it is recursive, at its rule {name}")
+            if self._rules[rule][4:] != _NO_OPTIONS:
+                raise Unsupported(f"its rule {name} has options, which are no text")
             self._calls[key] = place = self._place()
-            self._active[name] = 1
-            self.also[place] = (self._build(self._rules[name], after),)
-            self._active[name] = 0
+            self._active.add(rule)
+            kind, values = self._expression(expression)
+            if kind == _SET and values == _LOOSE and name.endswith("characters"):
+                self.also[place] = (self._read(_ranges(_STRICT), after),)
+            else:
+                self.also[place] = (self._build(expression, after),)
+            self._active.remove(rule)
         return self._calls[key]
 
-    def _build(self, node: Any, after: int) -> int:
+    def _expression(self, number: int) -> tuple[int, list[int]]:
+        """The kind and the values of an expression, without what only holds a single other one."""
+        while True:
+            begin = self._begins[number]
+            kind, size = self._data[begin : begin + 2]
+            values = self._data[begin + 2 : begin + 2 + size]
+            if kind not in (_SEQUENCE, _CHOICES) or size != 1:
+                return kind, values
+            (number,) = values
+
+    def _build(self, number: int, after: int) -> int:
         self._steps.spend()
-        kind, value = node
-        if kind == "text":
-            for character in reversed(value):
+        kind, values = self._expression(number)
+        if kind == _EMPTY:
+            return after
+        if kind == _BYTES:
+            for character in reversed(_text(values)):
                 after = self._read(((ord(character), ord(character)),), after)
             return after
-        if kind == "set":
-            return self._read(value, after)
-        if kind == "call":
-            return self._call(value, after)
-        if kind == "sequence":
-            for part in reversed(value):
+        if kind == _SET:
+            return self._read(_ranges(values), after)
+        if kind == _SET_STAR:
+            place = self._place()
+            self.also[place] = (after, self._read(_ranges(values), place))
+            return place
+        if kind == _CALL:
+            return self._call(values[0], after)
+        if kind == _SEQUENCE:
+            for part in reversed(values):
                 after = self._build(part, after)
             return after
-        if kind == "choice":
-            return self._place(also=tuple([self._build(part, after) for part in value]))
-        if kind == "repeat":
-            part, least, most = value
-            return self._repeat(part, least, most, after)
-        return self._dispatch(value, after)
+        if kind == _CHOICES:
+            return self._place(also=tuple([self._build(part, after) for part in values]))
+        if kind == _REPEAT:
+            rule, least, most = values
+            return self._repeat(rule, least, most, after)
+        if kind == _TAG_DISPATCH:
+            return self._dispatch(values, after)
+        if kind == _PATTERN:
+            raise Unsupported(
+                "it has a pattern, and XGrammar gives no rules for the patterns of a JSON schema "
+                "(pattern, patternProperties, propertyNames); use enum, format or maxLength, or "
+                "write the whole constraint as a regex"
+            )
+        raise Unsupported(f"its rules hold an expression of kind {kind}, which is no text")
 
     def _read(self, ranges: Ranges, after: int) -> int:
         return self._place(reads=((ranges, after),))
 
-    def _repeat(self, part: Any, least: int, most: int, after: int) -> int:
+    def _repeat(self, rule: int, least: int, most: int, after: int) -> int:
         if most < 0:
             place = self._place()
-            self.also[place] = (after, self._build(part, place))
+            self.also[place] = (after, self._repeated(rule, place))
         else:
             place = after
             for _ in range(most - least):
-                place = self._place(also=(after, self._build(part, place)))
+                place = self._place(also=(after, self._repeated(rule, place)))
         for _ in range(least):
-            place = self._build(part, place)
+            place = self._repeated(rule, place)
         return place
 
-    def _dispatch(self, value: dict[str, Any], after: int) -> int:
-        """Any text up to a trigger, then the rule of that trigger, repeatedly if it loops."""
-        triggers: dict[str, str] = value["triggers"]
-        words = [*triggers, *value["excludes"]]
+    def _repeated(self, rule: int, after: int) -> int:
+        self._steps.spend()
+        return self._call(rule, after)
+
+    def _dispatch(self, values: list[int], after: int) -> int:
+        """Any text up to a trigger, then the rule of that trigger, repeatedly if it loops.
+
+        Args:
+            values: for each trigger its expression and its rule; then whether it loops, and the
+                choice of the texts that end it.
+            after: the place behind it.
+        """
+        *pairs, loops, ends = values
+        triggers = {
+            _text(self._expression(pairs[i])[1]): pairs[i + 1] for i in range(0, len(pairs), 2)
+        }
+        kind, excludes = self._expression(ends)
+        texts = [excludes] if kind == _BYTES else [self._expression(one)[1] for one in excludes]
+        words = [*triggers, *map(_text, texts)]
         letters = set("".join(words))
         self._steps.spend(sum(map(len, words)) * (len(words) + len(letters)))
         prefixes = sorted({word[:size] for word in words for size in range(len(word) + 1)})
@@ -176,7 +264,7 @@ class Rules:
             found = next((word for word in words if prefix.endswith(word)), None)
             if found is not None:
                 if found in triggers:
-                    behind = start if value["loops"] else after
+                    behind = start if loops else after
                     self.also[place] = (self._call(triggers[found], behind),)
                 continue
             self.also[place] = (after,)
@@ -370,166 +458,16 @@ def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-# XGrammar's notation. This covers what XGrammar prints, not everything that it can read.
-_LEXEME = re.compile(
-    r"""\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<name>[A-Za-z_][\w.\-]*)
-    |(?P<repeat>\{\s*(?P<least>\d+)\s*,\s*(?P<most>-?\d+)\s*\})|(?P<sign>::=|[()|*+?=,]))""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b", "a": "\a", "0": "\0"}
-_CHARACTER = re.compile(
-    r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.DOTALL
-)
+def _text(values: list[int]) -> str:
+    """The text of bytes, which XGrammar may give as signed numbers."""
+    try:
+        return bytes([value & 0xFF for value in values]).decode()
+    except UnicodeDecodeError:
+        raise Unsupported("its rules hold bytes that are no text") from None
 
 
-def _rules(text: str) -> Iterator[tuple[str, Any]]:
-    """The rules of a grammar by name."""
-    lexemes = [found for line in text.splitlines() for found in _lexemes(line)]
-    reader = _Reader(lexemes)
-    while reader.at < len(lexemes):
-        name = reader.take("name")
-        reader.take("sign", "::=")
-        yield name, reader.choice()
-
-
-def _lexemes(line: str) -> Iterator[tuple[str, str]]:
-    line = line.rstrip()
-    at = 0
-    while at < len(line):
-        found = _LEXEME.match(line, at)
-        if found is None:
-            raise Unsupported(f"its rules hold {line[at : at + 40]!r}")
-        kind = found.lastgroup or ""
-        yield ("repeat" if found["repeat"] else kind), found.group().strip()
-        at = found.end()
-
-
-class _Reader:
-    """Reads rules from lexemes."""
-
-    def __init__(self, lexemes: list[tuple[str, str]]) -> None:
-        self._lexemes = lexemes
-        self.at = 0
-
-    def peek(self, ahead: int = 0) -> tuple[str, str]:
-        at = self.at + ahead
-        return self._lexemes[at] if at < len(self._lexemes) else ("end", "")
-
-    def take(self, kind: str, text: str | None = None) -> str:
-        found_kind, found = self.peek()
-        if found_kind != kind or text not in (None, found):
-            raise Unsupported(f"its rules hold {found!r} in place of {text or kind}")
-        self.at += 1
-        return found
-
-    def choice(self) -> Any:
-        parts = [self.sequence()]
-        while self.peek() == ("sign", "|"):
-            self.at += 1
-            parts.append(self.sequence())
-        return parts[0] if len(parts) == 1 else ("choice", parts)
-
-    def sequence(self) -> Any:
-        parts: list[Any] = []
-        while True:
-            kind, text = self.peek()
-            if kind == "end" or text in ("|", ")") or self.peek(1) == ("sign", "::="):
-                return parts[0] if len(parts) == 1 else ("sequence", parts)
-            part = self.item()
-            if part is not None:
-                parts.append(self.suffixed(part))
-
-    def suffixed(self, part: Any) -> Any:
-        kind, text = self.peek()
-        if kind == "repeat":
-            least, most = map(int, text.strip("{}").split(","))
-        elif kind == "sign" and text in "*+?":
-            least, most = {"*": (0, -1), "+": (1, -1), "?": (0, 1)}[text]
-        else:
-            return part
-        self.at += 1
-        return ("repeat", (part, least, most))
-
-    def item(self) -> Any:
-        kind, text = self.peek()
-        self.at += 1
-        if kind == "text":
-            return ("text", "".join(_characters(text[1:-1])))
-        if kind == "set":
-            return ("set", _ranges(text[1:-1]))
-        if kind == "name":
-            if self.peek() == ("sign", "("):
-                return self.dispatch(text)
-            return ("call", text)
-        if text != "(":
-            raise Unsupported(f"its rules hold {text!r}")
-        if self.peek() == ("sign", "="):
-            # A hint for XGrammar's own tables, which is implied by the other rules.
-            self.at += 1
-            self.choice()
-            self.take("sign", ")")
-            return None
-        part = self.choice()
-        self.take("sign", ")")
-        return part
-
-    def dispatch(self, name: str) -> Any:
-        """`TagDispatch(("trigger", rule), ..., loop_after_dispatch=..., excludes=(...))`."""
-        if name == "Regex":
-            raise Unsupported(
-                "it has a pattern, and XGrammar gives no rules for the patterns of a JSON schema "
-                "(pattern, patternProperties, propertyNames); use enum, format or maxLength, or "
-                "write the whole constraint as a regex"
-            )
-        if name != "TagDispatch":
-            raise Unsupported(f"its rules hold {name}, which is no text")
-        self.take("sign", "(")
-        triggers: dict[str, str] = {}
-        excludes: list[str] = []
-        loops = True
-        while self.peek() != ("sign", ")"):
-            if self.peek() == ("sign", "("):
-                self.at += 1
-                trigger = "".join(_characters(self.take("text")[1:-1]))
-                self.take("sign", ",")
-                triggers[trigger] = self.take("name")
-                self.take("sign", ")")
-            else:
-                key = self.take("name")
-                self.take("sign", "=")
-                if key == "loop_after_dispatch":
-                    loops = self.take("name") == "true"
-                elif key == "excludes":
-                    self.take("sign", "(")
-                    while self.peek()[0] == "text":
-                        excludes.append("".join(_characters(self.take("text")[1:-1])))
-                        if self.peek() == ("sign", ","):
-                            self.at += 1
-                    self.take("sign", ")")
-                else:
-                    raise Unsupported(f"its rules hold {key}")
-            if self.peek() == ("sign", ","):
-                self.at += 1
-        self.take("sign", ")")
-        return ("dispatch", {"triggers": triggers, "excludes": excludes, "loops": loops})
-
-
-def _characters(text: str) -> Iterator[str]:
-    for short, middle, long, escaped, plain in _CHARACTER.findall(text):
-        digits = short or middle or long
-        yield chr(int(digits, 16)) if digits else plain or _ESCAPES.get(escaped, escaped)
-
-
-def _ranges(text: str) -> Ranges:
-    """The ranges of a character set, given the text between its brackets."""
-    is_not = text.startswith("^")
-    ranges = []
-    items = [found.group() for found in _CHARACTER.finditer(text[is_not:])]
-    at = 0
-    while at < len(items):
-        first = next(_characters(items[at]))
-        is_range = at + 2 < len(items) and items[at + 1] == "-"
-        last = next(_characters(items[at + 2])) if is_range else first
-        ranges.append((ord(first), ord(last)))
-        at += 3 if is_range else 1
+def _ranges(values: list[int]) -> Ranges:
+    """The ranges of a set: whether it is negated, then the first and last of each range."""
+    is_not, *edges = values
+    ranges = zip(edges[::2], edges[1::2], strict=True)
     return _complement(ranges) if is_not else tuple(sorted(ranges))

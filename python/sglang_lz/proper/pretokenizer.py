@@ -28,14 +28,13 @@ from __future__ import annotations
 
 import itertools
 import re
-import re._constants as op
-import re._parser as parser
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lz.bounds import python_regex as op
 from sglang_lz.proper.codepoints import SIZE, Set, classes_of, matched_by
 from sglang_lz.proper.tokenizer import Unsupported
 
@@ -137,7 +136,7 @@ class _Splitter:
         self._places: list[Any] = []
         self._aside: list[str] = []
         try:
-            tree = parser.parse(_PROPERTY.sub(self._put_aside, pattern))
+            tree = op.parse(_PROPERTY.sub(self._put_aside, pattern))
         except re.error as error:
             raise Unsupported(f"its pre-tokenizer's regex {pattern} cannot be read: {error}") from (
                 error

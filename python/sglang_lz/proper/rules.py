@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import xgrammar
@@ -20,9 +19,6 @@ ANY_TEXT = r"[\s\S]*"
 MOST_CHARACTERS = 1 << 16
 """The most characters of a constraint."""
 _EBNF = ("ebnf", "full_assistant_ebnf")
-# XGrammar's rule for the characters of a string with a minimum or maximum length. Unlike its rule
-# for other strings, it allows control characters, which JSON forbids.
-_LOOSE = re.compile(r'^(\w*characters ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
 
 
 class _NotCompiled:
@@ -54,7 +50,7 @@ class _Reader(XGrammarGrammarBackend):  # type: ignore[misc]
 
 
 def rules_of(kind: str, text: str) -> str:
-    """The rules of a constraint, in XGrammar's notation (`language.Rules`).
+    """The rules of a constraint, in XGrammar's JSON (`language.Rules`).
 
     Args:
         kind: the name of the kind of constraint in upstream's grammar backends.
@@ -87,6 +83,5 @@ def rules_of(kind: str, text: str) -> str:
         raise Unsupported(f"it cannot be read: {error}") from error
     if isinstance(rules, InvalidGrammarObject):
         raise Unsupported(f"it cannot be read: {rules.error_message}")
-    if kind == "regex":
-        return str(rules)
-    return _LOOSE.sub(r"\1\\0-\\x1f\2", str(rules))
+    serialized: str = rules.serialize_json()
+    return serialized

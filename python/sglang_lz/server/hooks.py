@@ -26,7 +26,9 @@ HOOKS = MappingProxyType(
             "apply_step",
             "forbid_step",
         ),
-        ("sglang.srt.managers.scheduler", "Scheduler.init_req_max_new_tokens"): ("refuse_history",),
+        ("sglang.srt.managers.scheduler", "Scheduler.init_req_max_new_tokens"): (
+            "abort_unservable",
+        ),
         ("sglang.srt.managers.scheduler", "Scheduler._get_new_batch_prefill_raw"): ("with_room",),
         (
             "sglang.srt.disaggregation.decode",

@@ -42,7 +42,7 @@ def record_digests(sampling: ModuleType) -> None:
 
     def noted_verify(trees: Any, batch: Any, logits: torch.Tensor, grammar_mask: Any) -> Any:
         verified = verify_step(trees, batch, logits, grammar_mask)
-        note("verify", verified, batch.req_pool_indices, logits)
+        note("verify", verified and verified.plan, batch.req_pool_indices, logits)
         return verified
 
     sampling.apply_step, sampling.verify_step = noted_apply, noted_verify

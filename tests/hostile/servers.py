@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from bench.constraints.vocabularies import ADDED, vocabulary
-from bench.hostile.attacks import LARGE, VOCABULARY
-from bench.soak.drive import Log, Served
+from hostile.attacks import LARGE, VOCABULARY
 from server.launch import Config
+from soak.drive import Log, Served
 
 FLAGS = ("--max-total-tokens", "200000", "--max-running-requests", "128")
 

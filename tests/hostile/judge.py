@@ -1,6 +1,6 @@
 """What an attack did, beside what was promised, and the tables of both.
 
-python -m bench.hostile.judge [RESULT.json]
+python -m hostile.judge [RESULT.json]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.hostile.attacks import random_fields
+from hostile.attacks import random_fields
 from oracle import Penalties
 from server.client import OFF, Json, Rows, request_body
 from server.contract import NO_PENALTIES, Case
@@ -26,7 +26,7 @@ REFUSED = "refused"
 HOSTILE = "hostile"
 """How a request is sent and ends. `TOKENS` asks for no logprobs, which is the only way that
 upstream mixes chunks and decodes in a batch; `PROMPT` asks for those of the prompt as well.
-`HOSTILE` has values and constraints of `bench.hostile`: it may be refused or answered, and what is
+`HOSTILE` has values and constraints of `hostile`: it may be refused or answered, and what is
 sampled is not checked, only that of the others."""
 
 SHARES: Mapping[str, float] = {

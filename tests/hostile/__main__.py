@@ -1,9 +1,9 @@
 """Hostile requests beside an ordinary stream: what was answered, and what the others paid.
 
-    python -m bench.hostile --out bench/results/hostile.json
-    python -m bench.hostile --list
-    python -m bench.hostile --only "counted*" --only ids --server demo
-    python -m bench.hostile --url http://127.0.0.1:30000 --only "breakers*"
+    python -m hostile --out bench/results/hostile.json
+    python -m hostile --list
+    python -m hostile --only "counted*" --only ids --server demo
+    python -m hostile --url http://127.0.0.1:30000 --only "breakers*"
 
 It starts two servers in turn, one with the demo model and one with a random model of two layers
 and a tokenizer of 100,000 tokens, which is trained at first and kept. A greedy stream, short
@@ -31,11 +31,11 @@ from typing import Any
 import requests
 
 from bench.common import TIMEOUT_SECONDS, command, commit, date, machine, versions, write_result
-from bench.hostile import judge
-from bench.hostile.answers import NOT_SENT, is_right, shown, timed
-from bench.hostile.attacks import BOTH, DEMO, ORDINARY, Attack, attacks, ordinary, sampled
-from bench.hostile.servers import Target, serving
-from bench.hostile.watch import KINDS, TOKEN, Memory, Watch, megabytes
+from hostile import judge
+from hostile.answers import NOT_SENT, is_right, shown, timed
+from hostile.attacks import BOTH, DEMO, ORDINARY, Attack, attacks, ordinary, sampled
+from hostile.servers import Target, serving
+from hostile.watch import KINDS, TOKEN, Memory, Watch, megabytes
 
 BEFORE_SECONDS = 1.5
 ATTACK_SECONDS = 20.0
@@ -185,7 +185,7 @@ def attack_all(
 def main() -> int:
     """Run the command line; returns its exit status."""
     parser = argparse.ArgumentParser(
-        "python -m bench.hostile",
+        "python -m hostile",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,4 @@
-"""The judgement of bench/hostile: what breaks the promise is said, what does not is not."""
+"""The judgement of tests/hostile: what breaks the promise is said, what does not is not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import bench.hostile  # noqa: F401
-from bench.hostile import judge
-from bench.hostile.answers import is_right, said
-from bench.hostile.attacks import BOTH, ORDINARY, Attack, attacks, random_fields, sampled
-from bench.hostile.watch import Wait, Watch
+import hostile  # noqa: F401
+from hostile import judge
+from hostile.answers import is_right, said
+from hostile.attacks import BOTH, ORDINARY, Attack, attacks, random_fields, sampled
+from hostile.watch import Wait, Watch
 
 HELD: dict[str, Any] = {
     "server": "demo",

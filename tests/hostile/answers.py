@@ -11,8 +11,8 @@ from typing import Any
 
 import requests
 
-from bench.hostile.attacks import ABORT, LEAVE, STREAM, Attack, Request
-from bench.hostile.servers import Target
+from hostile.attacks import ABORT, LEAVE, STREAM, Attack, Request
+from hostile.servers import Target
 
 SHOWN = 400
 """Characters of a request or an answer that are kept."""

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-import bench.soak  # noqa: F401
-from bench.soak.check import Answer, check, outputs_of
-from bench.soak.drive import Driver, Log, body_of
-from bench.soak.schedule import (
+from soak.check import Answer, check, outputs_of
+from soak.drive import Driver, Log, body_of
+from soak.schedule import (
     ANSWER,
     HOSTILE,
     LEAVE,

@@ -20,13 +20,13 @@ from queue import Empty
 
 import numpy as np
 
-from bench.soak.schedule import ANSWER, PROMPT, TOKENS, Request
 from oracle import log_softmax, memory_of_steps, visible_history
 from server.client import OFF, Json, Rows, top_rows
 from server.contract import NO_PENALTIES, bits, row_deviation
 from server.launch import vocab_size
 from server.model import logits
 from server.summary import TOLERANCE
+from soak.schedule import ANSWER, PROMPT, TOKENS, Request
 
 IMPOSSIBLE = -80.0
 """Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""

@@ -1,11 +1,11 @@
 """Soak: drive real servers with random schedules, and hold every sampled position to the oracle.
 
-    python -m bench.soak --positions 1000000 --out bench/results/soak.json
+    python -m soak --positions 1000000 --out bench/results/soak.json
 
 It starts a server of each configuration in turn and sends it waves of random requests: many at
 once, with penalties of all kinds, streams, aborts, clients that leave, pauses, refused requests. In
 some waves the server is killed and started again. Whatever comes back with logprobs, whole or in
-part, must obey the contract at every position (docs/SPEC.md, section 7): `bench/soak/check.py`. The
+part, must obey the contract at every position (docs/SPEC.md, section 7): `tests/soak/check.py`. The
 exit status is 1 if anything deviates, is refused without reason, or does not come.
 """
 
@@ -24,13 +24,13 @@ from typing import Any
 
 from bench.common import command, commit, date, machine, versions, write_result
 from bench.processes import ProcessError
-from bench.soak.check import Checker, Verdict
-from bench.soak.drive import Driver, Log, Served
-from bench.soak.faults import CACHES, FAULTS, folder_with, limit
-from bench.soak.schedule import Schedule
 from server.configurations import CONFIGURATIONS
 from server.launch import Config
 from server.summary import TOLERANCE
+from soak.check import Checker, Verdict
+from soak.drive import Driver, Log, Served
+from soak.faults import CACHES, FAULTS, folder_with, limit
+from soak.schedule import Schedule
 
 SHARES = {
     "overlap": 0.25,
@@ -186,7 +186,7 @@ class Run:
         self.tally.add(self.checker.take(wait=True))
 
     def fault(self, fault: str) -> None:
-        """Serve with a fault of `bench.soak.faults`: rightly, or not at all and say why."""
+        """Serve with a fault of `soak.faults`: rightly, or not at all and say why."""
         folder = self.folder / fault.replace(" ", "-")
         with folder_with(fault, folder) as env:
             config = replace(configuration(FAULTY, env), name=fault)
@@ -228,7 +228,7 @@ class Run:
 def main() -> int:
     """Run the command line; returns its exit status."""
     parser = argparse.ArgumentParser(
-        "python -m bench.soak",
+        "python -m soak",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -21,8 +21,9 @@ from typing import Any
 import requests
 
 from bench.processes import is_alive
-from bench.soak.check import Answer
-from bench.soak.schedule import (
+from server.launch import PORT_TAKEN, STARTS, Config, Server
+from soak.check import Answer
+from soak.schedule import (
     ABORT,
     HANG_UP,
     HOSTILE,
@@ -36,7 +37,6 @@ from bench.soak.schedule import (
     Kill,
     Wave,
 )
-from server.launch import PORT_TAKEN, STARTS, Config, Server
 
 CLIENTS = 64
 PATIENCE_SECONDS = 600.0

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from bench.hostile.attacks import COMPLETIONS, GENERATE
+from hostile.attacks import COMPLETIONS, GENERATE
 
 TOKENS = 300
 """Of a stream; the next one begins at its end."""

@@ -1,6 +1,6 @@
 """The tables on the soak, from the committed result; bench/README.md has the first of them.
 
-python -m bench.soak.tables
+python -m soak.tables
 """
 
 from __future__ import annotations

@@ -1,0 +1,30 @@
+"""What we use of Python's own parser of regular expressions, which is private to each Python.
+
+Nothing else imports it. `tests/unit/test_python_regex.py` holds each Python to what its parser must
+give. The module needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import re._constants as constants
+import re._parser as parser
+
+parse = parser.parse
+"""Parse a pattern to a sequence of pairs of a kind and a value; `re.error` if it is invalid."""
+
+ASSERT = constants.ASSERT
+ASSERT_NOT = constants.ASSERT_NOT
+ATOMIC_GROUP = constants.ATOMIC_GROUP
+BRANCH = constants.BRANCH
+CATEGORY_NOT_WORD = constants.CATEGORY_NOT_WORD
+CATEGORY_WORD = constants.CATEGORY_WORD
+IN = constants.IN
+LITERAL = constants.LITERAL
+MAXREPEAT = constants.MAXREPEAT
+MAX_REPEAT = constants.MAX_REPEAT
+MIN_REPEAT = constants.MIN_REPEAT
+NEGATE = constants.NEGATE
+NOT_LITERAL = constants.NOT_LITERAL
+POSSESSIVE_REPEAT = constants.POSSESSIVE_REPEAT
+RANGE = constants.RANGE
+SUBPATTERN = constants.SUBPATTERN

@@ -1,0 +1,140 @@
+"""What the penalties need of upstream's requests: the state in which a request's row starts."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from sglang_lz.fields.histories import HistoryParams, is_used
+from sglang_lz.penalty import breakers
+from sglang_lz.penalty.history import HistoryNeed, HistoryRoom
+from sglang_lz.penalty.history_penalizer import RowHistory
+from sglang_lz.penalty.penalizer import RowWindow
+from sglang_lz.penalty.window import tokens_to_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_lz.fields.lz import LZParams
+
+
+def generates_with_penalty(req: Req) -> bool:
+    """Whether a request has a penalty and room to generate; upstream may have left it none.
+
+    A request that generates nothing is only sampled if it shares a batch with others, and the
+    penalty must not depend on that.
+    """
+    params = req.sampling_params
+    return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
+
+
+def samples_with_penalty(req: Req) -> bool:
+    """Whether this prefill samples a token with a penalty; a chunk in the middle samples none."""
+    return generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
+
+
+def row_starts(
+    reqs: Sequence[Req], ends: Mapping[int, int], room: HistoryRoom
+) -> tuple[dict[int, RowWindow], dict[int, RowHistory]]:
+    """The windows and the histories with which rows start.
+
+    A request with a history is entered as one that holds room.
+
+    Args:
+        reqs: the requests of a batch.
+        ends: how many tokens each batch row that starts has.
+        room: the memory for histories.
+    """
+    windows, histories = {}, {}
+    for i, end in ends.items():
+        req = reqs[i]
+        if req.sampling_params.lz_params is not None:
+            windows[i] = _window(req, end)
+        if is_used(req.sampling_params):
+            room.holders[id(req)] = req, need_of(req, room)
+            histories[i] = _history(req, end, room.vocab_size)
+    return windows, histories
+
+
+def need_of(req: Req, room: HistoryRoom) -> HistoryNeed:
+    """The room that the history of a request needs."""
+    need: HistoryNeed | None = getattr(req, "lz_need", None)
+    if need is None:
+        need = HistoryNeed()
+        params = req.sampling_params
+        if params.max_new_tokens != 0 and is_used(params):
+            need = _history(req, 0, room.vocab_size).need(room)
+        req.lz_need = need
+    return need
+
+
+def holds(req: Req) -> bool:
+    """Whether a request still needs its history; a retracted request gets a new one later."""
+    return req.kv.holds_kv and not req.finished()
+
+
+def needs_now(room: HistoryRoom) -> list[HistoryNeed]:
+    """The needs of the requests that still hold room; the others are forgotten."""
+    room.holders = {key: one for key, one in room.holders.items() if holds(one[0])}
+    return [need for _, need in room.holders.values()]
+
+
+def live_rows(room: HistoryRoom) -> set[int]:
+    """The rows of the requests that still hold room."""
+    return {req.kv.req_pool_idx for req, _ in room.holders.values() if holds(req)}
+
+
+def _window(req: Req, end: int) -> RowWindow:
+    """The first `end` tokens of a request, as its window sees them.
+
+    They are copied because upstream may change them before they reach the device.
+    """
+    lz: LZParams = req.sampling_params.lz_params
+    first = 0 if lz.include_prompt else len(req.origin_input_ids)
+    start = max(first, end - tokens_to_seed(lz.window_size, lz.onset))
+    return RowWindow(
+        req.full_untruncated_fill_ids[start:end] if start < end else (),
+        max(len(req.origin_input_ids) - start, 0),
+        end,
+        first,
+        lz.penalty,
+        lz.window_size,
+        lz.buffer_size,
+        lz.cost == "rate",
+        lz.onset,
+    )
+
+
+def _history(req: Req, end: int, vocab_size: int) -> RowHistory:
+    """The first `end` tokens of a request, or its prompt, and its penalties over all of them."""
+    params = req.sampling_params
+    own: HistoryParams | None = params.history_params
+    tables = None
+    if own is not None and own.has_dry and own.dry_sequence_breakers:
+        tables = functools.partial(
+            breakers.tables_for, req.tokenizer, vocab_size, own.dry_sequence_breakers
+        )
+    prompt = len(req.origin_input_ids)
+    return RowHistory(
+        req.full_untruncated_fill_ids[:end] if end else req.origin_input_ids,
+        prompt,
+        prompt + params.max_new_tokens,
+        params.frequency_penalty,
+        params.presence_penalty,
+        params.repetition_penalty,
+        params.min_new_tokens,
+        _stops(req, vocab_size) if params.min_new_tokens else (),
+        own,
+        tables,
+    )
+
+
+def _stops(req: Req, vocab_size: int) -> set[int]:
+    """The tokens that may not precede `min_new_tokens` others, as upstream defines them. Clients
+    may send any number as a token."""
+    own = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    if req.tokenizer is not None:
+        own |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
+    return {token for token in own if token is not None and 0 <= token < vocab_size}

@@ -1,0 +1,74 @@
+"""What each Python's parser of regular expressions gives us (`bounds.python_regex`)."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "python/sglang_lz"
+MODULE = PACKAGE / "bounds/python_regex.py"
+
+
+def works(python: str) -> bool:
+    """Whether it is a Python, and not what only tells how to install one."""
+    return not subprocess.run([python, "-I", "-c", ""], capture_output=True, check=False).returncode
+
+
+ON_PATH = filter(None, map(shutil.which, ("python3.11", "python3.12", "python3.13")))
+BESIDE = sorted(map(str, Path(sys.base_prefix).parent.glob("3.1[123].*/bin/python")))
+PYTHONS = [sys.executable, *filter(works, (*ON_PATH, *BESIDE))]
+"""This one, and those of the others that we support that this machine has: on the path, or beside
+this one where a tool keeps several."""
+PARSED = {
+    "ab": "[(LITERAL, 97), (LITERAL, 98)]",
+    "[^a]": "[(NOT_LITERAL, 97)]",
+    r"[^a-c\w]": "[(IN, [(NEGATE, None), (RANGE, (97, 99)), (CATEGORY, CATEGORY_WORD)])]",
+    r"\W": "[(IN, [(CATEGORY, CATEGORY_NOT_WORD)])]",
+    "a*": "[(MAX_REPEAT, (0, MAXREPEAT, [(LITERAL, 97)]))]",
+    "a{2,3}?": "[(MIN_REPEAT, (2, 3, [(LITERAL, 97)]))]",
+    "a++": "[(POSSESSIVE_REPEAT, (1, MAXREPEAT, [(LITERAL, 97)]))]",
+    "(?>a)": "[(ATOMIC_GROUP, [(LITERAL, 97)])]",
+    "ab|c": "[(BRANCH, (None, [[(LITERAL, 97), (LITERAL, 98)], [(LITERAL, 99)]]))]",
+    "(a)": "[(SUBPATTERN, (1, 0, 0, [(LITERAL, 97)]))]",
+    "(?i:a)": "[(SUBPATTERN, (None, 2, 0, [(LITERAL, 97)]))]",
+    "(?=a)": "[(ASSERT, (1, [(LITERAL, 97)]))]",
+    "(?<!a)": "[(ASSERT_NOT, (-1, [(LITERAL, 97)]))]",
+}
+PROGRAM = """
+import runpy, sys
+own = runpy.run_path(sys.argv[1])
+print([repr(own["parse"](pattern)) for pattern in sys.argv[2:]])
+print(sorted(name for name, value in own.items() if name.isupper() and str(value) != name))
+for wrong in ("(", "a**", "[b-a]"):
+    try:
+        own["parse"](wrong)
+    except __import__("re").error:
+        continue
+    print(wrong)
+"""
+
+
+@pytest.mark.parametrize("python", dict.fromkeys(PYTHONS))
+def test_what_a_python_parses(python: str) -> None:
+    """The program has nothing but the standard library."""
+    command = [python, "-I", "-c", PROGRAM, str(MODULE), *PARSED]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    parsed, renamed, *accepted = done.stdout.splitlines()
+    assert dict(zip(PARSED, ast.literal_eval(parsed), strict=True)) == PARSED
+    assert ast.literal_eval(renamed) == []
+    assert accepted == []
+
+
+def test_nothing_else_imports_a_private_part_of_re() -> None:
+    found = {
+        path
+        for path in PACKAGE.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if line.strip().startswith(("import re._", "from re._", "import sre_", "from sre_"))
+    }
+    assert found == {MODULE}
