@@ -204,7 +204,7 @@ class BatchedLZPenalizer:
         given_up = (self._seeded[rows] & ~active).nonzero()[0].tolist()
         if not (width or is_stepped) or not (histories or given_up):
             return None, width
-        return _seed(rows[[*histories, *given_up]], list(histories.values())), width
+        return seed_of(rows[[*histories, *given_up]], list(histories.values())), width
 
     def apply(
         self,
@@ -338,8 +338,13 @@ class BatchedLZPenalizer:
             self._seeded[seed.rows] = seed.params[:, PENALTY] > 0
 
 
-def _seed(rows: NDArray[np.int64], histories: Sequence[History]) -> Seed:
-    """The seed of request rows: the first ones get these histories, the others are cleared."""
+def seed_of(rows: NDArray[np.int64], histories: Sequence[History]) -> Seed:
+    """The seed of request rows: the first ones get these histories, the others are cleared.
+
+    Args:
+        rows: request rows, int64 [rows], at least as many as there are histories.
+        histories: the new histories.
+    """
     given_up = len(rows) - len(histories)
     tokens = array("q")
     ends: list[int] = []
