@@ -49,6 +49,8 @@ BODY_BYTES, LOG_BYTES = 2**20, 2**24
 MOST_STREAMS, MOST_READINGS = 6, 2
 MOST_LOOPING = 100
 """How many outputs of a log are shown."""
+FALL = 0.01
+"""A smaller fall of a log probability may be rounding, in nats."""
 SUM_EVERY = 32
 """Tokens between the sums of a growing output."""
 EVENTS = 256
@@ -195,8 +197,9 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
         async with readings:
             return JSONResponse(await run_in_threadpool(looping, data))
 
+    @app.get("/")
     @app.get("/{name}")
-    async def file(name: str) -> Response:
+    async def file(name: str = "") -> Response:
         if name not in FILES:
             return JSONResponse({"error": "There is no such page."}, 404)
         path, kind = FILES[name]
@@ -297,8 +300,10 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
     """What the page is told while an output grows; the last event has `end` or `error`.
 
     `tokens` has for each token its id, its text, its log probability with the penalty, and
-    `COLUMNS`. `before` has for each token its log probability without any penalty, and the log
-    probability and the text of the token that is then the most likely.
+    `COLUMNS`. `before` has for each token its log probability without any penalty; the log probability
+    and the text of the token that is then the most likely; and `COLUMNS` for that one. What
+    another penalty takes from a logit cannot be known from outside, so its tokens count as lowered
+    if their log probability fell by more than `FALL`.
     """
     try:
         prompt = await upstream.tokenize(asked.prompt, is_chat=asked.is_chat)
@@ -309,6 +314,8 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
         yield {"prompt": len(prompt)}
         output: list[int] = []
         rows: list[Row] = []
+        logprobs: list[float] = []
+        before: list[tuple[float, float, int, str]] = []
         at, reason, last_sum = 0, "", 0
         interval = 1 + asked.length // EVENTS
         async with contextlib.aclosing(
@@ -325,6 +332,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 found = await run_in_threadpool(explainer.explain, ids)
                 output += ids
                 rows += found
+                logprobs += [one[0] for one in new]
                 yield {
                     "tokens": [
                         [token, text, one[0], *row]
@@ -335,8 +343,24 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                     last_sum = len(output)
                     yield await run_in_threadpool(summed, output, rows, params)
         if output:
-            yield {"before": await upstream.unpenalised(prompt, output)}
-        yield {**await run_in_threadpool(summed, output, rows, params), "end": reason}
+            before = await upstream.unpenalised(prompt, output)
+            again = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
+            firsts = [one[2] for one in before]
+            taken = await run_in_threadpool(again.explain, output, firsts)
+            yield {
+                "before": [
+                    [own, first, text, *row]
+                    for (own, first, _, text), row in zip(before, taken, strict=True)
+                ]
+            }
+        total = await run_in_threadpool(summed, output, rows, params)
+        if asked.column == OTHER:
+            falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=True)]
+            total["counters"] |= {
+                "touched": sum(falls),
+                "touched_per_1000": 1000 * sum(falls) / max(len(falls), 1),
+            }
+        yield {**total, "end": reason}
     except UpstreamError as error:
         yield {"error": str(error)}
     except (KeyError, TypeError, IndexError):
@@ -432,7 +456,7 @@ def described() -> dict[str, Any]:
         "max_window_size": lz.DEFAULT_MAX_WINDOW_SIZE,
         "examples": [{"name": name, "prompt": prompt} for name, prompt in EXAMPLES],
         "columns": ["id", "text", "logprob", *COLUMNS],
-        "most_tokens": MOST_TOKENS,
+        "fall": FALL,
         "log_bytes": LOG_BYTES,
     }
 

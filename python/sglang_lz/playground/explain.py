@@ -67,18 +67,24 @@ class Explainer:
         position = torch.tensor([len(visible) - 1])
         self._view = WindowView.of(state, torch.from_numpy(row), position, width)
 
-    def explain(self, tokens: Sequence[int]) -> list[Row]:
+    def explain(self, tokens: Sequence[int], others: Sequence[int] | None = None) -> list[Row]:
         """Append tokens to the output.
+
+        Args:
+            tokens: token ids.
+            others: the tokens to explain, one for each step; by default those that were chosen.
 
         Returns:
             For each of them a row of `COLUMNS`, as it was at the step that chose it.
         """
+        others = tokens if others is None else others
         rows: list[Row] = []
         for begin in range(0, len(tokens), CHUNK):
-            rows += self._explain_chunk(tokens[begin : begin + CHUNK])
+            chunk = slice(begin, begin + CHUNK)
+            rows += self._explain_chunk(tokens[chunk], others[chunk])
         return rows
 
-    def _explain_chunk(self, tokens: Sequence[int]) -> list[Row]:
+    def _explain_chunk(self, tokens: Sequence[int], others: Sequence[int]) -> list[Row]:
         before = []
         for token in tokens:
             before.append(self._view)
@@ -96,7 +102,7 @@ class Explainer:
         match = np.pad(views.match.numpy()[:, 1:], ((0, 0), (0, 1)))
         copies, cover = views.copies.numpy(), views.cover.tolist()
         column = np.arange(nats.shape[1])
-        same = views.tokens.numpy() == np.array(tokens)[:, None]
+        same = views.tokens.numpy() == np.array(others)[:, None]
         same &= column < views.length.numpy()[:, None]
         rows: list[Row] = []
         for i, own in enumerate(same):
@@ -107,7 +113,7 @@ class Explainer:
                 continue
             # The copy that lowers it the most; among equals the longest match, then the nearest.
             most = max(found, key=lambda k: (nats[i, k], match[i, k], -k))
-            taken = float(nats[i, most]) if 0 <= tokens[i] < self._vocab_size else 0.0
+            taken = float(nats[i, most]) if 0 <= others[i] < self._vocab_size else 0.0
             rows.append([taken, int(most) + 1, int(match[i, most]), int(copies[i, most]), *known])
         return rows
 

@@ -172,12 +172,12 @@ class Upstream:
 
     async def unpenalised(
         self, prompt: Sequence[int], output: Sequence[int]
-    ) -> list[tuple[float, float, str]]:
+    ) -> list[tuple[float, float, int, str]]:
         """What the model by itself thinks of each token of an output, in one prefill.
 
         Returns:
             For each token its log probability without any penalty, at temperature 1, and the log
-            probability and the text of the token that is the most likely there.
+            probability, the id and the text of the token that is the most likely there.
 
         Raises:
             UpstreamError: the server refuses it.
@@ -195,7 +195,8 @@ class Upstream:
         if not len(own) == len(top) == len(output):
             raise UpstreamError("The server gave no log probabilities of the whole output.")
         return [
-            (one[0], best[0][0], best[0][2] or "") for one, best in zip(own, top, strict=True)
+            (one[0], best[0][0], best[0][1], best[0][2] or "")
+            for one, best in zip(own, top, strict=True)
         ]
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:

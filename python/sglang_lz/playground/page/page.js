@@ -76,7 +76,7 @@ class Column {
     if (event.prompt !== undefined) this.prompt = event.prompt;
     if (event.tokens) this.add(event.tokens);
     if (event.before) this.before = event.before;
-    if (event.before && this.name === "known") this.spans.forEach((_, i) => this.heat(i));
+    if (event.before) this.spans.forEach((_, i) => this.heat(i));
     if (event.loops) this.underline(event.loops);
     if (event.counters) { this.counters = event.counters; this.count(); }
     if (event.error) this.fail(event.error);
@@ -111,9 +111,15 @@ class Column {
 
   heat(i) {
     const lost = this.lost(i);
-    const least = this.name === "known" ? 0.01 : 0; // less is rounding
+    const least = this.name === "known" ? fields.fall : 0;
     const level = lost > least ? HEAT.filter((bound) => lost >= bound).length : 0;
-    this.spans[i].className = (level ? `h${level}` : "") + (this.isLooped(i) ? " loop" : "");
+    this.spans[i].className = (level ? `h${level}` : "") + (this.isLooped(i) ? " loop" : "") + (this.isTurn(i) ? " turn" : "");
+  }
+
+  // Another token would have come first, and the penalty lowered it.
+  isTurn(i) {
+    const before = this.before[i];
+    return before !== undefined && before[0] < before[1] - 1e-6 && before[NATS] > 0;
   }
 
   isLooped(i) { return this.loops.some(([begin, end]) => begin <= i && i < end); }
@@ -128,8 +134,8 @@ class Column {
     const c = this.counters, first = columns.none?.counters;
     const facts = [["tokens", c.tokens], ["loops", c.loops], ["tokens in loops", c.tokens_in_loops],
       ["distinct 4-grams", c.grams ? `${Math.round((100 * c.distinct_grams) / c.grams)} %` : "–"]];
-    if (this.name !== "none") facts.push(["tokens lowered", `${c.touched} (${c.touched_per_1000.toFixed(1)} ‰)`]);
-    if (this.name === "own" || this.name === "past") facts.push(["nats a token", c.mean_nats.toFixed(4)]);
+    if (this.name !== "none") facts.push(["tokens lowered", c.touched]);
+    if (this.name === "own" || this.name === "past") facts.push(["lowered in 1,000", c.touched_per_1000.toFixed(1)], ["nats a token", c.mean_nats.toFixed(4)]);
     else if (this.name !== "none" && first) facts.push(["loop tokens saved", first.tokens_in_loops - c.tokens_in_loops]);
     this.facts.replaceChildren(...facts.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
@@ -176,7 +182,7 @@ class Column {
       column.marked = [];
     }
     this.chosen = i;
-    const token = this.tokens[i], copy = i - token[DISTANCE];
+    const token = this.subject(i), copy = i - token[DISTANCE];
     this.mark(i, "chosen");
     if (token[DISTANCE]) {
       this.mark(copy, "copy");
@@ -185,15 +191,18 @@ class Column {
     $("detail").replaceChildren(element("p", {}, ...this.told(i)), element("p", {}, ...this.reason(i)));
   }
 
+  // Whose copy is shown: where the penalty made the difference, that of the token that it lowered.
+  subject(i) { return this.isTurn(i) ? this.before[i] : this.tokens[i]; }
+
   told(i) {
     const token = this.tokens[i], before = this.before[i], lost = this.lost(i);
     const said = [`Token ${i + 1}, `, element("b", {}, visible(token[TEXT]))];
-    if (this.name === "known") said.push(lost > 0.01 ? `: its log probability fell by ${nats(lost)} nats. ` : ": it lost nothing. ");
+    if (this.name === "known") said.push(lost > fields.fall ? `: its log probability fell by ${nats(lost)} nats. ` : ": it lost nothing. ");
     else said.push(lost > 0 ? `, lost ${nats(lost)} nats. ` : ", lost nothing. ");
     if (before) {
       said.push(`Probability ${percent(before[0])}`);
       said.push(this.name === "none" ? ". " : ` before, ${percent(token[LOGPROB])} with the penalty. `);
-      if (before[0] < before[1] - 1e-6) said.push("Without a penalty ", element("b", {}, visible(before[2])), ` would have come first (${percent(before[1])}).`);
+      if (before[0] < before[1] - 1e-6) said.push("Without a penalty ", element("b", {}, visible(before[2])), ` would have come first (${percent(before[1])})${this.isTurn(i) ? `, which lost ${nats(before[NATS])} nats` : ""}.`);
       else if (this.name !== "none") said.push("It would have come first without a penalty, too.");
       if (![0, 1].includes(this.temperature ?? 0)) said.push(" The first is at temperature 1, the second at the request's.");
     }
@@ -201,12 +210,13 @@ class Column {
   }
 
   reason(i) {
-    const token = this.tokens[i];
+    const token = this.subject(i);
+    const whose = this.isTurn(i) ? ["Of ", element("b", {}, visible(this.before[i][2])), ", a copy"] : ["Its copy"];
     if (!token[DISTANCE]) return [`No copy of it stands in the window. ${this.kept(token)}`];
     const where = i - token[DISTANCE] < 0 ? "in the prompt" : `at token ${i - token[DISTANCE] + 1}`;
     const match = token[MATCH] ? `, after a match of ${token[MATCH]} token${token[MATCH] > 1 ? "s" : ""}` : ", with no match before it";
-    const copies = token[COPIES] ? ` It goes on with copy ${token[COPIES] + 1} of a loop.` : "";
-    return [`Its copy stands ${where}, ${token[DISTANCE]} back${match}.${copies} ${this.kept(token)}`];
+    const copies = token[COPIES] ? ` It goes on with a loop that already has ${token[COPIES]} further ${token[COPIES] > 1 ? "copies" : "copy"}.` : "";
+    return [...whose, ` stands ${where}, ${token[DISTANCE]} back${match}.${copies} ${this.kept(token)}`];
   }
 
   kept(token) { return `Cover ${token[COVER]} of ${COVERED}; memory ${token[MEMORY] ? `on for ${token[MEMORY]} steps` : "off"}.`; }
