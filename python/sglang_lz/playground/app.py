@@ -172,7 +172,7 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
         server = about if about is not None and about.is_ours else None
         vocab_size = server.vocab_size if server else demo_vocab_size()
         ids = _ids(body, vocab_size)
-        text = None if ids else _text(body, "text", MOST_CHARACTERS)
+        text = None if "ids" in body else _text(body, "text", MOST_CHARACTERS)
         if text is not None:
             tokenize = upstream.tokenize(text, is_chat=False) if server else demo_ids(text)
             ids = await tokenize
@@ -475,7 +475,7 @@ def _params(body: Mapping[str, Any], max_window_size: int) -> LZParams:
 def _ids(body: Mapping[str, Any], vocab_size: int) -> list[int]:
     """The token ids in a request; none if it has a text instead."""
     ids = body.get("ids")
-    if ids is None:
+    if "ids" not in body:
         return []
     kind = token_ids(MOST_TOKENS)
     if not kind.takes(ids, None) or not ids or max(ids) >= vocab_size:
@@ -523,4 +523,3 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest("The request must be a JSON object.")
     return body
-

@@ -111,5 +111,6 @@ async def _column(upstream: Upstream, asked: Asked) -> Sequence[dict[str, Any]]:
         elif "prompt" in event or "before" in event or "end" in event:
             rest.append(event)
     return json.loads(
-        json.dumps([rest[0], {"tokens": tokens}, *rest[1:]]), parse_float=lambda x: round(float(x), 4)
+        json.dumps([rest[0], {"tokens": tokens}, *rest[1:]]),
+        parse_float=lambda x: round(float(x), 4),
     )

@@ -125,7 +125,9 @@ def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
         tokens: token ids.
         params: the settings.
     """
-    return list(reached(array("q", tokens), params.window_size, params.onset or RECOMMENDED["lz_onset"]))
+    return list(
+        reached(array("q", tokens), params.window_size, params.onset or RECOMMENDED["lz_onset"])
+    )
 
 
 def counters(tokens: Sequence[int], rows: Sequence[Row], loops: Sequence[Loop]) -> dict[str, Any]:

@@ -62,9 +62,7 @@ class Upstream:
         """
         parts = httpx.URL(url)
         if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
-            raise ValueError(
-                f"--server must be a URL as http://127.0.0.1:30000, got {url[:80]!r}."
-            )
+            raise ValueError(f"--server must be a URL as http://127.0.0.1:30000, got {url[:80]!r}.")
         self.url = url.rstrip("/")
         # No proxy, redirect or password of the environment: it talks to this server only.
         self._client = httpx.AsyncClient(
