@@ -43,8 +43,9 @@ Tests below tests/unit then import sglang_lz from the checkout, so that a change
 wheel. All others, and those of the words above, run against the installed wheel.
 
 The images are built and run with podman, and `all` opens the playground in Chromium. As root on
-Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it are skipped, and the last lines say which and how
-to run them; with CI set in the environment, they are errors.
+Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it are
+skipped, and the last lines say which and how to run them; with CI set in the environment, they are
+errors.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants

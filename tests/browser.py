@@ -37,7 +37,7 @@ class Browser:
 
         self._process = subprocess.Popen(
             command,
-            preexec_fn=place,
+            preexec_fn=place,  # noqa: PLW1509
             close_fds=False,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -364,7 +364,7 @@ def _parser() -> argparse.ArgumentParser:
         "--server", default=DEFAULT_SERVER, metavar="URL", help=f"(default: {DEFAULT_SERVER})"
     )
     page.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
     )
     page.add_argument(
         "--port", type=int, default=PLAYGROUND_PORT, help=f"(default: {PLAYGROUND_PORT})"

@@ -169,8 +169,8 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     if stopped is None and ended_thinking is None:  # otherwise its tokens are already counted
         counters().tokens.labels(penalty).inc(sum(loop.repeated for loop in found))
     if params is not None and params.onset:
-        found = reached(output, params.window_size, params.onset)
-        ended = (loop for loop in found if loop.end < len(output))
+        broken_off = reached(output, params.window_size, params.onset)
+        ended = (loop for loop in broken_off if loop.end < len(output))
         counters().overcome.inc(sum(1 for _ in ended))
 
 

@@ -244,9 +244,10 @@ class Asked:
         if self.column == OURS and not about.is_ours:
             raise UpstreamError(STOCK)
         self.prompt = _text(body, "prompt", MOST_CHARACTERS)
-        self.is_chat = body.get("chat")
-        if not isinstance(self.is_chat, bool):
-            raise BadRequest(f"chat must be true or false, got {shown(self.is_chat)}.")
+        is_chat = body.get("chat")
+        if not isinstance(is_chat, bool):
+            raise BadRequest(f"chat must be true or false, got {shown(is_chat)}.")
+        self.is_chat = is_chat
         sampling = {name: _number(body, name, kind) for name, (kind, _) in SAMPLING.items()}
         self.length = int(sampling["max_new_tokens"])
         self.temperature = sampling["temperature"]
@@ -255,7 +256,7 @@ class Asked:
         penalty: dict[str, Any] = {"lz_penalty": 0} if about.is_ours else {}
         if self.column == OTHER:
             name = body.get("known")
-            if name not in KNOWN:
+            if not isinstance(name, str) or name not in KNOWN:
                 raise BadRequest(f"known must be one of {', '.join(KNOWN)}, got {shown(name)}.")
             penalty[name] = _number(body, "known_value", KNOWN[name][0], name)
         elif self.column == OURS:
@@ -300,10 +301,10 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
     """What the page is told while an output grows; the last event has `end` or `error`.
 
     `tokens` has for each token its id, its text, its log probability with the penalty, and
-    `COLUMNS`. `before` has for each token its log probability without any penalty; the log probability
-    and the text of the token that is then the most likely; and `COLUMNS` for that one. What
-    another penalty takes from a logit cannot be known from outside, so its tokens count as lowered
-    if their log probability fell by more than `FALL`.
+    `COLUMNS`. `before` has for each token its log probability without any penalty; the log
+    probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
+    What another penalty takes from a logit cannot be known from outside, so its tokens count as
+    lowered if their log probability fell by more than `FALL`.
     """
     try:
         prompt = await upstream.tokenize(asked.prompt, is_chat=asked.is_chat)
@@ -392,7 +393,8 @@ def looping(data: bytes) -> dict[str, Any]:
         file.write(data)
         file.flush()
         try:
-            total, found = 0, []
+            total = 0
+            found: list[dict[str, Any]] = []
             for output in past_outputs.read(file.name):
                 total += 1
                 own = list(loops(output.tokens, RECOMMENDED_DETECTION))

@@ -119,7 +119,7 @@ class Explainer:
 
 
 def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
-    """The loops in an output that reach the onset of these settings; without one, of the default.
+    """The loops in an output that reach these settings' onset; without one, the recommended.
 
     Args:
         tokens: token ids.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,6 @@ SECONDS = 120.0
 STOCK = (
     "This server is not sglang-lz, so it cannot run the LZ penalty; the other two columns work. "
     "Start one with scripts/serve."
-)
-NO_SEED = (
-    "This server ignores the seed, so two runs at this temperature differ; it heeds the seed with "
-    "--enable-deterministic-inference."
 )
 
 
@@ -100,7 +96,7 @@ class Upstream:
         return self._about
 
     async def _vocab_size(self) -> int:
-        """V. No endpoint has it, but the refusal of a token id that is too large names the range."""
+        """V. No endpoint has it, but the refusal of a token id that is too large names it."""
         too_large = {"input_ids": [2**31 - 1], "sampling_params": {"max_new_tokens": 1}}
         response = await self._request("POST", "/generate", too_large)
         found = re.search(r"token ids in \[0, (\d+)\]", response.text)
@@ -129,7 +125,7 @@ class Upstream:
 
     async def stream(
         self, prompt: Sequence[int], sampling_params: Mapping[str, Any], interval: int
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         """Generate; yields each answer of the stream, which holds the whole output so far.
 
         Args:
