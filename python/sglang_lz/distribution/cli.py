@@ -270,10 +270,19 @@ def _upstream_wheel(options: argparse.Namespace) -> Wheel:
     return Wheel(options.wheel or fetch(lock, pin, options.cache, _say))
 
 
+class _Commands(argparse.RawDescriptionHelpFormatter):
+    """Lists commands, the longest too, on one line each: argparse forgets their indentation."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Make room for an argument, and for the commands if it is theirs."""
+        super().add_argument(action)
+        self._action_max_length += self._indent_increment * bool(action.choices)
+
+
 def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=plain
+        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=_Commands
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     pages = {

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from sglang_lz.fields import lz
-
 from .errors import DistError
 from .seal import SEAL, Seal, reader
 from .sources import PACKAGE
@@ -39,7 +37,7 @@ PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"
 PREFERRED = "--preferred-sampling-params"
 RECOMMENDED = {
-    **lz.RECOMMENDED,
+    **{"lz_penalty": 0.15, "lz_onset": 3},
     "repetition_detection": {"max_pattern_size": 512, "min_count": 20},
 }
 """The sampling parameters that `END_LOOPS` gives to every request that has none of its own."""

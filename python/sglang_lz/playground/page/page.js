@@ -6,6 +6,7 @@ const TITLES = { none: "No penalty", known: "A known penalty", lz: "LZ penalty" 
 const HEAT = [0, 0.5, 1, 2, 4, 8];
 const [TEXT, LOGPROB, NATS, DISTANCE, MATCH, COPIES, COVER, MEMORY] = [1, 2, 3, 4, 5, 6, 7, 8];
 const COVERED = 64;
+const HINT = "Point at a token, or focus an output and use the arrow keys.";
 
 const element = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -391,7 +392,7 @@ async function look() {
   const state = $("state");
   try { server = await (await asked("api/server")).json(); }
   catch (error) { server = { answers: false, sentence: error.message }; }
-  state.className = server.sentence ? "warn" : "";
+  state.className = server.answers && server.sentence ? "warn" : "";
   $("run").disabled = !server.answers;
   for (const button of $("examples").children) button.disabled = !server.answers;
   if (server.answers) {
@@ -419,7 +420,8 @@ function show(name) {
     tab.tabIndex = chosen ? 0 : -1;
     $(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
-  $("ask").hidden = name !== "compare";
+  for (const one of document.querySelectorAll(".compare-only")) one.hidden = name !== "compare";
+  $("detail").replaceChildren(element("p", {}, HINT));
 }
 
 function listen() {
@@ -486,6 +488,7 @@ async function start() {
   columns.own = new Column("own", "Your text", views[1]);
   columns.past = new Column("past", "A past output", views[2]);
   listen();
+  show("compare");
   $("known").dispatchEvent(new Event("change"));
   $("prompt").value = fields.examples[0].prompt;
   limit();
