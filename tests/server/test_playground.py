@@ -228,6 +228,18 @@ def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page
     assert page.run("document.getElementById('field-lz_onset').value") == "5"
 
 
+@on("overlap")
+def test_the_request_is_shown_and_focus_comes_back(server: Server, page: Browser) -> None:
+    page.run("document.querySelector('#column-lz header button').focus()")
+    page.run("document.activeElement.click()")
+    page.wait("document.activeElement.id === 'copy-request'")
+    text = page.run("document.querySelector('#request pre').textContent")
+    assert text.startswith(f"curl -s {server.url}/v1/chat/completions")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
+    assert page.run("document.getElementById('request').hidden")
+    assert page.run("document.activeElement.textContent") == "curl"
+
+
 def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_path: Path) -> None:
     running = playground(f"http://127.0.0.1:{free_port()}", tmp_path / "playground.log")
     try:

@@ -349,9 +349,9 @@ async function request(name, language) {
   try {
     const texts = await (await asked("api/request", { ...settings(), column: name })).json();
     $("request").querySelector("pre").textContent = texts[language];
+    $("request").opener = document.activeElement;
     $("request").hidden = false;
     $("copy-request").focus();
-    $("request").opener = document.activeElement;
   } catch (error) { columns[name].fail(error.message); }
 }
 
