@@ -71,7 +71,7 @@ NONE, OTHER, OURS = "none", "known", "lz"
 EXAMPLES = (
     ("A loop of two words", "List the keywords of the language."),
     ("A loop of lines", "Write an example of a class with many methods."),
-    ("No loop", "What is a module?"),
+    ("A loop of one token", "Explain decorators."),
 )
 HEADERS = {
     "Content-Security-Policy": (
