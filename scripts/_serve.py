@@ -18,7 +18,8 @@ from _environment import (
 )
 
 USAGE = """\
-usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [--end-loops] [argument ...]
+usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [--end-loops] [--playground]
+                     [argument ...]
 
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
@@ -29,6 +30,8 @@ Without --model-path it serves the demo model, under the name "demo". Ctrl-C end
   --end-loops          end loops in every request that says nothing else: the recommended lz_penalty
                        and lz_onset, and the loop guard (in --preferred-sampling-params, where your
                        own keys win)
+  --playground         also serve a page that shows what the penalty does to an output and why, on
+                       http://127.0.0.1:30080
 
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct

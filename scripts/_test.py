@@ -42,9 +42,10 @@ Tests that are named without one of these words run alone, and nothing else is c
 Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
 wheel. All others, and those of the words above, run against the installed wheel.
 
-The images are built and run with podman. As root on Debian and Ubuntu, what is missing of it is
-installed first. Elsewhere the tests that need it are skipped, and the last lines say which and how
-to run them; with CI set in the environment, they are errors.
+The images are built and run with podman, and `all` opens the playground in Chromium. As root on
+Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it are
+skipped, and the last lines say which and how to run them; with CI set in the environment, they are
+errors.
 
 Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
@@ -66,7 +67,7 @@ ONLY_ALL = (
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
     *("tests/server/test_gpu_rehearsal.py", "tests/unit/test_gpu_check.py"),
 )
-"""What only `all` and `containers` run: the images, the benchmarks and the checks of a GPU."""
+"""What only `all` runs, or `containers`: images, a browser, benchmarks, the checks of a GPU."""
 OLDER = (
     "tests/patches",
     *(f"tests/server/test_{name}.py" for name in CONTRACT),
@@ -114,7 +115,7 @@ def test(arguments: list[str]) -> int:
     for environment in environments:
         environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
     if mode not in ("quick", DEFAULT):
-        _tools.install(_tools.needed([] if mode == "containers" else rest))
+        _tools.install(_tools.needed(["tests/deploy"] if mode == "containers" else rest))
     status = 0
     for environment in environments:
         with environment.temporary_folder():

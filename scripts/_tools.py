@@ -61,7 +61,8 @@ IMAGE_TOOLS = Tools(
     ("podman", "buildah", "runc", "catatonit", "mmdebstrap"),
     for_users=("newuidmap",),
 )
-ALL = (IMAGE_TOOLS,)
+BROWSER_TOOLS = Tools("tests/server/test_playground.py", ("chromium",))
+ALL = (IMAGE_TOOLS, BROWSER_TOOLS)
 
 
 def find(name: str) -> str | None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from sglang_lz.distribution.serve import (
     DEMO_MODEL,
     PREFERRED,
     RECOMMENDED,
+    playground_command,
     server_arguments,
     without_end_loops,
 )
+from sglang_lz.fields import lz
 from sglang_lz.loops import detector
 from sglang_lz.loops.detector import RepetitionDetection
 from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
@@ -91,6 +94,9 @@ def test_loops_end_if_that_is_asked() -> None:
     assert preferred(arguments) == RECOMMENDED
     guard = RepetitionDetection.parse(RECOMMENDED["repetition_detection"])
     assert guard == detector.RECOMMENDED
+    assert {**lz.RECOMMENDED, "repetition_detection": RECOMMENDED["repetition_detection"]} == (
+        RECOMMENDED
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,25 @@ def test_the_users_own_sampling_parameters_win(mine: list[str]) -> None:
 def test_what_cannot_end_loops_says_so(mine: list[str]) -> None:
     with pytest.raises(DistError, match=r"must be (a JSON object|left out with --config)"):
         without_end_loops(["--end-loops", *mine])
+
+
+@pytest.mark.parametrize(
+    ("mine", "server"),
+    [
+        ([], "http://127.0.0.1:30000"),
+        (["--port=1", "--host", "0.0.0.0"], "http://127.0.0.1:1"),
+        (["--host=::1", "--port", "2"], "http://[::1]:2"),
+        (["--host", "10.0.0.3"], "http://10.0.0.3:30000"),
+    ],
+)
+def test_the_playground_talks_to_the_server_beside_it(mine: list[str], server: str) -> None:
+    command = playground_command(server_arguments("cpu", mine, {}))
+    assert command[-3:] == ["playground", "--server", server]
+
+
+def test_the_playground_cannot_read_a_configuration_file() -> None:
+    with pytest.raises(DistError, match="must be left out with --config"):
+        playground_command(server_arguments("cpu", ["--config=c.yaml"], {}))
 
 
 # What is started
@@ -243,6 +268,31 @@ def test_the_demo_model_is_looked_for_nowhere_else(site: Path, port: int) -> Non
     _, arguments, variables = started(start(site, "--port", str(port)))
     assert str(site / "sglang_lz" / "demo" / "model") in arguments
     assert variables["HF_HUB_OFFLINE"] == variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, port: int) -> None:
+    (site / "sglang_lz" / "playground" / "command.py").write_text(
+        "import os, time\n"
+        "def run(*given):\n"
+        "    with open(os.environ['SAYS'], 'w') as file: file.write(f'{os.getpid()} {given}')\n"
+        "    time.sleep(600)\n"
+    )
+    says = site / "says"
+    server = site / "sglang/launch_server.py"
+    wait = "    while not os.path.exists(os.environ['SAYS']): pass\n"
+    text = server.read_text()
+    assert "    server_args.check_server_args()\n" in text
+    server.write_text(text.replace("    server_args.check_server_args()\n", wait))
+    process = start(site, "--port", str(port), "--playground", SAYS=str(says))
+    _, arguments, _ = started(process)
+    assert "--playground" not in arguments
+    pid, _, given = says.read_text().partition(" ")
+    assert given.startswith(f"('http://127.0.0.1:{port}', '127.0.0.1', 30080, ")
+    for _ in range(600):
+        if not Path("/proc", pid).exists():
+            break
+        time.sleep(0.05)
+    assert not Path("/proc", pid).exists()
 
 
 def test_a_checkout_serves_nothing(site: Path) -> None:

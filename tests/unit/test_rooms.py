@@ -21,6 +21,7 @@ ROOMS = (
     "fields",
     "penalty",
     "loops",
+    "playground",
     "bounds",
     "distribution",
     "server",

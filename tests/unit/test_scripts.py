@@ -522,17 +522,20 @@ def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Debian:
     return machine
 
 
+EVERYTHING = [["update"], *(["install", *each.programs] for each in tools.ALL)]
+
+
 def test_what_tests_need_is_installed_once(debian: Debian) -> None:
     debian.put("podman")
     for _ in range(2):
         tools.install(tools.ALL)
         assert not any(each.missing() for each in tools.ALL)
     others = [name for name in tools.IMAGE_TOOLS.programs if name != "podman"]
-    assert debian.calls() == [["update"], ["install", *others]]
+    assert debian.calls() == [["update"], ["install", *others], *EVERYTHING[2:]]
     assert all("DPkg::Lock::Timeout=" in line for line in debian.log.read_text().splitlines())
     (debian.folder / "runc").unlink()  # somebody removed it
     tools.install(tools.ALL)
-    assert debian.calls()[2:] == [["update"], ["install", "runc"]]
+    assert debian.calls()[len(EVERYTHING) :] == [["update"], ["install", "runc"]]
 
 
 HOLD = """
@@ -558,7 +561,7 @@ def test_another_update_is_waited_for(debian: Debian) -> None:
         release.start()
         tools.install(tools.ALL)
         release.join()
-    assert debian.calls() == [["update"], ["install", *tools.IMAGE_TOOLS.programs]]
+    assert debian.calls() == EVERYTHING
 
 
 INSTALL_ALL = """
@@ -576,7 +579,7 @@ def test_two_set_ups_install_once(debian: Debian) -> None:
     env = os.environ | {"PYTHONPATH": str(SCRIPTS)}
     for both in [subprocess.Popen(command, env=env) for _ in range(2)]:
         assert both.wait(PATIENCE_SECONDS) == 0
-    assert debian.calls() == [["update"], ["install", *tools.IMAGE_TOOLS.programs]]
+    assert debian.calls() == EVERYTHING
 
 
 def test_only_root_installs_and_only_with_apt_get(
@@ -597,7 +600,7 @@ def test_an_installation_that_fails_is_one_sentence(
     debian: Debian, capfd: pytest.CaptureFixture[str]
 ) -> None:
     debian.put_apt_get(status=100)
-    tools.install(tools.ALL)
+    tools.install([tools.IMAGE_TOOLS])
     said = capfd.readouterr().err.splitlines()
     assert said[-2:] == [
         f"sglang-lz: apt-get could not {what}, see the lines above."
@@ -614,21 +617,24 @@ def test_a_package_that_there_is_not_keeps_no_other_away(debian: Debian) -> None
 
 
 @pytest.mark.parametrize(
-    ("arguments", "images"),
+    ("arguments", "wanted"),
     [
-        ([], True),
-        (["-k", "tests"], True),
-        (["tests"], True),
-        (["tests/unit", "tests/deploy"], True),
-        (["tests/server/test_modes.py::test_a", "-x"], False),
-        (["-x", "tests/server/test_modes.py"], False),
-        (["--ignore", "tests/server"], True),  # the value of --ignore
-        (["tests/deploy/test_manifests.py"], False),
-        (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], True),
+        ([], tools.ALL),
+        (["-k", "tests"], tools.ALL),
+        (["tests"], tools.ALL),
+        (["tests/unit", "tests/deploy"], (tools.IMAGE_TOOLS,)),
+        (["tests/server"], (tools.BROWSER_TOOLS,)),
+        (["tests/server/test_modes.py::test_a", "-x"], ()),
+        (["-x", "tests/server/test_modes.py"], ()),
+        (["--ignore", "tests/server"], tools.ALL),  # the value of --ignore
+        (["tests/deploy/test_manifests.py"], ()),
+        (["tests/deploy/test_cpu_image.py::test_a", "tests/unit"], (tools.IMAGE_TOOLS,)),
     ],
 )
-def test_only_what_the_tests_need_is_installed(arguments: list[str], images: bool) -> None:
-    assert list(tools.needed(arguments)) == [tools.IMAGE_TOOLS] * images
+def test_only_what_the_tests_need_is_installed(
+    arguments: list[str], wanted: tuple[tools.Tools, ...]
+) -> None:
+    assert tuple(tools.needed(arguments)) == wanted
 
 
 def test_the_files_that_need_tools_exist() -> None:

@@ -18,7 +18,7 @@ from .lint import compare, lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
 from .patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
-from .serve import serve
+from .serve import DEFAULT_SERVER, PLAYGROUND_PORT, serve
 from .sources import (
     LOCK,
     checkout_patches_dir,
@@ -180,13 +180,25 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _loops(options: argparse.Namespace) -> int:
     try:
-        from ..loops import report  # the only command that needs more than the standard library
+        from ..loops import report  # as for `playground`, the standard library is not enough
     except ImportError as error:
         raise DistError(f"loops needs numpy and numba, which SGLang needs too ({error}).") from None
     names = ("max_pattern_size", "min_pattern_size", "min_count")
     asked = {name: getattr(options, name) for name in names}
     try:
         print(report.run(options.files, asked, as_json=options.json))
+    except ValueError as error:
+        raise DistError(str(error)) from None
+    return 0
+
+
+def _playground(options: argparse.Namespace) -> int:
+    try:
+        from ..playground import command
+    except ImportError as error:
+        raise DistError(f"playground needs what SGLang needs too ({error}).") from None
+    try:
+        command.run(options.server, options.host, options.port, options.record)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0
@@ -200,6 +212,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "verify": _verify,
     "serve": _serve,
     "loops": _loops,
+    "playground": _playground,
     "lint": _lint,
     "check": _check,
     "checkout": _checkout,
@@ -257,10 +270,19 @@ def _upstream_wheel(options: argparse.Namespace) -> Wheel:
     return Wheel(options.wheel or fetch(lock, pin, options.cache, _say))
 
 
+class _Commands(argparse.RawDescriptionHelpFormatter):
+    """Lists commands, the longest too, on one line each: argparse forgets their indentation."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Make room for an argument, and for the commands if it is theirs."""
+        super().add_argument(action)
+        self._action_max_length += self._indent_increment * bool(action.choices)
+
+
 def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=plain
+        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=_Commands
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     pages = {
@@ -346,6 +368,17 @@ def _parser() -> argparse.ArgumentParser:
         ("min-count", "copies in a row that are a loop (default: 20)"),
     ):
         pages["loops"].add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+    page = pages["playground"]
+    page.add_argument(
+        "--server", default=DEFAULT_SERVER, metavar="URL", help=f"(default: {DEFAULT_SERVER})"
+    )
+    page.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
+    )
+    page.add_argument(
+        "--port", type=int, default=PLAYGROUND_PORT, help=f"(default: {PLAYGROUND_PORT})"
+    )
+    page.add_argument("--record", type=Path, metavar="FILE", help="record a session, and end")
     pages["loops"].add_argument("--json", action="store_true", help="print JSON")
     pages["loops"].add_argument("files", nargs="+", metavar="FILE", help="- for standard input")
     return parser

@@ -124,6 +124,8 @@ cache, and without --model-path the demo model, under the name "demo". With --co
   --end-loops   end loops in every request that says nothing else: the recommended lz_penalty and
                 lz_onset, and behind them the loop guard. It sets --preferred-sampling-params, where
                 your own keys win. A mode without the penalty or the guard refuses it at the start.
+  --playground  also serve the page of `sglang-lz playground`, on its default port; it ends with the
+                server.
 
 Arguments that the server cannot start with, such as an unknown one, a path that does not exist or a
 port in use, end in one sentence on standard error and exit status 2. Several ranks on a CPU divide
@@ -161,6 +163,23 @@ The setting is by default the recommended one: patterns of up to 512 tokens, 20 
         """\
   sglang-lz loops answers.jsonl
   sglang-lz loops --min-count 8 --json answers.jsonl.gz server.log""",
+    ),
+    "playground": (
+        "show in a browser what the penalty does to an output, and why",
+        """\
+Serve one page on this machine. It runs a prompt without a penalty, with one that you know and with
+the LZ penalty, side by side, and marks what each token lost and the earlier copy that is the
+reason. It also shows what a setting would do to a text of yours, and the outputs of a log that
+loop. What it says about the LZ penalty is computed by the penalty's reference.
+
+Reads   the server at --server, and no other. If none answers, the page shows a recorded session.
+Writes  nothing, or with --record a session of its first example, which `page/session.json` is.
+
+It listens on the loopback address unless --host says otherwise, has no password, and answers only
+to its own page at that address. Its files need no other host.""",
+        """\
+  sglang-lz playground
+  sglang-lz playground --server http://127.0.0.1:8000 --port 30081""",
     ),
     "lint": (
         "check the patch files by themselves",

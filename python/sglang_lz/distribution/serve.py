@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -26,6 +29,11 @@ CPU = [
 ]
 
 
+DEFAULT_PORT = "30000"
+DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
+"""Where `serve` serves unless told otherwise."""
+PLAYGROUND = "--playground"
+PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"
 PREFERRED = "--preferred-sampling-params"
 RECOMMENDED = {
@@ -91,11 +99,44 @@ def server_arguments(
     if any(a.partition("=")[0] == "--config" for a in arguments):
         return arguments
     return [
-        *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, "30000")],
+        *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, DEFAULT_PORT)],
         *(CPU if flavour == "cpu" else []),
         *([] if names_model(arguments) else DEMO),
         *arguments,
     ]
+
+
+def playground_command(arguments: list[str]) -> list[str]:
+    """The command of the playground beside a server.
+
+    Args:
+        arguments: what `server_arguments` returned.
+
+    Raises:
+        DistError: the server's address is in a file of settings, which only the server reads.
+    """
+    values = {"--host": "127.0.0.1", "--port": DEFAULT_PORT}
+    words = iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name == "--config":
+            raise DistError(
+                f"{PLAYGROUND} must be left out with --config; run `sglang-lz playground --server "
+                "URL` beside the server."
+            )
+        if name in values:
+            values[name] = value if has_value else next(words, "")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(values["--host"], values["--host"])
+    host = f"[{host}]" if ":" in host else host
+    server = f"http://{host}:{values['--port']}"
+    return [sys.executable, "-m", "sglang_lz", "playground", "--server", server]
+
+
+def _end_with(parent: int) -> None:
+    """In the child: have the kernel end it when its parent dies, which becomes the server."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def serve(arguments: list[str]) -> NoReturn:
@@ -110,11 +151,19 @@ def serve(arguments: list[str]) -> NoReturn:
             f"{PACKAGE} is not part of a patched sglang, so there is nothing to serve; in a "
             "checkout use scripts/serve, which builds one."
         )
+    has_playground = PLAYGROUND in arguments
+    arguments = [argument for argument in arguments if argument != PLAYGROUND]
     arguments = server_arguments(Seal.parse(data).flavour, without_end_loops(arguments))
     if str(DEMO_MODEL) in arguments:
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.server.launch", *arguments]
+    if has_playground:
+        parent = os.getpid()
+        subprocess.Popen(
+            playground_command(arguments),
+            preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509, we have one thread
+        )
     print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)

@@ -141,6 +141,8 @@ def entries_of(table: type, prefix: str = "") -> Entries:
 LZ_ENTRIES = entries_of(LZParams, PREFIX)
 FIELDS = tuple(LZ_ENTRIES)
 """The names of the LZ penalty's fields, as requests spell them."""
+RECOMMENDED: Mapping[str, Any] = MappingProxyType({"lz_penalty": 0.15, "lz_onset": 3})
+"""The setting that the documentation recommends."""
 
 
 def read(

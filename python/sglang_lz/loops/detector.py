@@ -122,6 +122,11 @@ class Loop:
         """Complete copies of the pattern, including the first."""
         return (self.end - self.begin) // self.pattern_size
 
+    @property
+    def repeated(self) -> int:
+        """Tokens after the first copy."""
+        return self.end - self.begin - self.pattern_size
+
 
 class Detector:
     """Looks for a loop in a growing output; most tokens cost a single comparison.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -138,9 +139,23 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
         )
         if _enabled():
             counters().ended.labels(action, penalty).inc()
-            counters().tokens.labels(penalty).inc(_repeated(loop))
+            counters().tokens.labels(penalty).inc(loop.repeated)
     if _counts() and _is_output(req) and _RANDOM.random() < _share():
         _observe(req, stopped, ended_thinking)
+
+
+def reached(output: array[int], window_size: int, onset: int) -> Iterator[Loop]:
+    """The loops of a finished output that a penalty with an onset sees (docs/SPEC.md section 9).
+
+    Args:
+        output: token ids, as array("q").
+        window_size: W.
+        onset: n, at least 1.
+    """
+    detection = RepetitionDetection(max(window_size - 1, 1), min_count=onset + 1)
+    for loop in loops(output, detection):
+        if loop.repeated >= shortest_loop(loop.pattern_size):
+            yield loop
 
 
 def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> None:
@@ -152,15 +167,10 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     place = "end" if at_end else "inside" if found else "nowhere"
     counters().observed.labels(place, penalty).inc()
     if stopped is None and ended_thinking is None:  # otherwise its tokens are already counted
-        counters().tokens.labels(penalty).inc(sum(map(_repeated, found)))
+        counters().tokens.labels(penalty).inc(sum(loop.repeated for loop in found))
     if params is not None and params.onset:
-        longest = max(params.window_size - 1, 1)
-        reached = RepetitionDetection(longest, min_count=params.onset + 1)
-        ended = (
-            loop
-            for loop in loops(output, reached)
-            if _repeated(loop) >= shortest_loop(loop.pattern_size) and loop.end < len(output)
-        )
+        broken_off = reached(output, params.window_size, params.onset)
+        ended = (loop for loop in broken_off if loop.end < len(output))
         counters().overcome.inc(sum(1 for _ in ended))
 
 
@@ -216,7 +226,3 @@ def _name(params: LZParams | None) -> str:
     if params is None:
         return "off"
     return "onset" if params.onset else "always"
-
-
-def _repeated(loop: Loop) -> int:
-    return loop.end - loop.begin - loop.pattern_size

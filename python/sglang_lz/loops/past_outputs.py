@@ -16,8 +16,9 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, BinaryIO, TextIO
 
 TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
@@ -34,6 +35,8 @@ LARGEST_RECORD = 2**25
 MOST_UNPACKED = 2**34
 """The most bytes that a compressed file may unpack to."""
 LARGEST_TOKEN = 2**63 - 1
+OMITTED = -1
+"""Stands for a part that a log omitted."""
 
 # Thai to Khmer, kana, and Chinese characters: these scripts are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -83,11 +86,24 @@ class Output:
         tokens: token ids, or for a text, numbers that stand for its words and runs of signs. A part
             that a log omitted is one token that occurs nowhere else.
         is_cut: whether a log omitted a part.
+        words: what the numbers in `tokens` stand for, by number; empty for token ids.
     """
 
     place: str
     tokens: array[int]
     is_cut: bool = False
+    words: tuple[str, ...] = ()
+
+    def text(self, most: int) -> str:
+        """The text, at most its first `most` characters; only if there are `words`."""
+        found: list[str] = []
+        for token in self.tokens:
+            word = _GAP if token == OMITTED else self.words[token]
+            most -= len(word)
+            if most < 0:
+                break
+            found.append(word)
+        return "".join(found)
 
 
 def read(file: str) -> Iterator[Output]:
@@ -479,12 +495,15 @@ def _of_texts(halves: list[str], place: str) -> Output:
             for half in halves
         ],
         place,
+        numbers,
     )
 
 
-def _joined(halves: list[array[int]], place: str) -> Output:
+def _joined(
+    halves: list[array[int]], place: str, numbers: Mapping[str, int] = MappingProxyType({})
+) -> Output:
     tokens = halves[0]
     for half in halves[1:]:
-        tokens.append(-1)
+        tokens.append(OMITTED)
         tokens.extend(half)
-    return Output(place, tokens, is_cut=len(halves) > 1)
+    return Output(place, tokens, len(halves) > 1, tuple(numbers))

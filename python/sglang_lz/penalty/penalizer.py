@@ -222,7 +222,7 @@ class Penalizer:
         cleared = (self._seeded[rows] & ~active).nonzero()[0].tolist()
         if not (width or is_stepped) or not (windows or cleared):
             return None, width
-        return _seed(rows[[*windows, *cleared]], list(windows.values())), width
+        return seed_of(rows[[*windows, *cleared]], list(windows.values())), width
 
     def apply(
         self,
@@ -344,8 +344,13 @@ class Penalizer:
         return self.histories.write(plan.history)
 
 
-def _seed(rows: NDArray[np.int64], windows: Sequence[RowWindow]) -> Seed:
-    """The seed of request rows: the first ones get these windows, the others are cleared."""
+def seed_of(rows: NDArray[np.int64], windows: Sequence[RowWindow]) -> Seed:
+    """The seed of request rows: the first ones get these windows, the others are cleared.
+
+    Args:
+        rows: request rows, int64 [rows], at least as many as there are windows.
+        windows: the new windows.
+    """
     cleared = len(rows) - len(windows)
     tokens = array("q")
     ends: list[int] = []

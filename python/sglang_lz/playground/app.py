@@ -1,0 +1,527 @@
+"""The playground's page and what it asks for.
+
+Only the page itself may use it: requests that name another host, or come from a page of another
+origin, are refused. The sizes of everything that a browser can send are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from tokenizers import Tokenizer
+
+from sglang_lz.fields import lz
+from sglang_lz.fields.kinds import Kind, integer, number, token_ids
+from sglang_lz.fields.lz import FieldError, LZParams, shown
+from sglang_lz.loops import past_outputs
+from sglang_lz.loops.detector import RECOMMENDED as RECOMMENDED_DETECTION
+from sglang_lz.loops.detector import loops
+from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
+from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
+
+PAGE = Path(__file__).parent / "page"
+FILES = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
+SESSION = PAGE / "session.json"
+"""The recorded session, which `sglang-lz playground --record` makes."""
+DEMO = Path(__file__).resolve().parents[1] / "demo" / "model"
+
+MOST_TOKENS = 4096
+"""Of an output, and of a text."""
+MOST_CHARACTERS = 2**16
+"""Of a prompt, and of a text."""
+BODY_BYTES, LOG_BYTES = 2**20, 2**24
+MOST_STREAMS, MOST_READINGS = 6, 2
+MOST_LOOPING = 100
+"""How many outputs of a log are shown."""
+FALL = 0.01
+"""A smaller fall of a log probability may be rounding, in nats."""
+SUM_EVERY = 32
+"""Tokens between the sums of a growing output."""
+EVENTS = 256
+"""A stream has about so many events: each repeats the output so far."""
+
+KNOWN: Mapping[str, tuple[Kind, float]] = {
+    "repetition_penalty": (number(0.01, 2), 1.2),
+    "frequency_penalty": (number(-2, 2), 0.5),
+    "presence_penalty": (number(-2, 2), 0.5),
+}
+"""The penalties that users know, with their ranges in SGLang and the values to start with."""
+SAMPLING: Mapping[str, tuple[Kind, float]] = {
+    "temperature": (number(0, 2), 0),
+    "seed": (integer(0, 2**31 - 1), 1),
+    "max_new_tokens": (integer(1, MOST_TOKENS), 200),
+}
+NONE, OTHER, OURS = "none", "known", "lz"
+EXAMPLES = (
+    ("A loop of two words", "List the keywords of the language."),
+    ("A loop of lines", "Write an example of a class with many methods."),
+    ("A loop of one token", "Explain decorators."),
+)
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class BadRequest(ValueError):
+    """What the page sent cannot be done; the message names field, value and range."""
+
+
+def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
+    """The application.
+
+    Args:
+        upstream: the one server that it talks to.
+        hosts: the values of the Host header that it answers to, as in 127.0.0.1:30080.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await upstream.close()
+
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
+    readings = asyncio.Semaphore(MOST_READINGS)
+    streams = asyncio.Semaphore(MOST_STREAMS)
+
+    @app.middleware("http")
+    async def guard(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        response = _refused(request, hosts) or await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.exception_handler(BadRequest)
+    @app.exception_handler(FieldError)
+    @app.exception_handler(UpstreamError)
+    async def refuse(_: Request, error: Exception) -> Response:
+        status = 502 if isinstance(error, UpstreamError) else 400
+        return JSONResponse({"error": str(error)}, status)
+
+    @app.get("/api/fields")
+    async def fields() -> Response:
+        return JSONResponse(described())
+
+    @app.get("/api/server")
+    async def server() -> Response:
+        try:
+            about = await upstream.about(is_fresh=True)
+        except UpstreamError as error:
+            return JSONResponse({"url": upstream.url, "answers": False, "sentence": str(error)})
+        sentence = "" if about.is_ours else STOCK
+        return JSONResponse(
+            {"url": upstream.url, "answers": True, "sentence": sentence, **asdict(about)}
+        )
+
+    @app.get("/api/session")
+    async def session() -> Response:
+        return FileResponse(SESSION, media_type="application/json")
+
+    @app.post("/api/request")
+    async def request_text(request: Request) -> Response:
+        about = await upstream.about()
+        asked = Asked(await _body(request), about)
+        return JSONResponse(asked.as_text(upstream.url))
+
+    @app.post("/api/generate")
+    async def generate(request: Request) -> Response:
+        about = await upstream.about()
+        asked = Asked(await _body(request), about)
+        if streams.locked():
+            raise BadRequest(f"At most {MOST_STREAMS} outputs can be generated at a time.")
+
+        async def lines() -> AsyncIterator[str]:
+            async with streams:
+                async for event in events(upstream, asked):
+                    yield f"data: {json.dumps(event)}\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    @app.post("/api/explain")
+    async def explain(request: Request) -> Response:
+        body = await _body(request)
+        try:
+            about: About | None = await upstream.about()
+        except UpstreamError:
+            about = None
+        params = _params(body, about.max_window_size if about and about.is_ours else 0)
+        server = about if about is not None and about.is_ours else None
+        vocab_size = server.vocab_size if server else demo_vocab_size()
+        ids = _ids(body, vocab_size)
+        text = None if "ids" in body else _text(body, "text", MOST_CHARACTERS)
+        if text is not None:
+            tokenize = upstream.tokenize(text, is_chat=False) if server else demo_ids(text)
+            ids = await tokenize
+        if len(ids) > MOST_TOKENS:
+            raise BadRequest(
+                f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens."
+            )
+        texts = await (upstream.texts(ids) if server else demo_texts(ids))
+        if text is not None:
+            texts, _ = pieces(text, 0, texts)
+        async with readings:
+            found = await run_in_threadpool(explained, ids, params, vocab_size)
+        found["tokens"] = [
+            [token, part, None, *row]
+            for token, part, row in zip(ids, texts, found.pop("rows"), strict=True)
+        ]
+        return JSONResponse(found | {"model": server.model if server else "demo"})
+
+    @app.post("/api/log")
+    async def log(request: Request) -> Response:
+        data = await _bytes(request, LOG_BYTES)
+        async with readings:
+            return JSONResponse(await run_in_threadpool(looping, data))
+
+    @app.get("/")
+    @app.get("/{name}")
+    async def file(name: str = "") -> Response:
+        if name not in FILES:
+            return JSONResponse({"error": "There is no such page."}, 404)
+        path, kind = FILES[name]
+        return FileResponse(PAGE / path, media_type=kind)
+
+    return app
+
+
+def _refused(request: Request, hosts: frozenset[str]) -> Response | None:
+    """The answer to a request that does not come from the page itself; None if it does."""
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if host.lower() not in hosts:
+        sentence = "The playground answers only to the address that it printed when it started."
+    elif origin is not None and origin != f"http://{host}":
+        sentence = "The playground answers only to its own page."
+    elif request.method == "POST" and not _is_json(request):
+        sentence = "The playground takes JSON only."
+    else:
+        return None
+    return JSONResponse({"error": sentence}, 403)
+
+
+def _is_json(request: Request) -> bool:
+    # Another origin cannot send this type without asking first.
+    return request.headers.get("content-type", "").partition(";")[0] == "application/json"
+
+
+class Asked:
+    """What one column asks for, validated."""
+
+    def __init__(self, body: Mapping[str, Any], about: About) -> None:
+        """Read the page's request.
+
+        Raises:
+            BadRequest: a value is missing, of the wrong type, or out of range.
+            FieldError: the same of a field of the LZ penalty.
+            UpstreamError: the server has no LZ penalty, but it is asked for.
+        """
+        self.column = body.get("column")
+        if self.column not in (NONE, OTHER, OURS):
+            raise BadRequest(f'column must be "none", "known" or "lz", got {shown(self.column)}.')
+        if self.column == OURS and not about.is_ours:
+            raise UpstreamError(STOCK)
+        self.prompt = _text(body, "prompt", MOST_CHARACTERS)
+        is_chat = body.get("chat")
+        if not isinstance(is_chat, bool):
+            raise BadRequest(f"chat must be true or false, got {shown(is_chat)}.")
+        self.is_chat = is_chat
+        sampling = {name: _number(body, name, kind) for name, (kind, _) in SAMPLING.items()}
+        self.length = int(sampling["max_new_tokens"])
+        self.temperature = sampling["temperature"]
+        self.params = _params(body, about.max_window_size)
+        self.vocab_size = about.vocab_size
+        penalty: dict[str, Any] = {"lz_penalty": 0} if about.is_ours else {}
+        if self.column == OTHER:
+            name = body.get("known")
+            if not isinstance(name, str) or name not in KNOWN:
+                raise BadRequest(f"known must be one of {', '.join(KNOWN)}, got {shown(name)}.")
+            penalty[name] = _number(body, "known_value", KNOWN[name][0], name)
+        elif self.column == OURS:
+            penalty = self.params.request_fields()
+        self.sampling_params: dict[str, Any] = {
+            "temperature": self.temperature,
+            "max_new_tokens": self.length,
+            **({"sampling_seed": sampling["seed"]} if self.temperature else {}),
+            # The server's default may be a guard, which would hide what each column does.
+            **({"repetition_detection": {"max_pattern_size": 0}} if about.is_ours else {}),
+            **penalty,
+        }
+
+    def as_text(self, url: str) -> dict[str, str]:
+        """The request, of this column, as a command with curl and as a program in Python."""
+        params = self.sampling_params
+        if self.is_chat:
+            renamed = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
+            body: dict[str, Any] = {
+                "model": "default",
+                "messages": [{"role": "user", "content": self.prompt}],
+                **{renamed.get(name, name): value for name, value in params.items()},
+            }
+            path, answer = "/v1/chat/completions", '["choices"][0]["message"]["content"]'
+        else:
+            body = {"text": self.prompt, "sampling_params": params}
+            path, answer = "/generate", '["text"]'
+        data = json.dumps(body, indent=2)
+        curl = f"curl -s {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+        python = (
+            "import json\nimport urllib.request\n\n"
+            f"body = json.loads({data!r})\n"
+            f"request = urllib.request.Request(\n    {url + path!r},\n"
+            '    json.dumps(body).encode(),\n    {"Content-Type": "application/json"},\n)\n'
+            f"with urllib.request.urlopen(request) as response:\n"
+            f"    print(json.load(response){answer})\n"
+        )
+        return {"curl": curl, "python": python}
+
+
+async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+    """What the page is told while an output grows; the last event has `end` or `error`.
+
+    `tokens` has for each token its id, its text, its log probability with the penalty, and
+    `COLUMNS`. `before` has for each token its log probability without any penalty; the log
+    probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
+    What another penalty takes from a logit cannot be known from outside, so its tokens count as
+    lowered if their log probability fell by more than `FALL`.
+    """
+    try:
+        prompt = await upstream.tokenize(asked.prompt, is_chat=asked.is_chat)
+        params = asked.params
+        if asked.column != OURS:  # the copies are found all the same
+            params = LZParams(**{**asdict(params), "penalty": 0.0})
+        explainer = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
+        yield {"prompt": len(prompt)}
+        output: list[int] = []
+        rows: list[Row] = []
+        logprobs: list[float] = []
+        before: list[tuple[float, float, int, str]] = []
+        at, reason, last_sum = 0, "", 0
+        interval = 1 + asked.length // EVENTS
+        async with contextlib.aclosing(
+            upstream.stream(prompt, asked.sampling_params, interval)
+        ) as answers:
+            async for answer in answers:
+                meta = answer["meta_info"]
+                new = meta["output_token_logprobs"][len(output) : asked.length]
+                reason = (meta["finish_reason"] or {}).get("type", "")
+                if not new:
+                    continue
+                ids = [int(one[1]) for one in new]
+                texts, at = pieces(answer["text"], at, [one[2] or "" for one in new])
+                found = await run_in_threadpool(explainer.explain, ids)
+                output += ids
+                rows += found
+                logprobs += [one[0] for one in new]
+                yield {
+                    "tokens": [
+                        [token, text, one[0], *row]
+                        for token, text, one, row in zip(ids, texts, new, found, strict=True)
+                    ]
+                }
+                if len(output) >= last_sum + SUM_EVERY:
+                    last_sum = len(output)
+                    yield await run_in_threadpool(summed, output, rows, params)
+        if output:
+            before = await upstream.unpenalised(prompt, output)
+            again = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
+            firsts = [one[2] for one in before]
+            taken = await run_in_threadpool(again.explain, output, firsts)
+            yield {
+                "before": [
+                    [own, first, text, *row]
+                    for (own, first, _, text), row in zip(before, taken, strict=True)
+                ]
+            }
+        total = await run_in_threadpool(summed, output, rows, params)
+        if asked.column == OTHER:
+            falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=True)]
+            total["counters"] |= {
+                "touched": sum(falls),
+                "touched_per_1000": 1000 * sum(falls) / max(len(falls), 1),
+            }
+        yield {**total, "end": reason}
+    except UpstreamError as error:
+        yield {"error": str(error)}
+    except (KeyError, TypeError, IndexError):
+        yield {"error": "The server's answer has another form than SGLang's."}
+
+
+def summed(tokens: list[int], rows: list[Row], params: LZParams) -> dict[str, Any]:
+    """The loops of an output, each as begin, end, size of the pattern and copies; its counters."""
+    found = loops_in(tokens, params)
+    return {
+        "loops": [[one.begin, one.end, one.pattern_size, one.count] for one in found],
+        "counters": counters(tokens, rows, found),
+    }
+
+
+def explained(ids: list[int], params: LZParams, vocab_size: int) -> dict[str, Any]:
+    """What these settings would do to a text that is right: `summed`, and the rows."""
+    rows = Explainer(params, vocab_size).explain(ids)
+    return {"rows": rows, **summed(ids, rows, params)}
+
+
+def looping(data: bytes) -> dict[str, Any]:
+    """The outputs of a log that loop, by the definition of `sglang-lz loops`.
+
+    Raises:
+        BadRequest: it cannot be read.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        file.write(data)
+        file.flush()
+        try:
+            total = 0
+            found: list[dict[str, Any]] = []
+            for output in past_outputs.read(file.name):
+                total += 1
+                own = list(loops(output.tokens, RECOMMENDED_DETECTION))
+                if own and len(found) < MOST_LOOPING:
+                    # The page explains an output when it is looked at, and only its beginning.
+                    found.append(
+                        {
+                            "place": output.place.replace(file.name, "the file"),
+                            "copies": max(loop.count for loop in own),
+                            **(
+                                {"text": output.text(MOST_CHARACTERS)}
+                                if output.words
+                                else {"ids": list(output.tokens[:MOST_TOKENS])}
+                            ),
+                        }
+                    )
+        except past_outputs.LoopsError as error:
+            raise BadRequest(str(error).replace(file.name, "The file")) from None
+    return {"outputs": total, "looping": found}
+
+
+@cache
+def demo_tokenizer() -> Tokenizer:
+    """The tokenizer of the demo model, for texts without a server at hand."""
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+@cache
+def demo_vocab_size() -> int:
+    """V of the demo model."""
+    size: int = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+    return size
+
+
+async def demo_ids(text: str) -> list[int]:
+    """The token ids of a text for the demo model."""
+    return (await run_in_threadpool(demo_tokenizer().encode, text)).ids
+
+
+async def demo_texts(ids: list[int]) -> list[str]:
+    """The texts of single tokens of the demo model."""
+    return [demo_tokenizer().decode([token], skip_special_tokens=False) for token in ids]
+
+
+def described() -> dict[str, Any]:
+    """The controls of the page: every field with its type, range, meaning and default."""
+    recommended = LZParams.parse(lz.RECOMMENDED, lz.DEFAULT_MAX_WINDOW_SIZE).request_fields()
+    return {
+        "lz": [
+            {
+                "name": name,
+                "description": lz.description(name),
+                "schema": entry.metadata["kind"].schema,
+                "bound": entry.metadata["kind"].bound,
+                "value": recommended[name],
+            }
+            for name, entry in lz.LZ_ENTRIES.items()
+        ],
+        "known": [_control(name, *control) for name, control in KNOWN.items()],
+        "sampling": [_control(name, *control) for name, control in SAMPLING.items()],
+        "max_window_size": lz.DEFAULT_MAX_WINDOW_SIZE,
+        "examples": [{"name": name, "prompt": prompt} for name, prompt in EXAMPLES],
+        "columns": ["id", "text", "logprob", *COLUMNS],
+        "fall": FALL,
+        "log_bytes": LOG_BYTES,
+    }
+
+
+def _control(name: str, kind: Kind, value: float) -> dict[str, Any]:
+    return {"name": name, "schema": kind.schema, "value": value}
+
+
+def _params(body: Mapping[str, Any], max_window_size: int) -> LZParams:
+    fields = body.get("fields")
+    if not isinstance(fields, dict):
+        raise BadRequest(f"fields must be an object of request fields, got {shown(fields)}.")
+    return LZParams.parse(fields, max_window_size or lz.DEFAULT_MAX_WINDOW_SIZE)
+
+
+def _ids(body: Mapping[str, Any], vocab_size: int) -> list[int]:
+    """The token ids in a request; none if it has a text instead."""
+    ids = body.get("ids")
+    if "ids" not in body:
+        return []
+    kind = token_ids(MOST_TOKENS)
+    if not kind.takes(ids, None) or not ids or max(ids) >= vocab_size:
+        raise BadRequest(f"ids must be {kind.allowed} below {vocab_size}, got {shown(ids)}.")
+    return list(ids)
+
+
+def _text(body: Mapping[str, Any], name: str, most: int) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        got = f"{len(value)} characters" if isinstance(value, str) else shown(value)
+        raise BadRequest(f"{name} must be a text of 1 to {most} characters, got {got}.")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, kind: Kind, shown_name: str = "") -> float:
+    value = body.get(name)
+    if not kind.takes(value, None):
+        raise BadRequest(f"{shown_name or name} must be {kind.allowed}, got {shown(value)}.")
+    assert isinstance(value, int | float)
+    return value
+
+
+async def _bytes(request: Request, most: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        BadRequest: it is larger than `most` bytes.
+    """
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > most:
+            raise BadRequest(f"The playground takes at most {most:,} bytes at a time.")
+    return bytes(data)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await _bytes(request, BODY_BYTES))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BadRequest):
+            raise
+        raise BadRequest("The request is no JSON.") from None
+    if not isinstance(body, dict):
+        raise BadRequest("The request must be a JSON object.")
+    return body

@@ -1,0 +1,154 @@
+"""What the LZ penalty takes from each token of a text, and which earlier copy is the reason.
+
+Everything here comes from `penalty.reference`. Windows advance token by token, as they do in a
+server, and the savings of a whole chunk of positions are then computed at once. This makes the
+reference fast enough for an output of 4,096 tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglang_lz.fields.lz import RECOMMENDED, LZParams
+from sglang_lz.loops.detector import Loop
+from sglang_lz.loops.metrics import reached
+from sglang_lz.penalty.penalizer import RowWindow, seed_of
+from sglang_lz.penalty.reference import steps
+from sglang_lz.penalty.reference.codelength import saved_bits
+from sglang_lz.penalty.reference.window_view import WindowView
+from sglang_lz.penalty.window import LOOPED, MEMORY, WindowState
+
+COLUMNS = ("nats", "distance", "match", "copies", "cover", "memory")
+"""What `Explainer.explain` returns for each token:
+
+nats: what its logit loses.
+distance: how far before it the copy stands that it repeats, in tokens; 0 if there is none.
+match: how many tokens before it equal those before the copy, at most B.
+copies: c_p of docs/SPEC.md section 9 at the copy.
+cover: C_t of section 9, in tokens.
+memory: for how many steps the memory is on, this one included; 0 if it is off.
+"""
+CHUNK = 128
+"""Positions whose savings are computed at once; bounds the memory for wide windows."""
+MOST_NATS = 20.0
+"""What a token loses counts at most so much in means: from there on it is as good as forbidden."""
+GRAM = 4
+
+Row = list[float]
+
+
+class Explainer:
+    """One output that grows, with its window."""
+
+    def __init__(self, params: LZParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
+        """Begin before the first token of an output.
+
+        Args:
+            params: the settings. With a strength of 0 the copies are still found.
+            vocab_size: V, the width of the logits.
+            prompt: token ids; used only with `include_prompt`.
+        """
+        self._params, self._vocab_size = params, vocab_size
+        visible = list(prompt) if params.include_prompt else []
+        window = RowWindow(
+            *(visible, len(visible), len(visible), 0),
+            *(params.penalty, params.window_size, params.buffer_size),
+            *(params.cost == "rate", params.onset),
+        )
+        width = params.window_size
+        state = WindowState(1, width, "cpu")
+        row = np.zeros(1, dtype=np.int64)
+        steps.seed(state, seed_of(row, [window]))
+        position = torch.tensor([len(visible) - 1])
+        self._view = WindowView.of(state, torch.from_numpy(row), position, width)
+
+    def explain(self, tokens: Sequence[int], others: Sequence[int] | None = None) -> list[Row]:
+        """Append tokens to the output.
+
+        Args:
+            tokens: token ids.
+            others: the tokens to explain, one for each step; by default those that were chosen.
+
+        Returns:
+            For each of them a row of `COLUMNS`, as it was at the step that chose it.
+        """
+        others = tokens if others is None else others
+        rows: list[Row] = []
+        for begin in range(0, len(tokens), CHUNK):
+            chunk = slice(begin, begin + CHUNK)
+            rows += self._explain_chunk(tokens[chunk], others[chunk])
+        return rows
+
+    def _explain_chunk(self, tokens: Sequence[int], others: Sequence[int]) -> list[Row]:
+        before = []
+        for token in tokens:
+            before.append(self._view)
+            self._view = self._view.advance(torch.tensor([token]))
+        views = WindowView(
+            *(
+                torch.cat([getattr(view, name) for view in before])
+                for name in ("tokens", "run", "visible", "params", "cover")
+            )
+        )
+        is_rate = torch.full((len(tokens),), self._params.cost == "rate")
+        bits = saved_bits(views.match, views.length, self._vocab_size, is_rate)
+        nats = (bits * (self._params.penalty * views.strength)).numpy()
+        # The match that the token of a column extends is the one of the column after it.
+        match = np.pad(views.match.numpy()[:, 1:], ((0, 0), (0, 1)))
+        copies, cover = views.copies.numpy(), views.cover.tolist()
+        column = np.arange(nats.shape[1])
+        same = views.tokens.numpy() == np.array(others)[:, None]
+        same &= column < views.length.numpy()[:, None]
+        rows: list[Row] = []
+        for i, own in enumerate(same):
+            found = own.nonzero()[0]
+            known = [(cover[i][LOOPED] & (2**64 - 1)).bit_count(), cover[i][MEMORY]]
+            if not len(found):
+                rows.append([0.0, 0, 0, 0, *known])
+                continue
+            # The copy that lowers it the most; among equals the longest match, then the nearest.
+            most = max(found, key=lambda k: (nats[i, k], match[i, k], -k))
+            taken = float(nats[i, most]) if 0 <= others[i] < self._vocab_size else 0.0
+            rows.append([taken, int(most) + 1, int(match[i, most]), int(copies[i, most]), *known])
+        return rows
+
+
+def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
+    """The loops in an output that reach these settings' onset; without one, the recommended.
+
+    Args:
+        tokens: token ids.
+        params: the settings.
+    """
+    return list(
+        reached(array("q", tokens), params.window_size, params.onset or RECOMMENDED["lz_onset"])
+    )
+
+
+def counters(tokens: Sequence[int], rows: Sequence[Row], loops: Sequence[Loop]) -> dict[str, Any]:
+    """The figures of an output.
+
+    Returns:
+        The number of tokens; of loops; of tokens in loops after the first copy; of distinct
+        4-grams and of all; of positions whose token was lowered; these in 1,000; and the mean of
+        the nats over all positions, each counted up to `MOST_NATS` (as bench.harm does).
+    """
+    nats = np.array([row[0] for row in rows], dtype=np.float32)
+    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+    touched = int((nats > 0).sum())
+    mean = float(np.minimum(nats, MOST_NATS).mean(dtype=np.float64)) if len(nats) else 0.0
+    return {
+        "tokens": len(tokens),
+        "loops": len(loops),
+        "tokens_in_loops": sum(loop.repeated for loop in loops),
+        "distinct_grams": len(set(grams)),
+        "grams": len(grams),
+        "touched": touched,
+        "touched_per_1000": 1000 * touched / len(nats) if len(nats) else 0.0,
+        "mean_nats": mean,
+    }

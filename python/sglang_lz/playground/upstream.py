@@ -1,0 +1,284 @@
+"""The one server that the playground talks to, and what it is asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+LINE_BYTES = 2**26
+"""The largest event of a stream that is read; the longest allowed output is far below it."""
+SECONDS = 120.0
+"""How long the server may say nothing."""
+STOCK = (
+    "This server is not sglang-lz, so it cannot run the LZ penalty; the other two columns work. "
+    "Start one with scripts/serve."
+)
+
+
+class UpstreamError(Exception):
+    """The server did not do what was asked; the message is a sentence for the page."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What the page needs to know of the server.
+
+    Attributes:
+        model: the model's served name.
+        is_ours: whether it has the LZ penalty.
+        max_window_size: the largest W, in tokens; 0 if it is not ours.
+        vocab_size: V; 0 if it is not ours.
+        heeds_seed: whether a request's seed matters.
+    """
+
+    model: str
+    is_ours: bool
+    max_window_size: int
+    vocab_size: int
+    heeds_seed: bool
+
+
+class Upstream:
+    """A client of the server; close it at the end."""
+
+    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            url: where the server is, http or https.
+            transport: how to reach it, for tests.
+
+        Raises:
+            ValueError: the URL is not one of a server.
+        """
+        parts = httpx.URL(url)
+        if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
+            raise ValueError(f"--server must be a URL as http://127.0.0.1:30000, got {url[:80]!r}.")
+        self.url = url.rstrip("/")
+        # No proxy, redirect or password of the environment: it talks to this server only.
+        self._client = httpx.AsyncClient(
+            base_url=self.url, transport=transport, trust_env=False, timeout=SECONDS
+        )
+        self._about: About | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def about(self, *, is_fresh: bool = False) -> About:
+        """What the server is.
+
+        Args:
+            is_fresh: ask again, because it may have been replaced.
+
+        Raises:
+            UpstreamError: it does not answer, or is no SGLang.
+        """
+        if self._about is None or is_fresh:
+            self._about = None
+            info = await self._json("GET", "/server_info")
+            if not isinstance(info, dict) or "served_model_name" not in info:
+                raise UpstreamError(f"What answers at {self.url} is no server of SGLang.")
+            window = info.get("lz_max_window_size")
+            is_ours = isinstance(window, int)
+            self._about = About(
+                model=str(info["served_model_name"]),
+                is_ours=is_ours,
+                max_window_size=window if isinstance(window, int) else 0,
+                vocab_size=await self._vocab_size() if is_ours else 0,
+                heeds_seed=bool(info.get("enable_deterministic_inference")),
+            )
+        return self._about
+
+    async def _vocab_size(self) -> int:
+        """V. No endpoint has it, but the refusal of a token id that is too large names it."""
+        too_large = {"input_ids": [2**31 - 1], "sampling_params": {"max_new_tokens": 1}}
+        response = await self._request("POST", "/generate", too_large)
+        found = re.search(r"token ids in \[0, (\d+)\]", response.text)
+        if not found:
+            raise UpstreamError("The server does not say how many tokens its model has.")
+        return int(found[1]) + 1
+
+    async def tokenize(self, text: str, *, is_chat: bool) -> list[int]:
+        """The token ids of a text, or of a chat that begins with it as the user's message.
+
+        Raises:
+            UpstreamError: the server refuses it.
+        """
+        chat = {"messages": [{"role": "user", "content": text}]}
+        answer = await self._json("POST", "/tokenize", chat if is_chat else {"prompt": text})
+        return [int(token) for token in answer["tokens"]]
+
+    async def texts(self, tokens: Sequence[int]) -> list[str]:
+        """The texts of single tokens.
+
+        Raises:
+            UpstreamError: the server refuses it.
+        """
+        body = {"tokens": [[token] for token in tokens], "skip_special_tokens": False}
+        return list((await self._json("POST", "/detokenize", body))["text"])
+
+    async def stream(
+        self, prompt: Sequence[int], sampling_params: Mapping[str, Any], interval: int
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """Generate; yields each answer of the stream, which holds the whole output so far.
+
+        Args:
+            prompt: token ids.
+            sampling_params: as `/generate` takes them.
+            interval: how many tokens there are between answers.
+
+        Raises:
+            UpstreamError: the server refuses the request, or the stream breaks.
+        """
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": {**sampling_params, "stream_interval": interval},
+            "stream": True,
+            "return_logprob": True,
+            "return_text_in_logprobs": True,
+        }
+        is_done = False
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                    raise UpstreamError(_refusal(response))
+                async for data in _events(response):
+                    if data == "[DONE]":
+                        is_done = True
+                        break
+                    answer = json.loads(data)
+                    if "error" in answer:
+                        raise UpstreamError(_sentence(answer))
+                    yield answer
+        except httpx.HTTPError as error:
+            raise UpstreamError(self._unreachable(error)) from None
+        except ValueError:
+            raise UpstreamError("The server's stream is not one of /generate.") from None
+        if not is_done:
+            raise UpstreamError("The server's stream broke off before its end.")
+
+    async def unpenalised(
+        self, prompt: Sequence[int], output: Sequence[int]
+    ) -> list[tuple[float, float, int, str]]:
+        """What the model by itself thinks of each token of an output, in one prefill.
+
+        Returns:
+            For each token its log probability without any penalty, at temperature 1, and the log
+            probability, the id and the text of the token that is the most likely there.
+
+        Raises:
+            UpstreamError: the server refuses it.
+        """
+        body = {
+            "input_ids": [*prompt, *output],
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": len(prompt) - 1,
+            "top_logprobs_num": 1,
+            "return_text_in_logprobs": True,
+        }
+        meta = (await self._json("POST", "/generate", body))["meta_info"]
+        own, top = meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:]
+        if not len(own) == len(top) == len(output):
+            raise UpstreamError("The server gave no log probabilities of the whole output.")
+        return [
+            (one[0], best[0][0], best[0][1], best[0][2] or "")
+            for one, best in zip(own, top, strict=True)
+        ]
+
+    async def _json(self, method: str, path: str, body: Any = None) -> Any:
+        response = await self._request(method, path, body)
+        if response.status_code != httpx.codes.OK:
+            raise UpstreamError(_refusal(response))
+        try:
+            return response.json()
+        except ValueError:
+            raise UpstreamError(f"What answers at {self.url} is no server of SGLang.") from None
+
+    async def _request(self, method: str, path: str, body: Any) -> httpx.Response:
+        try:
+            return await self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise UpstreamError(self._unreachable(error)) from None
+
+    def _unreachable(self, error: httpx.HTTPError) -> str:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return f"No server answers at {self.url}."
+        if isinstance(error, httpx.TimeoutException):
+            return f"The server at {self.url} said nothing for {SECONDS:g} s."
+        return f"The connection to {self.url} broke off."
+
+
+def pieces(text: str, begin: int, tokens: Sequence[str]) -> tuple[list[str], int]:
+    """Divide a text among its tokens.
+
+    The texts of single tokens do not simply add up to the text: some tokenizers leave out a space
+    in front, and a character may consist of several tokens. Each token gets its part of `text`, and
+    what is between two parts goes to the first of them. Special tokens, which the text leaves out,
+    keep their own.
+
+    Args:
+        text: the text of the output so far.
+        begin: where the first of these tokens begins in it.
+        tokens: their texts, decoded one by one.
+
+    Returns:
+        Their parts of the text, and where the next token begins.
+    """
+    found: list[str] = []
+    passed = 1  # tokens since the last that was found in the text
+    for token in tokens:
+        clean = token.strip("\ufffd")
+        at = text.find(clean, begin, begin + passed + len(clean)) if clean else -1
+        passed += 1
+        if at < 0:
+            found.append(token if clean else "")
+            continue
+        passed = 1
+        before = text[begin:at]
+        if before.strip() and found:  # the rest of a character that began before
+            found[-1] += before
+            before = ""
+        begin = at + len(clean)
+        found.append(before + clean)
+    return found, begin
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[str]:
+    """The data of each server-sent event.
+
+    Raises:
+        ValueError: an event is larger than `LINE_BYTES`.
+    """
+    size = 0
+    lines: list[str] = []
+    async for line in response.aiter_lines():
+        size += len(line)
+        if size > LINE_BYTES:
+            raise ValueError
+        if line.startswith("data:"):
+            lines.append(line.removeprefix("data:").strip())
+        elif not line and lines:
+            yield "\n".join(lines)
+            lines, size = [], 0
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        return _sentence(response.json())
+    except ValueError:
+        return f"The server answered with HTTP {response.status_code}."
+
+
+def _sentence(answer: Any) -> str:
+    """The message in an error of any of SGLang's APIs."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+    return f"The server says: {str(message)[:400]}"

@@ -1,0 +1,257 @@
+"""The playground's page in a real browser, on a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+import oracle
+import system_tools
+from _tools import BROWSER_TOOLS, find
+from bench.harm.penalties import lz_outcomes
+from bench.processes import Background, answers, free_port
+from browser import Browser
+from server.configurations import on
+from server.launch import Server, model_path, vocab_size
+from sglang_lz.fields.lz import RECOMMENDED
+from sglang_lz.playground.app import DEMO, EXAMPLES
+
+SECONDS = 60
+MARKUP = '<img src="x" onerror="window.broken = 1"><script>window.broken = 1</script>'
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    system_tools.require(BROWSER_TOOLS)
+    program = find("chromium")
+    assert program is not None
+    with Browser(program) as running:
+        yield running
+
+
+def playground(url: str, log: Path) -> Background:
+    """A running playground; its address is in `name`."""
+    port = free_port()
+    command = [sys.executable, "-m", "sglang_lz", "playground"]
+    command += ["--server", url, "--port", str(port)]
+    address = f"http://127.0.0.1:{port}/"
+    running = Background(command, name=address, log=log)
+    try:
+        running.wait_until(lambda: answers(address), SECONDS)
+    except BaseException:
+        running.stop()
+        raise
+    return running
+
+
+@pytest.fixture
+def page(server: Server, browser: Browser, tmp_path: Path) -> Iterator[Browser]:
+    """The page of a playground beside the server."""
+    running = playground(server.url, tmp_path / "playground.log")
+    try:
+        browser.resize(1400, 900)
+        browser.messages.clear()
+        browser.open(running.name)
+        yield browser
+        complaints = ("Log.entryAdded", "Runtime.exceptionThrown")
+        assert not [one for one in browser.messages if one.get("method") in complaints]
+    finally:
+        running.stop()
+
+
+def texts(page: Browser, column: str) -> list[str]:
+    found: list[str] = page.run(
+        f"[...document.querySelectorAll('#column-{column} .output span')].map(s => s.textContent)"
+    )
+    return found
+
+
+def marked(page: Browser, column: str, name: str) -> list[int]:
+    found: list[int] = page.run(
+        f"[...document.querySelectorAll('#column-{column} .output span')]"
+        f".flatMap((s, i) => s.classList.contains({name!r}) ? [i] : [])"
+    )
+    return found
+
+
+def point_at(page: Browser, column: str, index: int) -> str:
+    """Move the mouse to a token; returns what the page says of it."""
+    place: dict[str, float] = page.run(
+        f"(() => {{ const s = document.querySelectorAll('#column-{column} .output span')[{index}];"
+        " s.scrollIntoView({block: 'center'}); const [r] = s.getClientRects();"
+        " return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+    said: str = page.run("document.getElementById('detail').textContent")
+    return said
+
+
+def run_first_example(page: Browser) -> None:
+    page.run("document.querySelector('#examples button').click()")
+    page.wait("document.getElementById('done').textContent === 'Done.'")
+
+
+def example_ids(server: Server) -> list[int]:
+    """The tokens that the server gives for the first example with the penalty."""
+    chat = {"messages": [{"role": "user", "content": EXAMPLES[0][1]}]}
+    prompt = requests.post(f"{server.url}/tokenize", json=chat, timeout=SECONDS).json()["tokens"]
+    sampling = {"temperature": 0, "max_new_tokens": 200, **RECOMMENDED}
+    body = {"input_ids": prompt, "sampling_params": sampling}
+    answer = requests.post(f"{server.url}/generate", json=body, timeout=SECONDS)
+    found: list[int] = answer.json()["output_ids"]
+    return found
+
+
+@on("overlap")
+def test_one_click_shows_a_loop_its_end_and_the_reason(server: Server, page: Browser) -> None:
+    run_first_example(page)
+    outputs = {name: texts(page, name) for name in ("none", "known", "lz")}
+    assert all(len(output) > 100 for output in outputs.values())
+    assert len(marked(page, "none", "loop")) > 2 * len(marked(page, "known", "loop"))
+    ids = example_ids(server)
+    assert len(outputs["lz"]) == len(ids)
+    turn = marked(page, "lz", "turn")[0]
+    assert turn in range(*(marked(page, "lz", "loop")[0], marked(page, "lz", "loop")[-1]))
+    copies = oracle.copies(ids[:turn], 512)[4]
+    delta = oracle.delta_bits(ids[:turn], vocab_size(), 512, 32, "marginal", onset=3)
+    nats = 0.15 * (math.log2(vocab_size()) - delta[ids[turn - 4]])
+    said = point_at(page, "lz", turn)
+    assert marked(page, "lz", "copy") == [turn - 4]
+    assert f"{outputs['lz'][turn - 4]} would have come first" in said
+    assert f"which lost {nats:.2f} nats" in said
+    assert f"a copy stands at token {turn - 3}, 4 back" in said
+    assert f"a loop that already has {copies} further copies" in said
+
+
+@on("overlap")
+def test_the_copy_of_each_lowered_token_is_the_oracle_s(server: Server, page: Browser) -> None:
+    run_first_example(page)
+    ids = example_ids(server)
+    heat = [i for level in range(1, 7) for i in marked(page, "lz", f"h{level}")]
+    memory = oracle.memory_of_steps([], ids, False, 512, 3)
+    checked = 0
+    for i in sorted(set(heat) - set(marked(page, "lz", "turn"))):
+        said = point_at(page, "lz", i)
+        delta = oracle.delta_bits(
+            *(ids[:i], vocab_size(), 512, 32, "marginal"), onset=3, memory=memory[i]
+        )
+        nats = 0.15 * (math.log2(vocab_size()) - delta[ids[i]])
+        assert f"lost {nats:.2f} nats" in said
+        (copy,) = marked(page, "lz", "copy")
+        assert ids[copy] == ids[i]
+        matches = oracle.match_lengths(ids[max(0, i - 512) : i], 32)
+        assert f"after a match of {matches[copy - 1]} token" in said
+        checked += 1
+    assert checked > 3
+
+
+@on("overlap")
+def test_the_keyboard_goes_from_token_to_token(server: Server, page: Browser) -> None:
+    run_first_example(page)
+    page.run("document.querySelector('#column-lz .output').focus()")
+    for key in ("ArrowRight", "ArrowRight", "End", "ArrowLeft"):
+        page.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    last = len(texts(page, "lz"))
+    assert page.run("document.getElementById('detail').textContent").startswith(
+        f"Token {last - 1},"
+    )
+
+
+@on("overlap")
+def test_a_pasted_text_gives_the_figures_of_the_benchmark(server: Server, page: Browser) -> None:
+    text = "| a | b |\n" * 30 + "The end of the table."
+    page.run("document.getElementById('tab-text').click()")
+    page.run(f"document.getElementById('own').value = {json.dumps(text)}")
+    page.run("document.getElementById('explain').click()")
+    page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
+    assert "".join(texts(page, "own")) == text
+    answer = requests.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=SECONDS)
+    (outcome,) = lz_outcomes([np.array(answer.json()["tokens"])], vocab_size(), 3)
+    facts: dict[str, Any] = page.run(
+        "Object.fromEntries([...document.querySelectorAll('#column-own .facts div')]"
+        ".map(d => [d.children[0].textContent, d.children[1].textContent]))"
+    )
+    assert facts["lowered in 1,000"] == f"{1000 * (outcome.lowered > 0).mean():.1f}"
+    assert facts["nats a token"] == f"{outcome.lowered.mean(dtype=np.float64):.4f}"
+
+
+@on("overlap")
+def test_markup_stays_text(server: Server, page: Browser) -> None:
+    page.run("document.getElementById('tab-text').click()")
+    page.run(f"document.getElementById('own').value = {json.dumps(MARKUP)}")
+    page.run("document.getElementById('explain').click()")
+    page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
+    assert "".join(texts(page, "own")) == MARKUP
+    assert page.run("document.querySelectorAll('.output img, .output script').length") == 0
+    assert page.run("window.broken === undefined")
+
+
+@on("overlap")
+def test_a_log_is_stepped_through(server: Server, page: Browser, tmp_path: Path) -> None:
+    log = tmp_path / "answers.jsonl"
+    lines = [{"text": "no loop"}, {"text": "so be it, " * 30}, {"text": "and again " * 30}]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    page.run("document.getElementById('tab-log').click()")
+    root = page.call("DOM.getDocument")["root"]["nodeId"]
+    node = page.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+    page.call("DOM.setFileInputFiles", nodeId=node, files=[str(log)])
+    page.wait("document.getElementById('place').textContent.includes('line 2, 30 copies')")
+    page.wait("!document.getElementById('next').disabled")
+    page.run("document.getElementById('next').click()")
+    page.wait("document.getElementById('place').textContent.startsWith('2 of 2')")
+    assert "".join(texts(page, "past")) == lines[2]["text"]
+
+
+@on("overlap")
+def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page: Browser) -> None:
+    page.run(
+        "document.getElementById('settings').elements.max_new_tokens.value = 1500;"
+        "document.getElementById('field-lz_onset').value = 5;"
+        "document.getElementById('share').click()"
+    )
+    page.run("document.getElementById('run').click()")
+    page.wait("document.querySelectorAll('#column-lz .output span').length > 8")
+    page.run("document.getElementById('stop').click()")
+    page.wait("document.getElementById('done').textContent === 'Stopped.'")
+    assert len(texts(page, "lz")) < 1500
+    link = page.run("location.href")
+    page.call("Page.navigate", url="about:blank")
+    page.open(link)
+    assert page.run("document.getElementById('field-lz_onset').value") == "5"
+
+
+@on("overlap")
+def test_the_request_is_shown_and_focus_comes_back(server: Server, page: Browser) -> None:
+    page.run("document.querySelector('#column-lz header button').focus()")
+    page.run("document.activeElement.click()")
+    page.wait("document.activeElement.id === 'copy-request'")
+    text = page.run("document.querySelector('#request pre').textContent")
+    assert text.startswith(f"curl -s {server.url}/v1/chat/completions")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="Escape")
+    assert page.run("document.getElementById('request').hidden")
+    assert page.run("document.activeElement.textContent") == "curl"
+
+
+def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_path: Path) -> None:
+    running = playground(f"http://127.0.0.1:{free_port()}", tmp_path / "playground.log")
+    try:
+        browser.open(running.name)
+        state = browser.run("document.getElementById('state').textContent")
+        assert "No server answers at" in state
+        assert "recorded session" in state
+        assert marked(browser, "none", "loop")
+        assert marked(browser, "lz", "turn")
+    finally:
+        running.stop()
+
+
+def test_the_demo_model_is_the_one_of_texts_without_a_server() -> None:
+    assert (DEMO / "config.json").read_bytes() == (model_path() / "config.json").read_bytes()

@@ -1,0 +1,392 @@
+"""The playground without a browser: what it computes, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import oracle
+from bench.harm.penalties import lz_outcomes
+from sglang_lz.fields import lz
+from sglang_lz.fields.lz import LZParams
+from sglang_lz.playground import app, command
+from sglang_lz.playground.explain import COLUMNS, MOST_NATS, Explainer, counters, loops_in
+from sglang_lz.playground.upstream import Upstream, pieces
+
+V = 32
+HOST = "127.0.0.1:30080"
+LOOP = [1, 2, 3, 4] * 12
+TEXT = [*range(5, 25), *LOOP, 7, 1, 2, 9, *[6] * 30, 1, 2, 3, 9, 9, *LOOP, 30]
+
+
+def params(**fields: Any) -> LZParams:
+    return LZParams.parse({**lz.RECOMMENDED, **fields}, 1024)
+
+
+SETTINGS = [
+    params(),
+    params(lz_onset=0),
+    params(lz_onset=1, lz_cost="rate"),
+    params(lz_onset=0, lz_window_size=9, lz_buffer_size=3),
+    params(lz_onset=2, lz_window_size=16, lz_include_prompt=True),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_a_token_loses_is_what_the_oracle_says(setting: LZParams) -> None:
+    rng = random.Random(1)
+    prompt = LOOP[:32]
+    text = [*TEXT, *(rng.randrange(4) for _ in range(40))]
+    rows = Explainer(setting, V, prompt).explain(text)
+    memory = oracle.memory_of_steps(
+        prompt, text, setting.include_prompt, setting.window_size, setting.onset
+    )
+    lowered = 0
+    for i, (token, row) in enumerate(zip(text, rows, strict=True)):
+        told = dict(zip(COLUMNS, row, strict=True))
+        x = oracle.visible_history(prompt, text[:i], setting.include_prompt)
+        delta = oracle.delta_bits(
+            *(x, V, setting.window_size, setting.buffer_size, setting.cost),
+            onset=setting.onset,
+            memory=memory[i],
+        )
+        bits = np.log2(V) - delta[token]
+        assert told["nats"] == pytest.approx(setting.penalty * bits, abs=1e-4)
+        assert bool(told["memory"]) == memory[i]
+        seen = x[-setting.window_size :]
+        assert bool(told["distance"]) == (token in seen)
+        if told["distance"]:
+            assert x[-int(told["distance"])] == token
+            source = len(seen) - 1 - int(told["distance"])
+            matches = oracle.match_lengths(seen, setting.buffer_size)
+            assert told["match"] == (matches[source] if source >= 0 else 0)
+            copies = oracle.copies(x, setting.window_size)
+            assert told["copies"] == copies.get(int(told["distance"]), 0)
+            lowered += told["nats"] > 0
+    assert lowered > 10
+
+
+def test_explaining_in_pieces_changes_nothing() -> None:
+    text = TEXT * 3
+    whole = Explainer(params(), V).explain(text)
+    explainer = Explainer(params(), V)
+    assert [row for i in range(0, len(text), 7) for row in explainer.explain(text[i : i + 7])] == (
+        whole
+    )
+
+
+def test_another_token_of_a_step_can_be_explained() -> None:
+    """The token that would have gone on with the loop, where the output left it."""
+    text = [*LOOP, 20]
+    row = Explainer(params(), V).explain(text, [*LOOP, 1])[-1]
+    assert row == Explainer(params(), V).explain([*LOOP, 1])[-1]
+    assert row[0] > 0
+    assert row[1] == 4
+
+
+@pytest.mark.parametrize("onset", [0, 3])
+def test_a_text_gives_the_figures_of_the_harm_benchmark(onset: int) -> None:
+    setting, text = params(lz_onset=onset), [*TEXT, *LOOP * 4]
+    rows = Explainer(setting, V).explain(text)
+    (outcome,) = lz_outcomes([np.array(text)], V, onset)
+    found = counters(text, rows, loops_in(text, setting))
+    assert (max(row[0] for row in rows) > MOST_NATS) == (onset > 0)
+    assert found["touched_per_1000"] == pytest.approx(1000 * (outcome.lowered > 0).mean())
+    assert found["mean_nats"] == pytest.approx(outcome.lowered.mean(dtype=np.float64), abs=1e-5)
+
+
+def test_loops_are_those_that_reach_the_onset() -> None:
+    found = loops_in(TEXT, params())
+    assert [(one.pattern_size, one.begin, one.end) for one in found] == [
+        (4, 20, 68),
+        (1, 72, 102),
+        (4, 107, 155),
+    ]
+    assert counters(TEXT, [[0.0]] * len(TEXT), found)["tokens_in_loops"] == 44 + 29 + 44
+
+
+def test_texts_of_tokens_add_up_to_the_text() -> None:
+    # A tokenizer that leaves out spaces in front, and characters of several tokens.
+    assert pieces("Hello big world", 0, ["Hello", "big", "world"])[0] == ["Hello", " big", " world"]
+    text = "a\N{GRINNING FACE}\N{GRINNING FACE}b<end>"
+    parts, end = pieces(text, 0, ["a", *["\ufffd"] * 8, "b", "<end>"])
+    assert "".join(parts) == text
+    assert end == len(text)
+    assert pieces("ab", 0, ["a", "<|im_end|>", "b"])[0] == ["a", "<|im_end|>", "b"]
+
+
+# The application
+
+
+def answer(tokens: list[int], *, is_last: bool) -> str:
+    meta = {
+        "output_token_logprobs": [[-0.5, token, f"<img onerror={token}>"] for token in tokens],
+        "finish_reason": {"type": "length"} if is_last else None,
+    }
+    text = "".join(f"<img onerror={token}>" for token in tokens)
+    return f"data: {json.dumps({'text': text, 'meta_info': meta})}\n\n"
+
+
+class Server:
+    """A server that answers as SGLang does, with the changes that a test makes."""
+
+    def __init__(self, *, is_ours: bool = True) -> None:
+        self.info: dict[str, Any] = {"served_model_name": "m"}
+        if is_ours:
+            self.info["lz_max_window_size"] = 600
+        self.output = LOOP
+        self.bodies: list[dict[str, Any]] = []
+        self.stream = answer(LOOP[:5], is_last=False) + answer(LOOP, is_last=True)
+        self.stream += "data: [DONE]\n\n"
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else {}
+        if request.url.path == "/server_info":
+            return httpx.Response(200, json=self.info)
+        if request.url.path == "/tokenize":
+            text = body.get("prompt") or body["messages"][0]["content"]
+            return httpx.Response(200, json={"tokens": [ord(c) % V for c in text]})
+        if request.url.path == "/detokenize":
+            return httpx.Response(200, json={"text": [f"<{t[0]}>" for t in body["tokens"]]})
+        self.bodies.append(body)
+        if max(body["input_ids"]) >= V:
+            error = {"message": f"input_ids must be token ids in [0, {V - 1}], got more."}
+            return httpx.Response(400, json={"error": error})
+        if body.get("stream"):
+            return httpx.Response(200, text=self.stream)
+        output = body["input_ids"][body["logprob_start_len"] :]
+        meta = {
+            "input_token_logprobs": [[None, 0, ""], *[[-1.5, t, "x"] for t in output[1:]]],
+            "input_top_logprobs": [None, *[[[-0.1, 3, "y"]] for _ in output[1:]]],
+        }
+        return httpx.Response(200, json={"meta_info": meta})
+
+
+def ask(
+    method: str,
+    path: str,
+    server: Callable[[httpx.Request], httpx.Response] | None = None,
+    headers: dict[str, str] | None = None,
+    **request: Any,
+) -> httpx.Response:
+    async def answered() -> httpx.Response:
+        upstream = Upstream("http://127.0.0.1:1", httpx.MockTransport(server or Server()))
+        application = app.create_app(upstream, command.hosts("127.0.0.1", 30080))
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+            return await client.request(method, path, headers=headers, **request)
+
+    return asyncio.run(answered())
+
+
+ASKED: dict[str, Any] = {
+    **{"column": "lz", "prompt": "abc", "chat": False, "temperature": 0, "seed": 1},
+    **{"max_new_tokens": len(LOOP), "known": "repetition_penalty", "known_value": 1.2},
+    "fields": dict(lz.RECOMMENDED),
+}
+
+
+def events(server: Server | None = None, **changes: Any) -> list[dict[str, Any]]:
+    response = ask("POST", "/api/generate", server, json=ASKED | changes)
+    assert response.status_code == 200, response.text
+    return [json.loads(part.removeprefix("data: ")) for part in response.text.split("\n\n")[:-1]]
+
+
+def test_an_output_comes_with_what_each_token_lost() -> None:
+    told = events()
+    tokens = [token for event in told for token in event.get("tokens", ())]
+    rows = Explainer(params(), V).explain(LOOP)
+    assert [token[0] for token in tokens] == LOOP
+    assert [token[1] for token in tokens] == [f"<img onerror={token}>" for token in LOOP]
+    assert [token[3:] for token in tokens] == rows
+    (before,) = [event["before"] for event in told if "before" in event]
+    assert before[30][:3] == [-1.5, -0.1, "y"]
+    assert before[30][3:] == Explainer(params(), V).explain(LOOP[:31], [*LOOP[:30], 3])[-1]
+    assert told[-1]["end"] == "length"
+    assert told[-1]["loops"] == [[0, 48, 4, 12]]
+
+
+def test_each_column_asks_for_its_penalty_only() -> None:
+    for column, penalty in (
+        ("none", {"lz_penalty": 0}),
+        ("known", {"lz_penalty": 0, "repetition_penalty": 1.2}),
+        ("lz", LZParams.parse(lz.RECOMMENDED, 600).request_fields()),
+    ):
+        server = Server()
+        events(server, column=column)
+        (body,) = [body for body in server.bodies if body.get("stream")]
+        sampling = {"temperature": 0, "max_new_tokens": len(LOOP), "stream_interval": 1}
+        guard = {"repetition_detection": {"max_pattern_size": 0}}
+        assert body["sampling_params"] == sampling | guard | penalty
+
+
+def test_a_server_that_is_not_ours_runs_the_other_columns() -> None:
+    assert ask("GET", "/api/server", Server(is_ours=False)).json()["sentence"] == app.STOCK
+    refused = ask("POST", "/api/generate", Server(is_ours=False), json=ASKED)
+    assert (refused.status_code, refused.json()["error"]) == (502, app.STOCK)
+    server = Server(is_ours=False)
+    assert events(server, column="none")[-1]["end"] == "length"
+    assert "lz_penalty" not in server.bodies[0]["sampling_params"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "sentence"),
+    [
+        (answer(LOOP[:5], is_last=False), "The server's stream broke off before its end."),
+        ("data: {\n\n", "The server's stream is not one of /generate."),
+        ('data: {"a": 1}\n\n', "The server's answer has another form than SGLang's."),
+        ('data: {"error": {"message": "full"}}\n\n', "The server says: full"),
+    ],
+)
+def test_a_stream_that_breaks_is_a_sentence(stream: str, sentence: str) -> None:
+    server = Server()
+    server.stream = stream
+    assert events(server)[-1] == {"error": sentence}
+
+
+def dead(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def test_without_a_server_the_session_and_the_text_are_there() -> None:
+    told = ask("GET", "/api/server", dead).json()
+    assert told["sentence"] == "No server answers at http://127.0.0.1:1."
+    assert set(ask("GET", "/api/session", dead).json()["columns"]) == {"none", "known", "lz"}
+    request = {"text": "and so on " * 40, "fields": ASKED["fields"]}
+    found = ask("POST", "/api/explain", dead, json=request).json()
+    assert "".join(token[1] for token in found["tokens"]) == request["text"]
+    ids = [token[0] for token in found["tokens"]]
+    (outcome,) = lz_outcomes([np.array(ids)], app.demo_vocab_size(), 3)
+    assert found["counters"]["touched"] == (outcome.lowered > 0).sum() > 0
+
+
+def test_the_session_shows_a_loop_and_what_ended_it() -> None:
+    columns = json.loads(app.SESSION.read_text())["columns"]
+    sums = {name: told[-1]["counters"] for name, told in columns.items()}
+    assert sums["none"]["tokens_in_loops"] > 2 * sums["lz"]["tokens_in_loops"] > 0
+    (before,) = [event["before"] for event in columns["lz"] if "before" in event]
+    assert any(one[0] < one[1] and one[3] > 0 for one in before)
+
+
+def test_of_a_log_those_outputs_come_that_loop() -> None:
+    lines = [{"text": "so be it, " * 30}, {"output_ids": [5, 6] * 30}, {"text": "no loop"}]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    headers = {"content-type": "application/json"}
+    told = ask("POST", "/api/log", content=data, headers=headers).json()
+    assert told["outputs"] == 3
+    assert [one["place"] for one in told["looping"]] == ["the file, line 1", "the file, line 2"]
+    assert told["looping"][0]["text"] == lines[0]["text"]
+    assert told["looping"][1]["ids"] == [5, 6] * 30
+    shown = ask("POST", "/api/explain", json={"ids": [5, 6] * 30, "fields": ASKED["fields"]})
+    assert shown.json()["tokens"][1][:2] == [6, "<6>"]
+    refused = ask("POST", "/api/log", content=b'{"text": 3}', headers=headers)
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("The file, line 1 holds no output")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"column": 1}, 'column must be "none", "known" or "lz", got 1.'),
+        ({"prompt": ""}, "prompt must be a text of 1 to 65536 characters, got 0 characters."),
+        ({"chat": 1}, "chat must be true or false, got 1."),
+        ({"max_new_tokens": 5000}, "max_new_tokens must be an integer in [1, 4096], got 5000."),
+        ({"temperature": None}, "temperature must be a finite number in [0, 2], got None."),
+        ({"fields": 3}, "fields must be an object of request fields, got 3."),
+        ({"fields": {"lz_penalty": 11}}, "lz_penalty must be a finite number in [0, 10], got 11."),
+        (
+            {"fields": {"lz_window_size": 601}},
+            "lz_window_size must be an integer in [1, 600], the upper end being the server's "
+            "--lz-max-window-size, got 601.",
+        ),
+        (
+            {"column": "known", "known_value": 3},
+            "repetition_penalty must be a finite number in [0.01, 2], got 3.",
+        ),
+        (
+            {"column": "known", "known": "x"},
+            f"known must be one of {', '.join(app.KNOWN)}, got 'x'.",
+        ),
+    ],
+)
+def test_wrong_values_are_named(changes: dict[str, Any], sentence: str) -> None:
+    response = ask("POST", "/api/generate", json=ASKED | changes)
+    assert (response.status_code, response.json()["error"]) == (400, sentence)
+
+
+def test_sizes_are_bounded() -> None:
+    headers = {"content-type": "application/json"}
+    large = ask("POST", "/api/log", content=b"x" * (app.LOG_BYTES + 1), headers=headers)
+    assert large.json()["error"] == "The playground takes at most 16,777,216 bytes at a time."
+    large = ask("POST", "/api/explain", content=b"x" * (app.BODY_BYTES + 1), headers=headers)
+    assert large.status_code == 400
+    text = {"text": "a" * (app.MOST_TOKENS + 1), "fields": ASKED["fields"]}
+    assert ask("POST", "/api/explain", json=text).json()["error"] == (
+        "text must be at most 4096 tokens long, got 4097 tokens."
+    )
+    for ids in ([], [V], [1] * 5000, ["x"]):
+        response = ask("POST", "/api/explain", json={"ids": ids, "fields": ASKED["fields"]})
+        assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example:30080"},
+        {"host": "127.0.0.1:80"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": f"https://{HOST}"},
+        {"content-type": "text/plain"},
+    ],
+)
+def test_only_its_own_page_is_answered(headers: dict[str, str]) -> None:
+    body = json.dumps(ASKED)
+    own = {"content-type": "application/json", "origin": f"http://{HOST}"}
+    assert ask("POST", "/api/generate", headers=own, content=body).status_code == 200
+    assert ask("POST", "/api/generate", headers=own | headers, content=body).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/page.css", "/api/fields", "/absent"])
+def test_every_answer_has_a_strict_policy(path: str) -> None:
+    response = ask("GET", path)
+    assert response.status_code == (404 if path == "/absent" else 200)
+    assert response.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert "unsafe" not in response.headers["content-security-policy"]
+
+
+def test_the_page_needs_no_other_host_and_writes_no_html() -> None:
+    page, script = (ask("GET", path).text for path in ("/", "/page.js"))
+    assert "http" not in page
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert way not in script
+
+
+def test_controls_come_from_the_table_of_fields() -> None:
+    controls = ask("GET", "/api/fields").json()["lz"]
+    assert [one["name"] for one in controls] == list(lz.FIELDS)
+    for one in controls:
+        assert one["description"] == lz.description(one["name"])
+        assert lz.json_schema(one["name"])["anyOf"][0] == one["schema"]
+
+
+def test_the_request_can_be_copied() -> None:
+    told = ask("POST", "/api/request", json=ASKED | {"chat": True, "prompt": "it's"}).json()
+    compile(told["python"], "request.py", "exec")
+    assert "/v1/chat/completions" in told["curl"]
+    assert '"lz_onset": 3' in told["curl"]
+    assert "'\"'\"'" in told["curl"]  # the apostrophe, for a shell
+
+
+def test_wrong_addresses_are_named() -> None:
+    with pytest.raises(ValueError, match="--server must be a URL"):
+        Upstream("ftp://x")
+    with pytest.raises(ValueError, match="--host must be one address or name"):
+        command.hosts("0.0.0.0", 1)
