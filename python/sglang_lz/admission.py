@@ -22,7 +22,12 @@ from sglang_lz.bounds import limits, stop_regex
 from sglang_lz.fields import histories, lz
 from sglang_lz.fields.histories import HistoryParams, in_use
 from sglang_lz.fields.lz import FieldError, LZParams, shown
-from sglang_lz.fields.modes import ignored_transforms, unguarded_modes, unsupported_modes
+from sglang_lz.fields.modes import (
+    early_processors,
+    ignored_transforms,
+    unguarded_modes,
+    unsupported_modes,
+)
 from sglang_lz.loops import detector
 from sglang_lz.loops.detector import END_THINKING, RepetitionDetection
 from sglang_lz.proper import request_field
@@ -234,6 +239,10 @@ def _inexact(
         for name, reason in ignored_transforms(config):
             if values.get(name):
                 yield name, "left out", reason
+        has_penalty = found.penalty.penalty > 0 or any(in_use(values))
+        if has_penalty and values.get("custom_logit_processor"):
+            for reason in early_processors(config):
+                yield "custom_logit_processor", "left out", reason
         for name in in_use(values):
             off = f"{histories.NEUTRAL[name]:g}"
             for reason in modes:

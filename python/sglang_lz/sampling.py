@@ -3,7 +3,8 @@
 `reserve_windows` allocates a server's windows at startup. For a batch that samples one token per
 row, `plan_step` reads host data while the forward batch is being prepared, and `apply_step` applies
 the penalty right before sampling. For a batch that verifies draft trees, `verify_step` applies it
-to every node, and `accept_step` appends the accepted tokens. `forbid_step` and `forbid_nodes` run
+to every node, and `accept_step` appends the accepted tokens; `verify_block` and `accept_block` do
+the same for blocks, which are trees with one branch. `forbid_step` and `forbid_nodes` run
 after the grammar's mask, because they must not forbid every token that it allows.
 `server.request_rows` reads upstream's requests. The rest is in `penalty.penalizer`, which is
 independent of upstream's classes.
@@ -273,10 +274,6 @@ def verify_step(
     Raises:
         TypeError: the logits have another dtype.
     """
-    penalizer = _penalizer(batch)
-    plan = None if penalizer is None else _plan(penalizer, batch, is_verified=True)
-    if plan is None:
-        return None
     drafts = DraftTrees(
         batch.req_pool_indices,
         batch.seq_lens,
@@ -285,7 +282,47 @@ def verify_step(
         trees.retrieve_next_sibling,
         trees.max_tree_depth,
     )
-    return plan.penalizer.verify(plan, logits, drafts, is_masked=grammar_mask is not None)
+    return _verify(batch, logits, drafts, is_masked=grammar_mask is not None)
+
+
+def verify_block(
+    tokens: Tensor, batch: ScheduleBatch, logits: Tensor | None, grammar_mask: GrammarMask | None
+) -> VerifiedTrees | None:
+    """Apply the penalty to every token of a batch of blocks (upstream's hook, before sampling).
+
+    Args:
+        tokens: integer [batch, nodes]; the first of each row is its newest token, the others are
+            drafts, each the child of the one before.
+        batch: as in `verify_step`.
+        logits: as in `verify_step`; None only where `has_penalty` is false.
+        grammar_mask: as in `verify_step`.
+
+    Returns:
+        What `forbid_nodes` and `accept_block` need; None if no row has a penalty.
+
+    Raises:
+        TypeError: the logits have another dtype.
+    """
+    if not has_penalty(batch):
+        return None
+    assert logits is not None, "logits were not gathered for a batch with a penalty"
+    rows, nodes = tokens.shape
+    first_child = torch.arange(1, nodes + 1, device=tokens.device)
+    first_child[-1] = -1
+    drafts = DraftTrees(
+        batch.req_pool_indices,
+        batch.seq_lens,
+        tokens,
+        first_child.repeat(rows, 1),
+        torch.full_like(tokens, -1, dtype=torch.int64),
+        nodes,
+    )
+    return _verify(batch, logits, drafts, is_masked=grammar_mask is not None)
+
+
+def has_penalty(batch: ScheduleBatch) -> bool:
+    """Whether a request of a batch has a penalty (upstream's hook, before it gathers logits)."""
+    return any(map(generates_with_penalty, batch.reqs))
 
 
 def forbid_nodes(verified: VerifiedTrees | None, logits: Tensor) -> None:
@@ -314,6 +351,21 @@ def accept_step(
         verified.plan.penalizer.accept(verified, accept_index, num_correct_drafts)
 
 
+def accept_block(
+    verified: VerifiedTrees | None, tokens: Tensor, num_correct_drafts: Tensor
+) -> None:
+    """Append the accepted tokens of the blocks that `verify_block` processed (upstream's hook).
+
+    Args:
+        verified: the result of `verify_block`.
+        tokens: as in `verify_block`.
+        num_correct_drafts: how many drafts of each block are accepted, integer [batch].
+    """
+    if verified is not None:  # int32, for which `reserve_windows` compiled
+        nodes = torch.arange(tokens.numel(), dtype=torch.int32, device=tokens.device)
+        accept_step(verified, nodes.view(tokens.shape), num_correct_drafts.int())
+
+
 def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> Tensor:
     """The probabilities of the nodes of draft trees under their requests' min_p (upstream's hook).
 
@@ -324,7 +376,8 @@ def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> T
         sampling_info: upstream's, with one row per tree.
         nodes: how many nodes a tree has.
     """
-    if not sampling_info.need_min_p_sampling:
+    # DSPARK's stand-in, which knows the temperature only, lacks it.
+    if not getattr(sampling_info, "need_min_p_sampling", False):
         return probs
     least = probs.amax(dim=-1, keepdim=True)
     least *= sampling_info.min_ps.repeat_interleave(nodes)[:, None]
@@ -336,6 +389,17 @@ def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> T
 def samples_on_cpu() -> bool:
     """Whether this is the CPU flavour, which has the operators that sample during verification."""
     return find_spec("sglang_lz.cpu") is not None
+
+
+def _verify(
+    batch: ScheduleBatch, logits: Tensor, drafts: DraftTrees, *, is_masked: bool
+) -> VerifiedTrees | None:
+    """Apply the penalty to every node of the trees; None if no row has a penalty."""
+    penalizer = _penalizer(batch)
+    plan = None if penalizer is None else _plan(penalizer, batch, is_verified=True)
+    if plan is None:
+        return None
+    return plan.penalizer.verify(plan, logits, drafts, is_masked=is_masked)
 
 
 def _plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,31 @@ def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int
     ]
 
 
+def verify_blocks(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[list[int]]:
+    """What DFLASH's worker does with these chains; returns the tokens that each row accepted."""
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+    candidates = torch.tensor([block.tokens for block in blocks])
+    verified = sampling.verify_block(candidates, batch, logits, None)
+    worker: Any = SimpleNamespace(
+        _selector_sample=None,
+        _tp_sync=SimpleNamespace(sync=lambda *_: None),
+        _use_triton_accept_bonus=False,
+        block_size=candidates.shape[1],
+    )
+    accept_len, commit_lens, _, out_tokens, _ = DFlashWorkerV2._accept_block(
+        worker,
+        candidates=candidates,
+        next_token_logits=logits,
+        sampling_info=batch.sampling_info,
+        draft_input=None,
+        prefix_lens=batch.seq_lens,
+        bs=len(blocks),
+    )
+    sampling.accept_block(verified, candidates, accept_len)
+    return [out_tokens[row, :count].tolist() for row, count in enumerate(commit_lens.tolist())]
+
+
 def adaptive_sizes() -> list[int]:
     """The nodes of the trees that --speculative-adaptive switches between: chains, one may be 1."""
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
@@ -92,7 +118,7 @@ def adaptive_sizes() -> list[int]:
     return [steps + 1 for steps in resolve_candidate_steps_from_config()]
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive"])
+@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive", "block"])
 def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +144,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
                 liking = 6 * (rng.random() < 0.5)
                 logits[row * nodes + tree.parent[child], tree.tokens[child]] += liking
         before = logits.clone()
-        accepted = verify(batch, trees, logits)
+        accepted = (verify_blocks if kind == "block" else verify)(batch, trees, logits)
         for row, (tree, lz, output) in enumerate(zip(trees, parameters, outputs, strict=True)):
             expected = []
             for node in range(nodes):
@@ -146,8 +172,9 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     assert {1, 2, 3, 4} <= set(lengths)
 
 
+@pytest.mark.parametrize("verifies", [verify, verify_blocks])
 def test_numba_compiles_nothing_after_the_start(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, verifies: Callable[..., list[list[int]]]
 ) -> None:
     """A request would wait for it: seconds, where nothing can be kept on disk."""
     fresh = {}
@@ -173,7 +200,7 @@ def test_numba_compiles_nothing_after_the_start(
         for padding in (0, 64):
             vocab = batch.model_config.vocab_size
             logits = torch.randn(len(reqs) * nodes, vocab + padding)[:, :vocab]
-            accepted = verify(batch, trees, logits)
+            accepted = verifies(batch, trees, logits)
         newest = [tokens[-1] for tokens in accepted]
         batch.seq_lens += torch.tensor([len(tokens) for tokens in accepted])
     runner.decode(newest, batch)

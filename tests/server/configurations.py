@@ -47,7 +47,10 @@ TINY_POOL = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.1")
 HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 
 # EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
-SPECULATION = ("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive")
+SPECULATION = (
+    *("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive"),
+    *("dflash", "dflash-tp2"),
+)
 
 
 def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...]:
@@ -86,6 +89,22 @@ CONFIGURATIONS = {
             ),
             FORKED,
             draft="eagle",
+        ),
+        Config(
+            "dflash",
+            (
+                *("--speculative-algorithm", "DFLASH", *THINKS),
+                *("--chunked-prefill-size", "16", "--page-size", "16"),
+            ),
+            FORKED,
+            draft="dflash",
+        ),
+        # DFLASH is the only speculation for which upstream schedules with overlap on a CPU.
+        Config(
+            "dflash-tp2",
+            ("--speculative-algorithm", "DFLASH", "--tp", "2", "--disable-overlap-schedule"),
+            FORKED,
+            draft="dflash",
         ),
         Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),

@@ -54,7 +54,7 @@ def greedy_cases() -> list[Case]:
     ]
 
 
-@on("overlap", "ngram", "eagle", "eagle-tree")
+@on("overlap", "ngram", "eagle", "eagle-tree", "dflash")
 def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
     """What a verify step reserved beyond it ended the server."""
     rng = random.Random("context")
@@ -138,7 +138,7 @@ OTHER_PENALTIES = Penalties(
 )
 
 
-@on("ngram", "eagle")
+@on("ngram", "eagle", "dflash")
 @pytest.mark.parametrize(
     ("lz", "penalties", "min_p"),
     [

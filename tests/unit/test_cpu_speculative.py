@@ -288,7 +288,15 @@ def sampled_text(written: dict[str, torch.Tensor], length: int) -> torch.Tensor:
     return torch.where(index < 0, UNSET, text)[:, :length]
 
 
-def sample(kernels: ModuleType, name: str, tree: Tree, width: int, **given: Any) -> torch.Tensor:
+def sample(
+    kernels: ModuleType,
+    name: str,
+    tree: Tree,
+    width: int,
+    *,
+    without_last: bool = False,
+    **given: Any,
+) -> torch.Tensor:
     """Run a sampling kernel once for each trial and return what it emitted: (trials, width)."""
     trials, nodes = given["candidates"].shape
     written = verdict(trials, nodes, width)
@@ -299,7 +307,7 @@ def sample(kernels: ModuleType, name: str, tree: Tree, width: int, **given: Any)
         retrive_index=torch.arange(trials * nodes).view(trials, nodes),
         retrive_next_token=links[0],
         retrive_next_sibling=links[1],
-        uniform_samples=torch.rand(trials, nodes, generator=generator),
+        uniform_samples=torch.rand(trials, nodes - without_last, generator=generator),
         uniform_samples_for_final_sampling=torch.rand(trials, generator=generator),
         threshold_single=1.0,
         threshold_acc=1.0,
@@ -386,7 +394,10 @@ def test_tree_sampling_takes_a_certain_token_at_any_coin(kernels: ModuleType) ->
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_chain_rejection_sampling_follows_the_target(kernels: ModuleType, nodes: int) -> None:
+@pytest.mark.parametrize("without_last", [False, True])
+def test_chain_rejection_sampling_follows_the_target(
+    kernels: ModuleType, nodes: int, without_last: bool
+) -> None:
     """As above, with tokens drawn from the draft's own distributions."""
     tree = Tree([None, *range(nodes - 1)])
     target = random_probs(nodes, VOCAB, zeros=True)
@@ -399,6 +410,7 @@ def test_chain_rejection_sampling_follows_the_target(kernels: ModuleType, nodes:
         "chain_speculative_sampling_triton",
         tree,
         nodes,
+        without_last=without_last,
         candidates=torch.stack([torch.zeros(TRIALS, dtype=torch.int64), *drawn], 1),
         target_probs=target.expand(TRIALS, -1, -1),
         draft_probs=draft.expand(TRIALS, -1, -1),
@@ -586,6 +598,20 @@ def test_attention_of_a_prefill(
         start += count
 
 
+@given(prefixes=st.lists(st.integers(0, 6), min_size=3, max_size=3), nodes=st.integers(1, 5))
+def test_attention_of_a_block(kernels: ModuleType, prefixes: list[int], nodes: int) -> None:
+    """A block is drafted at once: each of its tokens sees all of it, and all before it."""
+    pool = Pool.random()
+
+    query, output = extend(kernels, pool, [(p, nodes) for p in prefixes], is_causal=False)
+
+    for request, prefix in enumerate(prefixes):
+        seen = [pool.slot(request, place) for place in range(prefix + nodes)]
+        for i in range(request * nodes, (request + 1) * nodes):
+            wanted = attention(query[i], pool.keys[seen], pool.values[seen])
+            torch.testing.assert_close(output[i], wanted, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_a_decode(kernels: ModuleType, window: int, dtype: torch.dtype) -> None:
@@ -639,7 +665,7 @@ def test_attention_of_a_decode(kernels: ModuleType, window: int, dtype: torch.dt
         ({"logit_cap": 30.0}, "logit_cap"),
         ({"sinks": torch.zeros(HEADS)}, "sinks"),
         ({"is_cross_attn": True}, "cross_attention"),
-        ({"is_causal": False}, "bidirectional_attention"),
+        ({"is_causal": False, "sliding_window": 2}, "bidirectional_window"),
     ],
 )
 def test_attention_refuses_what_it_does_not_do(

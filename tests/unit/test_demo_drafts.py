@@ -14,7 +14,8 @@ from sglang_lz.demo import drafts
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ROWS": 4, "LENGTH": 12, "BATCH": 2, "STEPS": 2}.items():
+    small = {"ROWS": 4, "LENGTH": 12, "BATCH": 2, "STEPS": 2, "BLOCK_STEPS": 2}
+    for name, value in small.items():
         monkeypatch.setattr(drafts, name, value)
 
 
@@ -64,3 +65,14 @@ def test_eagle3_maps_its_tokens_to_the_targets(tmp_path: Path) -> None:
     assert hot[-1] < 2048
     assert made["lm_head.weight"].shape == (drafts.HOT_TOKENS, 192)
     assert made["midlayer.self_attn.q_proj.weight"].shape == (192, 384)
+
+
+def test_dflash_borrows_the_targets_embedding_and_head(tmp_path: Path) -> None:
+    drafts.make("dflash", tmp_path)
+    made = weights(tmp_path)
+    assert not any("embed" in name or "lm_head" in name for name in made)
+    assert made["fc.weight"].shape == (192, 384)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["block_size"] == drafts.BLOCK
+    # SGLang keeps no states of the target's last layer for a draft.
+    assert config["dflash_config"]["target_layer_ids"] == [0, 1]

@@ -55,7 +55,11 @@ def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any
 
 
 UNSUPPORTED = [
-    ({"speculative_algorithm": "DFLASH"}, "speculative decoding by DFLASH"),
+    ({"speculative_algorithm": "DSPARK"}, "speculative decoding by DSPARK"),
+    (
+        {"speculative_algorithm": "DFLASH", "disaggregation_mode": "decode"},
+        "speculative decoding by DFLASH under prefill/decode disaggregation",
+    ),
     (
         {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.9},
         "not lossless",
@@ -219,7 +223,7 @@ def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "takes_min_p", "takes_processor"),
     [(None, True, True), ("EAGLE", True, False), ("NGRAM", True, False),
-     ("DFLASH", False, True), ("UNO", False, False)],
+     ("DFLASH", True, True), ("DSPARK", False, True), ("UNO", False, False)],
 )  # fmt: skip
 def test_what_verification_ignores_is_refused(
     server_config: dict[str, Any],
@@ -237,6 +241,19 @@ def test_what_verification_ignores_is_refused(
         else:
             with pytest.raises(ValueError, match=f"must be left out .* by {algorithm}, which igno"):
                 admitted(**request)
+
+
+@pytest.mark.parametrize("algorithm", [None, "DFLASH"])
+@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0.5}, {"frequency_penalty": 0.5}])
+def test_a_processor_that_runs_early_excludes_penalties(
+    server_config: dict[str, Any], algorithm: str | None, fields: dict[str, float]
+) -> None:
+    server_config["speculative_algorithm"] = algorithm
+    if algorithm is None or not fields:
+        admitted(processor="{}", **fields)
+        return
+    with pytest.raises(ValueError, match=r"must be left out beside a penalty .* by DFLASH"):
+        admitted(processor="{}", **fields)
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE"])
@@ -459,7 +476,7 @@ class TestStartup:
     @pytest.mark.parametrize(
         ("setting", "value", "why"),
         [
-            ("speculative_algorithm", "DFLASH", "speculative decoding"),
+            ("speculative_algorithm", "DSPARK", "speculative decoding"),
             ("attn_cp_size", 2, "context parallelism"),
         ],
     )

@@ -1,13 +1,15 @@
 """Make a draft model for the demo model: `python -m sglang_lz.demo.drafts OUT --kind eagle`.
 
 For `--speculative-draft-model-path`. All are poor on purpose, so that some of their tokens are
-accepted and some are not: tests want to see both. Seeded; a few seconds on one core.
+accepted and some are not: tests want to see both. Seeded; a few seconds on one core, `dflash` 15.
 
 - `standalone`: the demo model itself with noise on its weights.
 - `eagle`: one Qwen2 layer on the demo model's last hidden state, trained on text that the demo
   model writes. Source: Li et al., https://arxiv.org/abs/2401.15077.
 - `eagle3`: one Llama layer on the inputs of three of its layers, with half of its vocabulary.
   Source: Li et al., https://arxiv.org/abs/2503.01840, without its training-time test.
+- `dflash`: one Qwen3 layer that drafts a block at once, from the outputs of two of its layers.
+  Source: Chen et al., https://arxiv.org/abs/2602.06036.
 """
 
 import argparse
@@ -22,22 +24,29 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.functional import cross_entropy, smooth_l1_loss
-from transformers import LlamaConfig, Qwen2ForCausalLM
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, smooth_l1_loss
+from transformers import LlamaConfig, Qwen2ForCausalLM, Qwen3Config
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from sglang_lz.demo import MODEL_PATH
 
-KINDS = ("standalone", "eagle", "eagle3")
+KINDS = ("standalone", "eagle", "eagle3", "dflash")
 NOISE = 0.08
 ROWS, LENGTH = 64, 96
 BATCH, STEPS = 8, 80
 HOT_TOKENS = 1024
+BLOCK, BLOCK_STEPS = 6, 150
 
 
 class Eagle(nn.Module):
@@ -138,9 +147,99 @@ class Eagle3(nn.Module):
         return {**self.state_dict(), "d2t": self.hot - torch.arange(len(self.hot))}
 
 
+class Dflash(nn.Module):
+    """One layer whose queries are a block of N tokens, all but the first masked.
+
+    They see each other, and every earlier token by its states of two target layers (2 H).
+    """
+
+    def __init__(self, target: Qwen2ForCausalLM) -> None:
+        super().__init__()
+        of_target = target.config
+        width, layers = of_target.hidden_size, of_target.num_hidden_layers
+        self.features = (layers - 3, layers - 2)
+        self.mask_token: int = of_target.pad_token_id
+        config = Qwen3Config(
+            vocab_size=of_target.vocab_size,
+            hidden_size=width,
+            intermediate_size=of_target.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=of_target.num_attention_heads,
+            num_key_value_heads=of_target.num_key_value_heads,
+            head_dim=width // of_target.num_attention_heads,
+            max_position_embeddings=of_target.max_position_embeddings,
+            rms_norm_eps=of_target.rms_norm_eps,
+            tie_word_embeddings=False,
+            eos_token_id=of_target.eos_token_id,
+            bos_token_id=None,
+        )
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(width, config.rms_norm_eps)
+        layer: Any = Qwen3DecoderLayer(config, 0)
+        self.layers = nn.ModuleList([layer])
+        self.norm = Qwen3RMSNorm(width, config.rms_norm_eps)
+        self._rotary = [Qwen3RotaryEmbedding(config)]
+        self._target = [target]
+        self.config = config.to_dict() | {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": BLOCK,
+            "dflash_config": {
+                "target_layer_ids": list(self.features),
+                "num_target_layers": layers,
+                "mask_token_id": self.mask_token,
+            },
+            "dtype": "float32",
+        }
+
+    def forward(
+        self, newest: torch.Tensor, states: torch.Tensor, before: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits of a block's N - 1 drafts (B, N - 1, V).
+
+        Args:
+            newest: (B,) int64, the block's first token.
+            states: (B, L, 2 H) float, of the target after each of its two layers.
+            before: (B,) int64, how many of these tokens come before the block.
+        """
+        target = self._target[0]
+        layer: Any = self.layers[0]
+        block = torch.full((len(newest), BLOCK), self.mask_token)
+        block[:, 0] = newest
+        hidden = target.get_input_embeddings()(block)
+        normed = layer.input_layernorm(hidden)
+        seen = torch.cat([self.hidden_norm(self.fc(states)), normed], 1)
+        length = states.shape[1]
+        early = torch.arange(length).expand(len(newest), length)
+        own = before[:, None] + torch.arange(BLOCK)
+        visible = torch.cat([early < before[:, None], torch.ones_like(own, dtype=torch.bool)], 1)
+        attention = layer.self_attn
+
+        def heads(x: torch.Tensor) -> torch.Tensor:
+            return x.view(*x.shape[:2], -1, attention.head_dim)
+
+        query = attention.q_norm(heads(attention.q_proj(normed))).transpose(1, 2)
+        key = attention.k_norm(heads(attention.k_proj(seen))).transpose(1, 2)
+        value = heads(attention.v_proj(seen)).transpose(1, 2)
+        _, key = apply_rotary_pos_emb(key, key, *self._rotary[0](seen, torch.cat([early, own], 1)))
+        query, _ = apply_rotary_pos_emb(query, query, *self._rotary[0](seen, own))
+        mixed = scaled_dot_product_attention(
+            query, key, value, visible[:, None, None], enable_gqa=True
+        )
+        hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return target.lm_head(self.norm(hidden[:, 1:]))
+
+    def checkpoint(self) -> dict[str, torch.Tensor]:
+        """Weights under the names that SGLang's loader expects."""
+        return dict(self.state_dict())
+
+
 @torch.no_grad()
-def write_text(target: Qwen2ForCausalLM) -> torch.Tensor:
-    """Generate text with the target, int64 (ROWS, LENGTH); each row starts with a random token."""
+def write_text(target: Qwen2ForCausalLM, *, greedy: bool = False) -> torch.Tensor:
+    """Generate text with the target, int64 (ROWS, LENGTH); each row starts with a random token.
+
+    Greedy text soon loops.
+    """
     start = torch.randint(target.config.vocab_size, (ROWS, 1))
     model: Any = target
     text: torch.Tensor = model.generate(
@@ -148,7 +247,7 @@ def write_text(target: Qwen2ForCausalLM) -> torch.Tensor:
         attention_mask=torch.ones_like(start),
         min_new_tokens=LENGTH - 1,
         max_new_tokens=LENGTH - 1,
-        do_sample=True,
+        do_sample=not greedy,
         temperature=0.7,
         top_k=0,
     )
@@ -175,6 +274,24 @@ def train(draft: Eagle | Eagle3, target: Qwen2ForCausalLM, text: torch.Tensor) -
         optimizer.step()
 
 
+def train_block(draft: Dflash, target: Qwen2ForCausalLM, text: torch.Tensor) -> None:
+    """Fit the distributions of a block's drafts to the target's on the target's own text."""
+    with torch.no_grad():
+        result = target(text, output_hidden_states=True)
+        probs = result.logits.softmax(-1)
+        states = torch.cat([result.hidden_states[i + 1] for i in draft.features], -1)
+    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
+    rows = torch.arange(ROWS)
+    for _ in range(BLOCK_STEPS):
+        before = torch.randint(1, LENGTH - BLOCK, (ROWS,))
+        logits = draft(text[rows, before], states, before)
+        wanted = probs[rows[:, None], before[:, None] + torch.arange(BLOCK - 1)]
+        loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+
 def make(kind: str, out: Path, seed: int = 0) -> None:
     """Write a draft of one of KINDS to the directory `out`, seeding torch's global generator."""
     torch.manual_seed(seed)
@@ -187,14 +304,20 @@ def make(kind: str, out: Path, seed: int = 0) -> None:
         target.save_pretrained(out)
     else:
         text = write_text(target)
-        draft: Eagle | Eagle3
-        if kind == "eagle":
+        draft: Eagle | Eagle3 | Dflash
+        if kind == "dflash":
+            draft = Dflash(target)
+            # Real ones are best in loops; of sampled text alone this one would learn none.
+            loops = write_text(target, greedy=True)
+            train_block(draft, target, torch.cat([text[::2], loops[::2]]))
+        elif kind == "eagle":
             draft = Eagle(target)
+            train(draft, target, text)
         else:
             counts = text.flatten().bincount(minlength=target.config.vocab_size)
             hot = counts.argsort(descending=True, stable=True)[:HOT_TOKENS].sort().values
             draft = Eagle3(target, hot)
-        train(draft, target, text)
+            train(draft, target, text)
         save_file(draft.checkpoint(), out / "model.safetensors")
         config: dict[str, Any] = draft.config
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

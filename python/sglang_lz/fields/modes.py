@@ -7,9 +7,9 @@ from typing import Any
 
 # Apple's and Ascend's backends have their own sampling; no other backend was ever tested.
 SUPPORTED_DEVICES = ("cuda", "cpu")
-# Algorithms that verify in upstream's eagle_sample, where each draft node has its own window. The
-# others (DFLASH, DSPARK, UNO, plugins) sample elsewhere, or twice a step.
-SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM")
+# Algorithms that verify in upstream's eagle_sample or in DFLASH's worker, where each draft node has
+# its own window. The others (DSPARK, UNO, plugins) sample elsewhere, or twice a step.
+SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "DFLASH")
 
 # Algorithms that run custom logit processors during verification.
 RUNS_PROCESSORS = ("DFLASH", "DSPARK")
@@ -26,6 +26,8 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     speculation = config("speculative_algorithm")
     if speculation is not None and speculation not in SUPPORTED_SPECULATION:
         yield f"with speculative decoding by {speculation}"
+    if speculation == "DFLASH" and config("disaggregation_mode") != "null":  # never tested
+        yield "with speculative decoding by DFLASH under prefill/decode disaggregation"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
     if speculation is not None and config("attn_dp_size") > 1:  # never tested
@@ -67,6 +69,20 @@ def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]
         yield (
             "custom_logit_processor",
             f"with speculative decoding by {speculation}, which ignores it",
+        )
+
+
+def early_processors(config: Callable[[str], Any]) -> Iterator[str]:
+    """Server modes that run custom logit processors elsewhere than plain decoding does.
+
+    Args:
+        config: as in `unsupported_modes`.
+    """
+    speculation = config("speculative_algorithm")
+    if speculation in RUNS_PROCESSORS:
+        yield (
+            f"beside a penalty with speculative decoding by {speculation}, which runs it before "
+            "the grammar's mask and shows it no draft"
         )
 
 

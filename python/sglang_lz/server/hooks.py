@@ -39,6 +39,10 @@ HOOKS = MappingProxyType(
             "forbid_nodes",
             "accept_step",
         ),
+        (
+            "sglang.srt.speculative.dflash_worker_v2",
+            "DFlashWorkerV2.forward_batch_generation",
+        ): ("verify_block", "forbid_nodes", "accept_block"),
         ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): (
             "before_finish",
             "after_step",

@@ -24,7 +24,7 @@ def record_digests(sampling: ModuleType) -> None:
         return
     import torch
 
-    apply_step, verify_step = sampling.apply_step, sampling.verify_step
+    apply_step = sampling.apply_step
 
     def note(hook: str, step: Any, request_rows: torch.Tensor, logits: torch.Tensor) -> None:
         if step is None:
@@ -40,12 +40,17 @@ def record_digests(sampling: ModuleType) -> None:
         step = getattr(forward_batch, "lz_step", None)
         note("apply", step, forward_batch.req_pool_indices, logits)
 
-    def noted_verify(trees: Any, batch: Any, logits: torch.Tensor, grammar_mask: Any) -> Any:
-        verified = verify_step(trees, batch, logits, grammar_mask)
-        note("verify", verified and verified.plan, batch.req_pool_indices, logits)
-        return verified
+    def noting(verify: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_verify(drafts: Any, batch: Any, logits: torch.Tensor, grammar_mask: Any) -> Any:
+            verified = verify(drafts, batch, logits, grammar_mask)
+            note("verify", verified and verified.plan, batch.req_pool_indices, logits)
+            return verified
 
-    sampling.apply_step, sampling.verify_step = noted_apply, noted_verify
+        return noted_verify
+
+    sampling.apply_step = noted_apply
+    sampling.verify_step = noting(sampling.verify_step)
+    sampling.verify_block = noting(sampling.verify_block)
 
 
 def pad_attention(torch_native: ModuleType) -> None:

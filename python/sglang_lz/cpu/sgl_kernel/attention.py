@@ -4,8 +4,8 @@ Shapes: B requests; H query heads and G key/value heads of width E (values: F); 
 cache; S rows and T columns in `req_to_token` (S, T) int32, the slot of every token of a row.
 
 They are needed for speculative decoding, which upstream supports on a CPU only with AMX. They
-implement everything its backend uses except attention sinks, logit caps, cross-attention,
-bidirectional attention and an 8-bit cache.
+implement everything its backend uses except attention sinks, logit caps, cross-attention, windows
+of bidirectional attention and an 8-bit cache.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
@@ -119,8 +119,8 @@ def extend_attention_cpu(
         encoder_lens: part of the kernel's signature.
         sinks: must be None.
         tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, if N tokens are new for each
-            request; None = each sees those before it.
-        is_causal: must be true.
+            request; None = as `is_causal` says.
+        is_causal: whether a new token sees only those before it, or all of its request's.
 
     Raises:
         NotImplementedError: something else is asked for.
@@ -129,7 +129,7 @@ def extend_attention_cpu(
         logit_cap=logit_cap,
         cross_attention=is_cross_attn,
         sinks=sinks is not None,
-        bidirectional_attention=not is_causal,
+        bidirectional_window=not is_causal and sliding_window > 0,
         scaled_cache=(k_scale, v_scale) != (1.0, 1.0),
     )
     lengths = (req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
@@ -143,7 +143,8 @@ def extend_attention_cpu(
             keys[prefix:] = key[here].reshape(keys[prefix:].shape)
             values[prefix:] = value[here].reshape(values[prefix:].shape)
         if tree_mask is None:
-            tree = torch.ones(new, new, dtype=torch.bool).tril()
+            tree = torch.ones(new, new, dtype=torch.bool)
+            tree = tree.tril() if is_causal else tree
         else:
             tree = tree_mask.view(-1, new, new)[request].bool()
         visible = _visible(tree, prefix, sliding_window)

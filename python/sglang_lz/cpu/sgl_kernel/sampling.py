@@ -193,7 +193,8 @@ def chain_speculative_sampling_triton(
         retrive_index: (B, N) int64, number of every node in the batch.
         retrive_next_token: part of the kernel's signature: a chain needs no links.
         retrive_next_sibling: part of the kernel's signature.
-        uniform_samples: (B, N) float32 in [0, 1), the number for the child of every node.
+        uniform_samples: (B, N) or (B, N - 1) float32 in [0, 1), the number for the child of every
+            node; that of the last is not read.
         uniform_samples_for_final_sampling: (B,) float32 in [0, 1).
         target_probs: (B, N, V) float, distribution of the token after every node.
         draft_probs: (B, N - 1, V) float, distribution that the child of every node is from.
@@ -206,7 +207,7 @@ def chain_speculative_sampling_triton(
     target = target_probs[:, :-1].gather(2, drafted)[:, :, 0]
     draft = draft_probs.gather(2, drafted)[:, :, 0]
     is_drawn = draft > 0  # upstream's kernel takes nothing else for a draft
-    kept = is_drawn & (uniform_samples[:, :-1] * draft < target)
+    kept = is_drawn & (uniform_samples[:, : nodes - 1] * draft < target)
     counts = kept.int().cumprod(1).sum(1).tolist()
     last_probs = torch.empty(batch, target_probs.shape[2], dtype=torch.float64)
     for request, count in enumerate(counts):
