@@ -20,7 +20,16 @@ import numpy as np
 import pytest
 
 from oracle import Penalties, log_softmax, penalised
-from server.client import OFF, Lz, base_rows, generate, penalty_fields, post_ok, request_body
+from server.client import (
+    OFF,
+    Lz,
+    base_rows,
+    generate,
+    penalty_fields,
+    post,
+    post_ok,
+    request_body,
+)
 from server.configurations import CONFIGURATIONS, FORKED, SPECULATION, on
 from server.contract import TOLERANCE, Case, bits
 from server.launch import Server, serving, vocab_size
@@ -105,6 +114,50 @@ def test_greedy_output_is_that_of_plain_decoding(
 
 
 ACCEPTANCE = ("spec_num_correct_drafts", "spec_num_proposed_drafts")
+
+
+WORDS = (
+    "the",
+    "of",
+    "a",
+    "in",
+    "and",
+    "to",
+    "is",
+    "be",
+    "for",
+    "that",
+    "class",
+    "object",
+    "value",
+    "name",
+)
+
+
+@on("ngram", "eagle")
+def test_drafts_fare_as_without_a_penalty_once_memory_has_ended(server: Server) -> None:
+    """Both outputs have a loop that turns the memory on, and then other words, more than it lasts
+    and fewer. A constraint makes every output say them in the same tokens; what follows is free."""
+    rng = random.Random("memory")
+    free = 40
+    for words, is_over in ((600, True), (200, False)):
+        text = "one loop " * 30 + "".join(f"{rng.choice(WORDS)} " for _ in range(words))
+        tokens = post_ok(server, "/v1/tokenize", {"model": "m", "prompt": text})["tokens"]
+        assert (len(tokens) > 60 + 512 + 64) == is_over
+        found = []
+        for lz in (OFF, Lz(0.15, onset=3)):
+            assert post(server, "/flush_cache", {}).ok  # drafts of NGRAM come from earlier outputs
+            constraint = {"regex": f"{text}[a-z ]*", "proper_tokens": True, "ignore_eos": True}
+            body = request_body([5, 6, 7], len(tokens) + free, lz, **constraint)
+            answer = post_ok(
+                server, "/generate", {name: body[name] for name in ("input_ids", "sampling_params")}
+            )
+            meta = answer["meta_info"]
+            found.append((answer["output_ids"], meta["spec_verify_ct"], meta[ACCEPTANCE[0]]))
+        without, with_penalty = found
+        said = len(tokens) - 2  # the last one may go on with what follows
+        assert without[0][:said] == with_penalty[0][:said]
+        assert (without == with_penalty) == is_over
 
 
 def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, int]) -> bool:
