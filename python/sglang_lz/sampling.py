@@ -274,6 +274,9 @@ def verify_step(
     Raises:
         TypeError: the logits have another dtype.
     """
+    plan = _plan_verified(batch)
+    if plan is None:
+        return None
     drafts = DraftTrees(
         batch.req_pool_indices,
         batch.seq_lens,
@@ -282,7 +285,7 @@ def verify_step(
         trees.retrieve_next_sibling,
         trees.max_tree_depth,
     )
-    return _verify(batch, logits, drafts, is_masked=grammar_mask is not None)
+    return plan.penalizer.verify(plan, logits, drafts, is_masked=grammar_mask is not None)
 
 
 def verify_block(
@@ -303,7 +306,8 @@ def verify_block(
     Raises:
         TypeError: the logits have another dtype.
     """
-    if not has_penalty(batch):
+    plan = _plan_verified(batch) if has_penalty(batch) else None
+    if plan is None:
         return None
     assert logits is not None, "logits were not gathered for a batch with a penalty"
     rows, nodes = tokens.shape
@@ -317,7 +321,7 @@ def verify_block(
         torch.full_like(tokens, -1, dtype=torch.int64),
         nodes,
     )
-    return _verify(batch, logits, drafts, is_masked=grammar_mask is not None)
+    return plan.penalizer.verify(plan, logits, drafts, is_masked=grammar_mask is not None)
 
 
 def has_penalty(batch: ScheduleBatch) -> bool:
@@ -391,15 +395,10 @@ def samples_on_cpu() -> bool:
     return find_spec("sglang_lz.cpu") is not None
 
 
-def _verify(
-    batch: ScheduleBatch, logits: Tensor, drafts: DraftTrees, *, is_masked: bool
-) -> VerifiedTrees | None:
-    """Apply the penalty to every node of the trees; None if no row has a penalty."""
+def _plan_verified(batch: ScheduleBatch) -> StepPlan | None:
+    """The plan of a batch that verifies drafts; None if no row has a penalty."""
     penalizer = _penalizer(batch)
-    plan = None if penalizer is None else _plan(penalizer, batch, is_verified=True)
-    if plan is None:
-        return None
-    return plan.penalizer.verify(plan, logits, drafts, is_masked=is_masked)
+    return None if penalizer is None else _plan(penalizer, batch, is_verified=True)
 
 
 def _plan(
