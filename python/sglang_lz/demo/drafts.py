@@ -87,6 +87,20 @@ class Eagle(nn.Module):
         return dict(self.state_dict())
 
 
+def _one_layer_like(of_target: Any) -> dict[str, Any]:
+    """The config of a model of one layer with the sizes of the target."""
+    same = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "eos_token_id"),
+    )
+    return {
+        **{name: getattr(of_target, name) for name in same},
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+    }
+
+
 class Eagle3(nn.Module):
     """One layer on the next token's embedding (H) and the inputs of three target layers (3 H)."""
 
@@ -94,19 +108,7 @@ class Eagle3(nn.Module):
         super().__init__()
         of_target = target.config
         width = of_target.hidden_size
-        config = LlamaConfig(
-            vocab_size=of_target.vocab_size,
-            hidden_size=width,
-            intermediate_size=of_target.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=of_target.num_attention_heads,
-            num_key_value_heads=of_target.num_key_value_heads,
-            max_position_embeddings=of_target.max_position_embeddings,
-            rms_norm_eps=of_target.rms_norm_eps,
-            tie_word_embeddings=False,
-            eos_token_id=of_target.eos_token_id,
-            bos_token_id=None,
-        )
+        config = LlamaConfig(**_one_layer_like(of_target))
         config._attn_implementation = "sdpa"  # causal without a mask
         self.hot = hot
         self.fc = nn.Linear(3 * width, width, bias=False)
@@ -160,18 +162,7 @@ class Dflash(nn.Module):
         self.features = (layers - 3, layers - 2)
         self.mask_token: int = of_target.pad_token_id
         config = Qwen3Config(
-            vocab_size=of_target.vocab_size,
-            hidden_size=width,
-            intermediate_size=of_target.intermediate_size,
-            num_hidden_layers=1,
-            num_attention_heads=of_target.num_attention_heads,
-            num_key_value_heads=of_target.num_key_value_heads,
-            head_dim=width // of_target.num_attention_heads,
-            max_position_embeddings=of_target.max_position_embeddings,
-            rms_norm_eps=of_target.rms_norm_eps,
-            tie_word_embeddings=False,
-            eos_token_id=of_target.eos_token_id,
-            bos_token_id=None,
+            **_one_layer_like(of_target), head_dim=width // of_target.num_attention_heads
         )
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.hidden_norm = Qwen3RMSNorm(width, config.rms_norm_eps)
