@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,17 @@ from sglang_lz.demo import MODEL_PATH
 
 SLOW = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
 TEXT = "aé" + "b" * 60  # each takes longer than the one before
-ENDLESS = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
+TOO_SLOW = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20}c{0,9}"
+"""Its first mask takes about half a second. `{20,300}` in place of `{20}` takes minutes, but the
+abandoned threads of these tests have to end before Python may."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def abandoned_threads_end() -> Iterator[None]:
+    yield
+    for thread in threading.enumerate():
+        if thread.name == matchers._ABANDONED:
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +73,7 @@ def ended(grammar: Any) -> Any:
     req = SimpleNamespace(
         grammar=grammar,
         to_finish=None,
+        bootstrap_room=None,
         output_ids=[5, 6],
         sampling_params=SimpleNamespace(regex="x", json_schema=None),
     )
@@ -85,8 +97,8 @@ def test_a_constraint_that_can_be_read_in_too_many_ways_ends_its_requests(
 
 
 def test_a_call_that_does_not_end_is_abandoned(backend: Any, tokenizer: Any) -> None:
-    """Some calls take minutes, and the first one may. What is left of it uses idle processors."""
-    grammar = backend.dispatch_regex(ENDLESS)
+    """The first call may be slow already. What is left of it uses idle processors."""
+    grammar = backend.dispatch_regex(TOO_SLOW)
     mask = grammar.allocate_vocab_mask(len(tokenizer), 2, "cpu")
     mask.zero_()
     began = time.monotonic()
@@ -148,6 +160,7 @@ def test_a_token_that_was_allowed_and_then_rejected(problem: str, status: int) -
         grammar=SimpleNamespace(),
         to_finish=FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"),
         output_ids=[5, 7],
+        bootstrap_room=None,
         sampling_params=SimpleNamespace(regex=None, json_schema="{}"),
     )
     end_constrained(req, 1)
@@ -163,7 +176,7 @@ def test_slow_calls_share_an_allowance(
     now = [0.0]
     monkeypatch.setattr(matchers, "SEARCHES", Allowance(0.7, 0.5, lambda: now[0]))
     for i in range(12):
-        grammar = backend.dispatch_regex(ENDLESS + str(i))
+        grammar = backend.dispatch_regex(TOO_SLOW + str(i))
         grammar.fill_vocab_mask(grammar.allocate_vocab_mask(len(tokenizer), 1, "cpu"), 0)
         assert ended(grammar) is not None
     assert -1 < matchers.SEARCHES.left() < matchers.MOST_SECONDS
@@ -202,7 +215,7 @@ def allowed(row: torch.Tensor) -> list[int]:
     return np.unpackbits(row.numpy().view(np.uint8), bitorder="little").nonzero()[0].tolist()
 
 
-@pytest.mark.parametrize(("kind", "text"), [("regex", ENDLESS), ("ebnf", "root ::= root")])
+@pytest.mark.parametrize(("kind", "text"), [("regex", TOO_SLOW), ("ebnf", "root ::= root")])
 def test_every_stage_of_a_pipeline_ends_what_has_no_mask(
     backend: Any, pipeline: int, kind: str, text: str
 ) -> None:
@@ -224,6 +237,7 @@ def test_every_stage_of_a_pipeline_ends_what_has_no_mask(
                 "InternalServerError",
             ),
             output_ids=[pipeline],
+            bootstrap_room=None,
             sampling_params=SimpleNamespace(**dict.fromkeys(CONSTRAINTS) | {kind: text}),
         )
         end_constrained(req, 1)
@@ -259,7 +273,7 @@ def test_ranks_end_a_request_together(
     here, slow_there = backend.dispatch_regex("a+b"), backend.dispatch_regex("a+c")
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
     monkeypatch.setattr(matchers, "ORDINARY", 0.0)
-    slow_here = backend.dispatch_regex(ENDLESS)
+    slow_here = backend.dispatch_regex(TOO_SLOW)
     grammars = [None, here, slow_here, None, slow_there]
     mask = here.allocate_vocab_mask(len(tokenizer), 5, "cpu")
     slow_here.fill_vocab_mask(mask, 2)
