@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import psutil
@@ -56,25 +56,29 @@ class Watch:
 
     def __init__(self, url: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._queue: SimpleQueue[Wait | None] = context.SimpleQueue()
-        self._process = context.Process(target=_clients, args=(url, self._queue), daemon=True)
+        # A pipe ends with its process. A queue's lock would be held for ever by one that was
+        # terminated while it wrote.
+        self._pipe, self._end_of_clients = context.Pipe(duplex=False)
+        arguments = (url, self._end_of_clients)
+        self._process = context.Process(target=_clients, args=arguments, daemon=True)
         self.waits: list[Wait] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Watch:
         self._process.start()
+        self._end_of_clients.close()
         self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.join()
-        self._queue.put(None)
         self._reader.join()
 
     def _read(self) -> None:
-        while (wait := self._queue.get()) is not None:
-            self.waits.append(wait)
+        with contextlib.suppress(EOFError), self._pipe:
+            while True:
+                self.waits.append(self._pipe.recv())
 
     def between(self, kind: str, begin: float, end: float) -> list[float]:
         """Seconds of the waits of a kind that ended in a time, and of one that goes on at its end.
@@ -95,13 +99,13 @@ class Watch:
         return any(wait.kind == TOKEN and wait.ok and wait.at > at for wait in self.waits[-500:])
 
 
-def _clients(url: str, queue: SimpleQueue[Wait | None]) -> None:
+def _clients(url: str, pipe: Connection) -> None:
     lock = threading.Lock()
 
     def put(kind: str, began: float, ok: bool = True) -> float:
         now = time.monotonic()
         with lock:
-            queue.put(Wait(kind, now, now - began, ok))
+            pipe.send(Wait(kind, now, now - began, ok))
         return now
 
     body = {"text": "The weather", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}

@@ -79,6 +79,7 @@ class Allowance:
         return self._left
 
 
-SEARCHES = Allowance(0.7, 0.5)
+SEARCHES = Allowance(0.5, 0.02)
 """For how long the constraints of all requests, whichever library computes them, may make a
-scheduler wait beyond what is ordinary: less than a second at once, and half of the time."""
+scheduler wait beyond what is ordinary: half a second, and then a fiftieth of the time, so that
+clients who keep sending slow constraints delay the others by 2 %."""

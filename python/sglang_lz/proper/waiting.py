@@ -22,8 +22,7 @@ class Waiting:
     that take little are waited for.
 
     Args:
-        shared: the allowance for all requests together. They delay the scheduler for at most half
-            of its time, and for less than a second at once.
+        shared: the allowance for all requests together (`threads.SEARCHES`).
     """
 
     def __init__(self, shared: Allowance) -> None:
