@@ -257,7 +257,10 @@ DEAD_ENDS: tuple[dict[str, Any], ...] = (
 )
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "pp2", "dflash")
+@on(
+    *("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "pp2", "dflash"),
+    *("disaggregated", "disaggregated-eagle"),
+)
 def test_a_constraint_that_allows_nothing_ends_its_request(server: Server) -> None:
     """With an error that says so, whatever is sampled and however long the output may be; others
     go on."""

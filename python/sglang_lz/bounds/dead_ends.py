@@ -48,7 +48,7 @@ _WITHOUT_MASK = (
     "must allow some token wherever the output has not ended, and next tokens that are found "
     f"within {MOST_SECONDS} s, got one that does not where this output has come to."
 )
-"""In a pipeline, where only the last stage knows which of them it was."""
+"""If another stage or server had the mask: the last of a pipeline, or the one that prefills."""
 
 
 def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
@@ -109,10 +109,11 @@ def end_constrained(req: Any, new_tokens: int) -> None:
     """
     reason, dead_end = req.to_finish, getattr(req.grammar, "lz_dead_end", None)
     is_slow = getattr(_matcher(req.grammar), "is_slow", False)
-    if _is_refused(reason) and is_slow:
-        _end(req, _WITHOUT_MASK)
-    elif _is_refused(reason):
-        _end(req, _CONTRADICTORY if dead_end is None else _NOTHING)
+    if _is_refused(reason):
+        if is_slow or (dead_end is None and req.bootstrap_room is not None):
+            _end(req, _WITHOUT_MASK)  # with a bootstrap room, another server had the mask
+        else:
+            _end(req, _CONTRADICTORY if dead_end is None else _NOTHING)
     elif dead_end == REACHED and reason is None:
         req.finished_len = max(0, len(req.output_ids) - new_tokens)
         _end(req, _NOTHING)
