@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import pydantic
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import HTTPConnection, Request
@@ -190,6 +191,9 @@ async def serve(handler: Callable[[Request], Awaitable[Response]], request: Requ
         path = getattr(request.scope.get("route"), "path", "")
         if isinstance(error, FieldError) or is_clients(error, samples=_samples(request), path=path):
             return await answer(request, as_refusal(error))
+        raise
+    except RequestValidationError as error:
+        error.endpoint_file = None  # upstream's answer is its text, which would name this path
         raise
     return response
 

@@ -434,3 +434,12 @@ def test_requests_over_grpc_are_held_to_the_same(
         assert wrong.startswith("lz_penalty must be a finite number")
     else:
         assert wrong.startswith("lz_penalty must be left out")
+
+
+def test_no_answer_names_a_path_of_the_server(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    answer = client.post("/generate", json={"input_ids": ["1"]})
+    assert answer.status_code == 400
+    assert "elements must be int or list" in answer.text
+    assert ".py" not in answer.text
