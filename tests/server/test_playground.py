@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from browser import Browser
 from server.configurations import on
 from server.launch import Server, model_path, vocab_size
 from sglang_lz.fields.lz import RECOMMENDED
-from sglang_lz.playground.app import DEMO, EXAMPLES
+from sglang_lz.playground.app import DEMO, EXAMPLES, SESSION
 
 SECONDS = 60
 MARKUP = '<img src="x" onerror="window.broken = 1"><script>window.broken = 1</script>'
@@ -251,6 +255,47 @@ def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_pa
         assert marked(browser, "lz", "turn")
     finally:
         running.stop()
+
+
+def test_one_file_shows_the_session_in_a_frame_of_another_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    file, document = tmp_path / "playground.html", tmp_path / "index.html"
+    subprocess.run(
+        [sys.executable, "-m", "sglang_lz", "playground", "--save", str(file)],
+        check=True,
+        timeout=SECONDS,
+    )
+    document.write_text(
+        "<html><body style='margin: 0'><iframe src='playground.html' width='1200' height='900'"
+        " style='border: 0'></iframe><script>onload = () => document.documentElement.dataset.ready"
+        " = ''</script></body></html>"
+    )
+    browser.resize(1200, 900)
+    browser.messages.clear()
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            browser.open(f"http://127.0.0.1:{server.server_port}/")
+            inside = "document.querySelector('iframe').contentDocument"
+            browser.wait(f"{inside}.querySelector('html[data-ready]')")
+            spans = f"[...{inside}.querySelectorAll('#column-lz .output span')]"
+            session = json.loads(SESSION.read_text())
+            shown = browser.run(f"{spans}.map(span => span.textContent)")
+            assert shown == [token[1] for token in session["columns"]["lz"][1]["tokens"]]
+            browser.run(f"{inside}.getElementById('tab-text').click()")
+            browser.run(f"{inside}.getElementById('own').value = 'a b a b'")
+            browser.run(f"{inside}.getElementById('explain').click()")
+            said = f"{inside}.querySelector('#column-own .problem:not([hidden])')"
+            browser.wait(said)
+            assert "recorded session" in browser.run(f"{said}.textContent")
+            browser.run(f"{inside}.getElementById('tab-compare').click()")
+            complaints = ("Log.entryAdded", "Runtime.exceptionThrown")
+            found = [one for one in browser.messages if one.get("method") in complaints]
+            assert not [one for one in found if "favicon.ico" not in json.dumps(one)]
+        finally:
+            server.shutdown()
 
 
 def test_the_demo_model_is_the_one_of_texts_without_a_server() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +20,7 @@ import oracle
 from bench.harm.penalties import lz_outcomes
 from sglang_lz.fields import lz
 from sglang_lz.fields.lz import LZParams
-from sglang_lz.playground import app, command
+from sglang_lz.playground import app, command, single_file
 from sglang_lz.playground.explain import COLUMNS, MOST_NATS, Explainer, counters, loops_in
 from sglang_lz.playground.upstream import Upstream, pieces
 
@@ -390,3 +394,23 @@ def test_wrong_addresses_are_named() -> None:
         Upstream("ftp://x")
     with pytest.raises(ValueError, match="--host must be one address or name"):
         command.hosts("0.0.0.0", 1)
+
+
+def test_one_file_runs_only_its_own_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the recorded outputs hold."""
+    session = json.loads(app.SESSION.read_text())
+    session["columns"]["lz"][1]["tokens"][0][1] = "</script><script>alert(1)</script><!--"
+    other = tmp_path / "session.json"
+    other.write_text(json.dumps(session))
+    monkeypatch.setattr(single_file, "SESSION", other)
+    page = single_file.single_file()
+    policy = re.findall(r"Content-Security-Policy\" content=\"(.*?)\"", page)[0]
+    (script,) = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    for kind, text in (("script", script), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert page.count("<script") == page.count("</script>") == 2
+    (data,) = re.findall(r'id="recorded">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(data)["api/session"] == session
+    assert not re.search(r"(src|href)=\"(?!data:,|#views)", page.replace(script, ""))

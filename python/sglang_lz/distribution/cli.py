@@ -198,7 +198,10 @@ def _playground(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise DistError(f"playground needs what SGLang needs too ({error}).") from None
     try:
-        command.run(options.server, options.host, options.port, options.record)
+        if options.save is not None:
+            command.save(options.save)
+        else:
+            command.run(options.server, options.host, options.port, options.record)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0
@@ -379,6 +382,12 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=int, default=PLAYGROUND_PORT, help=f"(default: {PLAYGROUND_PORT})"
     )
     page.add_argument("--record", type=Path, metavar="FILE", help="record a session, and end")
+    page.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the page with the recorded session as one HTML file, and end",
+    )
     pages["loops"].add_argument("--json", action="store_true", help="print JSON")
     pages["loops"].add_argument("files", nargs="+", metavar="FILE", help="- for standard input")
     return parser

@@ -27,7 +27,12 @@ const percent = (logprob) => {
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(part of a character)";
 const nats = (value) => (value >= 10 ? value.toFixed(1) : value.toFixed(2));
 
+// The answers in a page that is a single file, which has no server.
+const recorded = $("recorded") && JSON.parse($("recorded").textContent);
+
 async function asked(path, body) {
+  if (recorded && !(path in recorded)) throw new Error(recorded["api/server"].sentence);
+  if (recorded) return { json: () => recorded[path] };
   let response;
   try {
     response = await fetch(path, body === undefined ? {} : {
@@ -401,7 +406,9 @@ async function look() {
     limit();
     return;
   }
-  state.textContent = `${server.sentence} This is a recorded session of the demo model; scripts/serve starts a server, and this page then finds it.`;
+  state.textContent = server.sentence;
+  if (recorded) return;
+  state.textContent += " This is a recorded session of the demo model; scripts/serve starts a server, and this page then finds it.";
   setTimeout(look, 3000);
 }
 
