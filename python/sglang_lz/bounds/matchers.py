@@ -22,11 +22,8 @@ import torch
 from xgrammar import GrammarMatcher
 
 from sglang_lz.bounds.dead_ends import MOST_SECONDS, is_pipeline
-from sglang_lz.bounds.threads import SEARCHES, Stopwatch
+from sglang_lz.bounds.threads import ORDINARY, SEARCHES, Stopwatch
 
-ORDINARY = 0.01
-"""Seconds that every call may take, even if slow calls have used up their allowance. With ordinary
-constraints a call takes about 10 microseconds, and hardly ever this long."""
 MOST_ABANDONED = 64
 """How many abandoned threads there may be. While there are more, new matchers are stopped."""
 

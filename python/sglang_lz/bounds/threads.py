@@ -79,7 +79,8 @@ class Allowance:
         return self._left
 
 
-SEARCHES = Allowance(0.5, 0.02)
+ORDINARY = 0.01
+"""Seconds that the next tokens of a constraint may always take. Usually they take far less."""
+SEARCHES = Allowance(0.5, 0.1)
 """For how long the constraints of all requests, whichever library computes them, may make a
-scheduler wait beyond what is ordinary: half a second, and then a fiftieth of the time, so that
-clients who keep sending slow constraints delay the others by 2 %."""
+scheduler wait beyond what is ordinary: half a second, and then a tenth of the time."""

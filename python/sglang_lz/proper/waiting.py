@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_lz.bounds.threads import Allowance
+from sglang_lz.bounds.threads import ORDINARY, Allowance
 
 PATIENCE = 0.7
 """Seconds that the searches of one request may take while a scheduler waits, besides what its
@@ -18,8 +18,8 @@ class Waiting:
 
     Two times are measured. What the request's own searches take counts against the request, so a
     request with easy constraints never ends because others search for long. What the scheduler
-    waits counts against all requests together. When they have used up their time, only searches
-    that take little are waited for.
+    waits counts against all requests together, unless the search is ordinary. When they have used
+    up their time, only searches that take little are waited for.
 
     Args:
         shared: the allowance for all requests together (`threads.SEARCHES`).
@@ -42,7 +42,8 @@ class Waiting:
     def waited(self, own: float, waited: float) -> None:
         """Record a wait that has ended; the arguments are those of `is_over`."""
         self._left -= own
-        self._shared.spend(waited)
+        if own >= ORDINARY:
+            self._shared.spend(waited)
 
     def got_to(self, length: int) -> None:
         """Record the length of the output; draft tokens that were rolled back count only once."""
