@@ -16,7 +16,6 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from bench.constraints.vocabularies import PATTERNS, SPECIAL, train
+from bench.constraints.vocabularies import PATTERNS, SPECIAL
 from ebnf import rules_json
-from sglang_lz.demo import MODEL_PATH
+from proper_sequences import (
+    ALPHABET,
+    accepts,
+    allowed,
+    encodings,
+    prepared_of,
+    product_of,
+    tokenizer_json,
+)
 from sglang_lz.proper import kept, kernels, merges, nfc, prepared
 from sglang_lz.proper.backend import ProperGrammar
 from sglang_lz.proper.codepoints import SIZE
@@ -34,47 +41,10 @@ from sglang_lz.proper.language import ANY_TEXT, SERIALIZATION, Rules, language_o
 from sglang_lz.proper.product import START, Product, State
 from sglang_lz.proper.tokenizer import Unsupported, read
 
-ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"
-
-
-@cache
-def texts() -> list[str]:
-    """Text of several scripts, with much of what pre-tokenizers tell apart."""
-    rng = random.Random(7)
-    corpus = json.loads((MODEL_PATH / "tokenizer.json").read_text())["model"]["vocab"]
-    words = [word.replace("\u0120", " ") for word in corpus if word.isascii()]
-    return [
-        "".join(
-            rng.choice(words) if rng.random() < 0.7 else rng.choice(ALPHABET) * rng.randint(1, 3)
-            for _ in range(200)
-        )
-        for _ in range(400)
-    ]
-
-
-@cache
-def tokenizer_json(name: str, size: int = 2048) -> str:
-    """A tokenizer trained here with a published pre-tokenizer."""
-    return train(name, size, iter(texts()))
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "proper"))
-
-
-@cache
-def prepared_of(name: str) -> prepared.Prepared:
-    return prepared.Prepared(prepared.prepared_arrays(tokenizer_json(name)))
-
-
-def product_of(name: str, rules: str) -> Product:
-    return Product(prepared_of(name), language_of(Rules(rules_json(rules))))
-
-
-def allowed(product: Product, state: Any) -> list[int]:
-    bits = np.unpackbits(product.mask(state).view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
 
 
 def sequences(product: Product) -> Iterator[tuple[int, ...]]:
@@ -90,17 +60,6 @@ def sequences(product: Product) -> Iterator[tuple[int, ...]]:
             after = product.next(state, token)
             assert after is not None
             stack.append((after, (*before, token)))
-
-
-def encodings(tokenizer: Tokenizer, strings: list[str]) -> set[tuple[int, ...]]:
-    """The sequences that the tokenizer makes of strings and that spell them."""
-    found = tokenizer.encode_batch(strings, add_special_tokens=False)
-    decoded = tokenizer.decode_batch([one.ids for one in found], skip_special_tokens=False)
-    return {
-        tuple(one.ids)
-        for one, text, string in zip(found, decoded, strings, strict=True)
-        if text == string and not any(special in string for special in SPECIAL)
-    }
 
 
 def some(characters: str, most: int) -> list[str]:
@@ -290,20 +249,6 @@ def test_any_text_is_accepted_as_the_tokenizer_spells_it(name: str) -> None:
         assert accepts(product, tokens) == is_proper, (tokens, text)
         proper += is_proper
     assert len(checked) // 3 < proper < len(checked)
-
-
-def accepts(product: Product, tokens: list[int]) -> bool:
-    state = START
-    for token in tokens:
-        is_in_mask = token in allowed(product, state)
-        after = product.next(state, token)
-        if after is None:
-            assert not is_in_mask
-            return False
-        if not is_in_mask:
-            return False
-        state = after
-    return product.may_end(state)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])

@@ -1,0 +1,80 @@
+"""Tokenizers that are trained here, and what their products accept: helpers of tests."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bench.constraints.vocabularies import SPECIAL, train
+from ebnf import rules_json
+from sglang_lz.demo import MODEL_PATH
+from sglang_lz.proper import prepared
+from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.product import START, Product
+
+ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"
+
+
+@cache
+def texts() -> list[str]:
+    """Text of several scripts, with much of what pre-tokenizers tell apart."""
+    rng = random.Random(7)
+    corpus = json.loads((MODEL_PATH / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [word.replace("\u0120", " ") for word in corpus if word.isascii()]
+    return [
+        "".join(
+            rng.choice(words) if rng.random() < 0.7 else rng.choice(ALPHABET) * rng.randint(1, 3)
+            for _ in range(200)
+        )
+        for _ in range(400)
+    ]
+
+
+@cache
+def tokenizer_json(name: str, size: int = 2048) -> str:
+    """A tokenizer trained here with a published pre-tokenizer."""
+    return train(name, size, iter(texts()))
+
+
+@cache
+def prepared_of(name: str) -> prepared.Prepared:
+    return prepared.Prepared(prepared.prepared_arrays(tokenizer_json(name)))
+
+
+def product_of(name: str, rules: str) -> Product:
+    return Product(prepared_of(name), language_of(Rules(rules_json(rules))))
+
+
+def allowed(product: Product, state: Any) -> list[int]:
+    bits = np.unpackbits(product.mask(state).view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def encodings(tokenizer: Tokenizer, strings: list[str]) -> set[tuple[int, ...]]:
+    """The sequences that the tokenizer makes of strings and that spell them."""
+    found = tokenizer.encode_batch(strings, add_special_tokens=False)
+    decoded = tokenizer.decode_batch([one.ids for one in found], skip_special_tokens=False)
+    return {
+        tuple(one.ids)
+        for one, text, string in zip(found, decoded, strings, strict=True)
+        if text == string and not any(special in string for special in SPECIAL)
+    }
+
+
+def accepts(product: Product, tokens: list[int]) -> bool:
+    state = START
+    for token in tokens:
+        is_in_mask = token in allowed(product, state)
+        after = product.next(state, token)
+        if after is None:
+            assert not is_in_mask
+            return False
+        if not is_in_mask:
+            return False
+        state = after
+    return product.may_end(state)
