@@ -233,8 +233,6 @@ def _inexact(
     if found.proper_tokens:
         for reason in (*request_field.unserved_modes(config), *beams):
             yield request_field.FIELD, "false", reason
-        if values.get(request_field.EBNF):
-            yield request_field.FIELD, "false", "with ebnf, which is not regular in general"
     if facts.max_new_tokens != 0:
         for name, reason in ignored_transforms(config):
             if values.get(name):

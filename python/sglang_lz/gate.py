@@ -155,7 +155,7 @@ def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], 
         )
         resolved = resolve(values, facts)
         if resolved.proper_tokens:
-            request_field.check_constraint(values, values, _tokenizer())
+            request_field.check_tokenizer(values, _tokenizer())
         found.append((values, resolved))
     return found
 

@@ -48,6 +48,8 @@ RECURSIVE = {
     "properties": {"next": {"$ref": "#"}},
     "additionalProperties": False,
 }
+ENDLESS = {**RECURSIVE, "required": ["next"]}
+SUM = 'root ::= root "+" term | term\nterm ::= "(" root ")" | [0-9]{1,3}'
 TAG = {
     "type": "structural_tag",
     "format": {
@@ -142,10 +144,22 @@ def constraints(rng: random.Random) -> dict[str, Any]:
             {"regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"},
             {"regex": r"[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8}){0,2}", "lz_penalty": 0.3},
             {"regex": r"(.|\n){0,40}"},
+            {"json_schema": json.dumps(RECURSIVE), "lz_penalty": 0.3, "lz_onset": 3},
+            {"json_schema": '{"type": "object"}', "dry_multiplier": 0.8},
+            {"ebnf": SUM},
             {"structural_tag": json.dumps(TAG), "frequency_penalty": 0.5},
             {"lz_penalty": 1.0, "lz_window_size": 8, "max_new_tokens": 30},
         ]
     )
+
+
+def is_sum(text: str) -> bool:
+    """Whether a text is in the language of `SUM`."""
+    size = -1
+    while len(text) != size:
+        size = len(text)
+        text = re.sub(r"\((N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*\)", "N", text)
+    return re.fullmatch(r"(N|[0-9]{1,3})(\+(N|[0-9]{1,3}))*", text) is not None
 
 
 def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> None:
@@ -166,7 +180,9 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
         text = assert_proper(answer)
         ended += 1
         if "json_schema" in fields:
-            jsonschema.validate(json.loads(text), SCHEMA)
+            jsonschema.validate(json.loads(text), json.loads(fields["json_schema"]))
+        elif "ebnf" in fields:
+            assert is_sum(text), text
         elif "regex" in fields:
             assert re.fullmatch(fields["regex"], text), text
         elif "structural_tag" in fields:
@@ -190,6 +206,39 @@ def test_a_string_of_bounded_length_is_json(server: Server) -> None:
     }
     answer = post_ok(server, "/generate", {"text": "Say", "sampling_params": fields})
     assert 2 <= len(json.loads(assert_proper(answer))) <= 4
+
+
+@on("overlap")
+def test_recursive_constraints(server: Server) -> None:
+    """Many outputs at once: each that ends is proper, and what its constraint allows."""
+    ended = 0
+    for constraint in (
+        {"response_format": {"type": "json_object"}},
+        {"json_schema": json.dumps(RECURSIVE)},
+        {"ebnf": SUM},
+    ):
+        bias = {str(encode(text)[0]): 8.0 for text in ("}", '"', ")")}  # so that most of them end
+        fields = {"temperature": 1.0, "logit_bias": bias, **PROPER}
+        if "response_format" in constraint:
+            body = {"model": "x", "messages": [{"role": "user", "content": "JSON"}], "n": 16}
+            body |= {"max_tokens": 120, **constraint, **fields}
+            answer = post_ok(server, "/v1/chat/completions", body)
+            for choice in answer["choices"]:
+                if choice["finish_reason"] == "stop":
+                    assert isinstance(json.loads(choice["message"]["content"]), dict)
+                    ended += 1
+            continue
+        fields |= {"n": 32, "max_new_tokens": 120, "ignore_eos": False, **constraint}
+        for answer in post_ok(server, "/generate", {"text": "Say", "sampling_params": fields}):
+            if answer["meta_info"]["finish_reason"]["type"] != "stop":
+                continue
+            text = assert_proper(answer)
+            ended += 1
+            if "ebnf" in constraint:
+                assert is_sum(text), text
+            else:
+                jsonschema.validate(json.loads(text), RECURSIVE)
+    assert ended > 20
 
 
 @on("overlap")
@@ -252,9 +301,9 @@ def test_each_endpoint_takes_the_field(server: Server, endpoint: Endpoint, strea
 
 DEEP = '{"type": "object", "properties": {"a": ' * 400 + '{"type": "string"}' + "}}" * 400
 REFUSED = {
-    "recursive": ({"json_schema": json.dumps(RECURSIVE)}, "recursive"),
-    "any object": ({"json_schema": '{"type": "object"}'}, "recursive"),
-    "ebnf": ({"ebnf": 'root ::= "a"'}, "ebnf"),
+    "lookahead": ({"ebnf": 'root ::= x "c"\nx ::= "a" (="c")'}, "lookahead"),
+    "broken ebnf": ({"ebnf": "root ::= ("}, "cannot be read"),
+    "pattern": ({"json_schema": '{"type": "string", "pattern": "^.*x$"}'}, "patterns of a JSON"),
     "broken regex": ({"regex": "(a"}, "cannot be read"),
     "broken schema": ({"json_schema": "{"}, "cannot be read"),
     "not text": ({"regex": "a\0b"}, "NUL"),
@@ -304,6 +353,23 @@ def test_what_cannot_be_exact_is_refused(server: Server, case: str, stream: bool
         answer = post(server, path, body)
         assert answer.status_code == 400, (path, answer.text)
         assert reason in answer.text, answer.text
+
+
+@on("overlap")
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ebnf": 'root ::= x root "a" | "b"\nx ::= "" | "(" x ")"'}, "at its beginning"),
+        ({"json_schema": json.dumps(ENDLESS)}, "it allows no text"),
+    ],
+    ids=["left recursion", "endless"],
+)
+def test_what_the_compilation_finds_is_refused(
+    server: Server, fields: dict[str, Any], reason: str
+) -> None:
+    answer = post(server, "/generate", {"text": "a", "sampling_params": {**fields, **PROPER}})
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.text
 
 
 @on("overlap", "ngram", "eagle-tree")

@@ -62,7 +62,7 @@ WRONG: tuple[tuple[Json, str], ...] = (
     ({"penalty_last_n": 1.5}, "penalty_last_n must be an integer"),
     ({"frequency_penalty": 2.5}, "frequency_penalty must be a finite number in [-2, 2]"),
     ({"proper_tokens": "yes"}, "proper_tokens must be true or false"),
-    ({"proper_tokens": True, "ebnf": 'root ::= "a"'}, "proper_tokens must be false with"),
+    ({"proper_tokens": True, "ebnf": "root ::= ("}, "proper_tokens must be false with"),
     ({"proper_tokens": True, "regex": "(a"}, "proper_tokens must be false with"),
     ({"lz_penalty": 0.5, "beam_width": 2}, "lz_penalty must be 0 with beam search"),
 )

@@ -305,6 +305,10 @@ class ProperTokens:
         key = (kind, text)
         with self._lock:
             future = self._products.get(key)
+            if future is not None and _is_worn(future):
+                # Those that use it keep it, and it still counts.
+                self._products[f"{kind} {id(future)}", text] = self._products.pop(key)
+                future = None
             is_first = future is None
             if future is None:
                 future = self._products[key] = Future()
@@ -327,7 +331,7 @@ class ProperTokens:
         """Whether the constraint is compiled already, so that `dispatch` returns quickly."""
         with self._lock:
             future = self._products.get((kind.removeprefix(PREFIX), text))
-        return future is not None and future.done()
+        return future is not None and future.done() and not _is_worn(future)
 
     def _build(self, key: tuple[str, str], future: Future[Product]) -> None:
         """Build the product of a constraint for everyone waiting for it."""
@@ -396,6 +400,11 @@ class ProperTokens:
                 self._timer = threading.Timer(TIDY, self._tidy)
                 self._timer.daemon = True
                 self._timer.start()
+
+
+def _is_worn(future: Future[Product]) -> bool:
+    """Whether a product is finished and has little room left (`Product.is_worn`)."""
+    return future.done() and future.exception() is None and future.result().is_worn
 
 
 def tokenizer_text(tokenizer: Any) -> str:

@@ -50,7 +50,7 @@ class Compiler:
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, rules: str) -> None:
-        """Check whether rules in XGrammar's JSON may describe a regular language.
+        """Check whether rules in XGrammar's JSON can be read.
 
         Raises:
             Unsupported: they do not, or need too much time or memory.

@@ -10,12 +10,13 @@ count each time a field of a tuple is accessed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_lz.compiled import compiled, unlocked
+from sglang_lz.proper.language import FAR
 from sglang_lz.proper.merges import NEVER as UNMERGED
 from sglang_lz.proper.merges import MergeRelation, merge_rank, stay_apart
 from sglang_lz.proper.nfc import STARTS
@@ -38,11 +39,65 @@ HINTS, HINTED = 4096, 8
 """How many texts have hints, and how many hints each of them has."""
 LONGEST = 512
 """Bytes of the longest token."""
+MOST_ITEMS = 1024
+"""The most items of a configuration."""
+MOST_CONFIGURATIONS = 1 << 17
+"""The most configurations of a constraint, and the most stacks."""
+CONFIGURATION_BYTES = 20 << 20
+"""The most memory for the rows of the table of configurations."""
 _SPREAD, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 15, 12, 11, 2, 13
+LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 12, 11, 2, 13
+UNEXPLORED = -2
+"""Stands in a table for a configuration that was not needed yet."""
+STACKS, CONFIGURATIONS, ITEMS, CROWDED = 0, 1, 2, 3
+"""Places in `Pushdown.used`."""
 BYTE, DEPTH, SKIP, TOKEN = 0, 1, 2, 3
 LENGTH = 256
 IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER = 0, 1, 2, 3, 4
+
+
+class Pushdown(NamedTuple):
+    """A pushdown automaton, and its configurations as far as they were needed.
+
+    A configuration is what can be known after some characters: a set of items, each of a state of
+    `language.Language` and a stack. A stack is a number; it holds the state to return to and the
+    stack below. 0 is the empty stack. The configurations are the states of the language in
+    `Tables`, whose arrays have room for them. Only searches that hold the product's lock add
+    configurations. They write an entry of the table last, so that other threads can read it.
+
+    Attributes:
+        table, ends, distance: as in `language.Language`; `can`: as in `Tables`, by its states.
+        reads: [states] bool: whether a state reads any character.
+        call_begin: [states + 1] int32: where each state's calls begin in `calls`; `calls`: [n, 2]
+            int32, the rule's initial state, and the state behind the call or -1.
+        stacks: [room, 4] int32: return, stack below, depth, and distance to the end.
+        stack_slots: [a power of two] int32: an open-addressing hash table of stacks plus one.
+        items: [room] int64: the items of each configuration in ascending order, packed; `begin`:
+            [room + 1] int64, where those of each configuration begin.
+        slots: [a power of two] int32: as `stack_slots`, of configurations.
+        depth: [room] int32: the depth of the highest stack of each configuration.
+        found: [MOST_ITEMS] int64: room for a configuration under way.
+        used: [4] int64: how many stacks, configurations and items there are, and whether there was
+            no room for one.
+        work: `Memo.work`.
+    """
+
+    table: npt.NDArray[np.int32]
+    can: npt.NDArray[np.uint64]
+    ends: npt.NDArray[np.bool_]
+    distance: npt.NDArray[np.int32]
+    reads: npt.NDArray[np.bool_]
+    call_begin: npt.NDArray[np.int32]
+    calls: npt.NDArray[np.int32]
+    stacks: npt.NDArray[np.int32]
+    stack_slots: npt.NDArray[np.int32]
+    items: npt.NDArray[np.int64]
+    begin: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    depth: npt.NDArray[np.int32]
+    found: npt.NDArray[np.int64]
+    used: npt.NDArray[np.int64]
+    work: npt.NDArray[np.int64]
 
 
 class Tables(NamedTuple):
@@ -69,7 +124,9 @@ class Tables(NamedTuple):
         reach, can: the classes that the unfinished character may still have, by node, and those
             that the language accepts, by state.
         takes: [states, flags, words] uint64: the classes that the pre-tokenizer accepts.
-        language, accepts, distance: the language's automaton.
+        language, accepts, distance: the language's automaton; `UNEXPLORED` where a configuration is
+            not known yet.
+        pushdown: what makes further states of the language.
         characters: [classes, 5] int32: the class in the language, the class in the pre-tokenizer,
             and the three properties in `nfc.Normalization`.
         spelling: [classes, 5] int32: the number of bytes and the bytes of each character that
@@ -106,6 +163,7 @@ class Tables(NamedTuple):
     samples: npt.NDArray[np.int32]
     leading: npt.NDArray[np.int64]
     made_by: npt.NDArray[np.int64]
+    pushdown: Pushdown
 
 
 class Memo(NamedTuple):
@@ -153,6 +211,71 @@ def grown(memo: Memo) -> Memo:
     larger = new_memo(2 * len(memo.text), memo.work)._replace(hinted=memo.hinted, hints=memo.hints)
     _copy(memo, larger)
     return larger
+
+
+def no_pushdown() -> Pushdown:
+    """What takes the place of a pushdown automaton where the language is regular."""
+    return Pushdown(
+        table=np.zeros((1, 1), np.int32),
+        can=np.zeros((1, 1), np.uint64),
+        ends=np.zeros(1, bool),
+        distance=np.zeros(1, np.int32),
+        reads=np.zeros(1, bool),
+        call_begin=np.zeros(2, np.int32),
+        calls=np.zeros((0, 2), np.int32),
+        **_room(0, 0, 0, np.zeros(3, np.int64)),
+    )
+
+
+def _room(
+    configurations: int, items: int, stacks: int, work: npt.NDArray[np.int64]
+) -> dict[str, npt.NDArray[Any]]:
+    """The empty arrays of a `Pushdown`. They take no memory before they are written."""
+    return {
+        "stacks": np.zeros((stacks, 4), np.int32),
+        "stack_slots": np.zeros(1 << (2 * stacks).bit_length(), np.int32),
+        "items": np.empty(items, np.int64),
+        "begin": np.zeros(configurations + 1, np.int64),
+        "slots": np.zeros(1 << (2 * configurations).bit_length(), np.int32),
+        "depth": np.empty(configurations, np.int32),
+        "found": np.zeros(MOST_ITEMS, np.int64),
+        "used": np.array([1, 0, 0, 0]),  # the empty stack
+        "work": work,
+    }
+
+
+def with_pushdown(
+    tables: Tables, calls: npt.NDArray[np.int32], work: npt.NDArray[np.int64]
+) -> Tables:
+    """Tables whose states of the language are the configurations of a pushdown automaton.
+
+    Args:
+        tables: the tables, with the automata of the rules in place of the language's.
+        calls: `language.Language.calls`.
+        work: `Memo.work`.
+    """
+    size = len(tables.language)
+    row = tables.language[0].nbytes + tables.can[0].nbytes
+    room = min(CONFIGURATION_BYTES // row, MOST_CONFIGURATIONS)
+    pushdown = Pushdown(
+        table=tables.language,
+        can=tables.can,
+        ends=tables.accepts,
+        distance=tables.distance,
+        reads=np.any(tables.language >= 0, axis=1, keepdims=True)[:, 0],
+        call_begin=np.searchsorted(calls[:, 0], np.arange(size + 1)).astype(np.int32),
+        calls=np.ascontiguousarray(calls[:, 1:]),
+        **_room(room, 8 * MOST_CONFIGURATIONS, MOST_CONFIGURATIONS, work),
+    )
+    tables = tables._replace(
+        language=np.empty((room, tables.language.shape[1]), np.int32),
+        can=np.empty((room, tables.can.shape[1]), np.uint64),
+        accepts=np.zeros(room, bool),
+        distance=np.empty(room, np.int32),
+        pushdown=pushdown,
+    )
+    begin_pushdown(tables)
+    return tables
 
 
 @compiled
@@ -256,6 +379,157 @@ def without_added(text: int) -> int:
 
 
 @compiled
+def _pushed(pushdown, back, below):
+    """The stack with a state put on another stack; -1 if there is no room for it."""
+    stacks, slots, used = pushdown.stacks, pushdown.stack_slots, pushdown.used
+    mask = len(slots) - 1
+    at = np.uint64(back) * _SPREAD + np.uint64(below) * _OTHER
+    i = np.int64((at ^ (at >> np.uint64(31))) & np.uint64(mask))
+    while slots[i]:
+        k = slots[i] - 1
+        if stacks[k, 0] == back and stacks[k, 1] == below:
+            return np.int64(k)
+        i = (i + 1) & mask
+    n = used[STACKS]
+    if n == len(stacks):
+        used[CROWDED] = 1
+        return np.int64(-1)
+    stacks[n, 0], stacks[n, 1] = back, below
+    stacks[n, 2] = stacks[below, 2] + 1
+    stacks[n, 3] = min(stacks[below, 3] + np.int64(pushdown.distance[back]), np.int64(FAR))
+    slots[i] = n + 1
+    used[STACKS] = n + 1
+    return np.int64(n)
+
+
+@compiled
+def _with(found, n, state, stack):
+    """Add an item to a set of n items; return how many it has then, or -1 if it has no room."""
+    item = (np.int64(state) << 32) | stack
+    for i in range(n):
+        if found[i] == item:
+            return n
+    if n == len(found):
+        return -1
+    found[n] = item
+    return n + 1
+
+
+@compiled
+def _configuration(tables, n):
+    """The configuration of the first n items in `found` and all that they lead to without reading.
+
+    Returns its number, or -1 if there is no room for it.
+    """
+    pushdown = tables.pushdown
+    found, used, work = pushdown.found, pushdown.used, pushdown.work
+    ends, reads, stacks = pushdown.ends, pushdown.reads, pushdown.stacks
+    call_begin, calls = pushdown.call_begin, pushdown.calls
+    i = 0
+    while 0 <= i < n:
+        state, stack = found[i] >> 32, found[i] & 0xFFFFFFFF
+        if ends[state] and stack:
+            n = _with(found, n, stacks[stack, 0], stacks[stack, 1])
+        for j in range(call_begin[state], call_begin[state + 1]):
+            above = stack
+            if calls[j, 1] >= 0:
+                above = _pushed(pushdown, np.int64(calls[j, 1]), stack)
+            n = _with(found, n, calls[j, 0], above) if n >= 0 and above >= 0 else -1
+        i += 1
+    if n < 0:
+        used[CROWDED] = 1
+        return np.int64(-1)
+    _is_spent(work, n + n * n // 64)
+    kept = 0
+    for i in range(n):
+        state, stack = found[i] >> 32, found[i] & 0xFFFFFFFF
+        if reads[state] or (ends[state] and stack == 0):
+            found[kept] = found[i]
+            kept += 1
+    items = np.sort(found[:kept])
+    at = np.uint64(kept)
+    for i in range(kept):
+        at = (at ^ np.uint64(items[i])) * _SPREAD
+        at ^= at >> np.uint64(29)
+    slots, begin, pool = pushdown.slots, pushdown.begin, pushdown.items
+    mask = len(slots) - 1
+    slot = np.int64(at & np.uint64(mask))
+    while slots[slot]:
+        k = np.int64(slots[slot] - 1)
+        if begin[k + 1] - begin[k] == kept:
+            is_same = True
+            for i in range(kept):
+                is_same = is_same and pool[begin[k] + i] == items[i]
+            if is_same:
+                return k
+        slot = (slot + 1) & mask
+    k = used[CONFIGURATIONS]
+    if k == len(pushdown.depth) or begin[k] + kept > len(pool):
+        used[CROWDED] = 1
+        return np.int64(-1)
+    _describe(tables, k, items)
+    begin[k + 1] = begin[k] + kept
+    pool[begin[k] : begin[k + 1]] = items
+    used[ITEMS] += kept
+    used[CONFIGURATIONS] = k + 1
+    slots[slot] = k + 1
+    return k
+
+
+@compiled
+def _describe(tables, k, items):
+    """Fill in what `Tables` holds about a configuration, given its items."""
+    pushdown = tables.pushdown
+    row, can, stacks = tables.language[k], tables.can[k], pushdown.stacks
+    row[:] = -1
+    can[:] = 0
+    distance, depth, accepts = np.int64(FAR), 0, False
+    for i in range(len(items)):
+        state, stack = items[i] >> 32, items[i] & 0xFFFFFFFF
+        can |= pushdown.can[state]
+        for c in range(len(row)):
+            if pushdown.table[state, c] >= 0:
+                row[c] = UNEXPLORED
+        distance = min(distance, np.int64(pushdown.distance[state]) + stacks[stack, 3])
+        depth = max(depth, stacks[stack, 2])
+        accepts |= pushdown.ends[state] and stack == 0
+    tables.distance[k], tables.accepts[k], pushdown.depth[k] = distance, accepts, depth
+
+
+@compiled
+def begin_pushdown(tables):
+    """Make the first configuration."""
+    pushdown = tables.pushdown
+    pushdown.found[0] = 0
+    _configuration(tables, 1)
+
+
+@compiled
+def _explored(tables, language, c):
+    """The configuration after a class of characters; -1 if there is none, or no room for it."""
+    pushdown = tables.pushdown
+    found, begin, table, items = pushdown.found, pushdown.begin, pushdown.table, pushdown.items
+    if pushdown.used[CROWDED]:
+        return np.int32(-1)
+    n = 0
+    for i in range(begin[language], begin[language + 1]):
+        after = table[items[i] >> 32, c]
+        if after >= 0 and n >= 0:
+            n = _with(found, n, after, items[i] & 0xFFFFFFFF)
+    k = _configuration(tables, n)
+    if k >= 0:
+        tables.language[language, c] = k
+    return np.int32(k)
+
+
+@compiled
+def _taken(tables, language, c):
+    """The state of the language after a class of characters; -1 if there is none."""
+    after = tables.language[language, c]
+    return _explored(tables, language, c) if after == UNEXPLORED else after
+
+
+@compiled
 def _ends(accepts, ends, text):
     language, pretoken, node, _, _ = unpacked(text)
     return node == 0 and accepts[language] and ends[pretoken]
@@ -268,7 +542,9 @@ def may_end(tables, text):
 
 
 @compiled
-def _read(goto, decoder, can, reach, states, characters, changes, language, node, added, nfc, byte):
+def _read(
+    tables, goto, decoder, can, reach, states, characters, changes, language, node, added, nfc, byte
+):
     """The parts of the state after a byte that do not depend on cuts.
 
     Also returns the class of the character that the byte completes, or -1. A negative state of the
@@ -287,8 +563,13 @@ def _read(goto, decoder, can, reach, states, characters, changes, language, node
         return -1, 0, 0, 0, -1
     c = -2 - entry
     nfc = _compose(characters, changes, nfc, c)
-    language = states[language, characters[c, IN_LANGUAGE]] if nfc >= 0 else -1
-    return language, 0, added, nfc, c
+    if nfc < 0:
+        return -1, 0, added, nfc, c
+    k = characters[c, IN_LANGUAGE]
+    after = states[language, k]
+    if after == UNEXPLORED:
+        after = _explored(tables, language, k)
+    return after, 0, added, nfc, c
 
 
 @compiled
@@ -338,7 +619,7 @@ def _run(tables, text, nfc, token, cut):
     language, pretoken, node, flag, added = unpacked(text)
     for i in range(tables.begin[token], tables.begin[token + 1]):
         language, after, added, nfc, c = _read(
-            goto, decoder, can, reach, states, characters, changes,
+            tables, goto, decoder, can, reach, states, characters, changes,
             language, node, added, nfc, content[i],
         )  # fmt: skip
         if language < 0:
@@ -356,7 +637,7 @@ def _run(tables, text, nfc, token, cut):
 def _run_added(tables, text, nfc, token):
     """The text and the state of NFC after an added token; a negative text means none."""
     goto, decoder, content = tables.goto, tables.decoder, tables.content
-    states, characters, changes = tables.language, tables.characters, tables.changes
+    characters, changes = tables.characters, tables.changes
     language, pretoken, node, _, added = unpacked(text)
     if node or not tables.may_end[pretoken]:
         return np.int64(-1), np.int64(0)
@@ -373,7 +654,7 @@ def _run_added(tables, text, nfc, token):
             continue
         if not is_raw:
             nfc = _compose(characters, changes, nfc, -2 - entry)
-        language = states[language, characters[-2 - entry, IN_LANGUAGE]]
+        language = np.int64(_taken(tables, language, characters[-2 - entry, IN_LANGUAGE]))
         if nfc < 0 or language < 0:
             return np.int64(-1), np.int64(0)
         node = 0
@@ -419,7 +700,7 @@ def walk(tables, trie, text, nfc):
         d = trie[i, DEPTH]
         node = path[d - 1, 1]
         language, after, added, after_nfc, c = _read(
-            goto, decoder, can, reach, states, characters, changes,
+            tables, goto, decoder, can, reach, states, characters, changes,
             path[d - 1, 0], node, path[d - 1, 2], path[d - 1, 3], trie[i, BYTE],
         )  # fmt: skip
         if language < 0:
@@ -558,11 +839,14 @@ def _walk_language(tables, language):
         after = path[d - 1, 0]
         node = np.int32(0)
         if trie[i, BYTE] < 128:  # most bytes are ASCII, and this avoids the decoder
-            after = states[after, ascii[trie[i, BYTE]]]
+            before, k = after, ascii[trie[i, BYTE]]
+            after = states[before, k]
+            if after == UNEXPLORED:
+                after = _explored(tables, before, k)
         else:
             entry = decoder[path[d - 1, 1], trie[i, BYTE]]
             if entry < -1:
-                after = states[after, classes[-2 - entry]]
+                after = _taken(tables, after, classes[-2 - entry])
             else:
                 node = entry
                 may = False
@@ -645,7 +929,7 @@ def _next_character(tables, text, nfc, i):
                 return after, after_nfc, i
         return np.int64(-1), np.int64(0), i
     characters, changes, spelling = tables.characters, tables.changes, tables.spelling
-    states, distance, pretokens = tables.language, tables.distance, tables.pretokens
+    distance, pretokens = tables.distance, tables.pretokens
     goto, tokens, leading = tables.goto, tables.added, tables.leading
     cut = BROKEN if flag == BROKEN else APART
     n, n_tokens = len(leading), len(tokens)
@@ -659,7 +943,7 @@ def _next_character(tables, text, nfc, i):
                 return after, after_nfc, i
             continue
         c = leading[k]
-        after = states[language, characters[c, IN_LANGUAGE]]
+        after = _taken(tables, language, characters[c, IN_LANGUAGE])
         if after < 0 or (distance[after] < distance[language]) != is_near:
             continue
         after_pretoken = pretokens[pretoken, characters[c, IN_PRETOKENIZER], cut]
@@ -829,7 +1113,7 @@ def _remaining(tables, text, recent):
         recent: [256, 2] int64: recent results, by state of the language and unfinished character.
     """
     language, _, node, _, _ = unpacked(text)
-    states, distance = tables.language, tables.distance
+    distance = tables.distance
     if node == 0:
         return np.int64(4 * distance[language])
     key = (language << NODE_BITS) | node
@@ -841,7 +1125,9 @@ def _remaining(tables, text, recent):
     for c in range(len(characters)):
         w, bit = c >> 6, np.uint64(1) << np.uint64(c & 63)
         if can[language, w] & reach[node, w] & bit:
-            nearest = min(nearest, np.int64(distance[states[language, characters[c, IN_LANGUAGE]]]))
+            after = _taken(tables, language, characters[c, IN_LANGUAGE])
+            if after >= 0:
+                nearest = min(nearest, np.int64(distance[after]))
     recent[at, 0], recent[at, 1] = key, 4 * nearest + 2
     return recent[at, 1]
 
@@ -881,8 +1167,11 @@ def _tokens_behind(tables, text, nfc, is_short):
 
 @compiled
 def _spelled(tables, memo, text, nfc):
-    """The token to try first, in the format of `_tokens_behind`, or nothing. It is the first token
-    in the spelling of the nearest end."""
+    """The tokens to try first, in the format of `_tokens_behind`, if there are any.
+
+    Between characters, this is the first token in the spelling of the nearest end; within one, the
+    bytes that may come next.
+    """
     relation, samples, leading = tables.relation, tables.samples, tables.leading
     made_by, byte_ids = tables.made_by, tables.byte_ids
     none = np.empty((0, 3), np.int64)
@@ -890,7 +1179,13 @@ def _spelled(tables, memo, text, nfc):
     n = 0
     ahead, ahead_nfc = np.int64(text), np.int64(nfc)
     if unpacked(text)[2]:
-        return none
+        bytes_behind = np.empty((64, 3), np.int64)
+        for token in byte_ids[0x80:0xC0]:
+            after, after_nfc = _run(tables, text, nfc, token, APART)
+            if after >= 0:
+                bytes_behind[n, 0], bytes_behind[n, 1], bytes_behind[n, 2] = token, after, after_nfc
+                n += 1
+        return bytes_behind[:n].copy()
     for _ in range(AHEAD):
         i = 0
         while i < len(leading):

@@ -1,9 +1,12 @@
-"""The language of a regex, JSON schema or structural tag, as an automaton over characters.
+"""The language of a constraint, as an automaton over characters.
 
 XGrammar, the library behind upstream's default backend, turns each of them into rules, so a
 constraint allows the same texts with and without proper tokens. The rules become a Thompson NFA,
 and its reachable subsets become the states of the automaton. A rule that calls itself at its end is
-a loop. A rule that calls itself elsewhere is not regular in general, and is refused.
+a loop. A rule that calls itself elsewhere is recursive and becomes an automaton of its own, where
+calls are read like characters. They are told apart at the end (`Language.calls`). The result is a
+pushdown automaton, whose stack holds the states at which to go on. A rule that calls itself at its
+beginning is a loop behind its end, because A = A x | y is y x x ...
 
 A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
 therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.
@@ -12,6 +15,7 @@ The bounds keep every constraint below about two seconds and 100 MB.
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -41,22 +45,32 @@ LAST = SIZE - 1
 
 
 class Language(NamedTuple):
-    """A deterministic automaton over characters. Every state can reach an accepting state.
+    """An automaton over characters. From every state, an accepting state can be reached.
+
+    Without calls, it is deterministic. With calls, it is a pushdown automaton: a call of a rule
+    puts a state on the stack and goes on at the rule's start, and an accepting state may go on at
+    the state on top of the stack. No endless row of calls comes without a character.
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
         table: [states, classes] int32: the next state by state and class; -1 if there is none.
             State 0 is the initial state.
         accepts: [states] bool: whether a state is accepting.
-        distance: [states] int32: the number of characters to the nearest accepting state.
+        distance: [states] int32: the number of characters to the nearest accepting state, including
+            those of called rules; at most `FAR`.
+        calls: [n, 3] int32, sorted: the states that may call a rule, the rule's initial state, and
+            the state behind the call, or -1 if that would only return as well.
     """
 
     classes: npt.NDArray[np.int32]
     table: npt.NDArray[np.int32]
     accepts: npt.NDArray[np.bool_]
     distance: npt.NDArray[np.int32]
+    calls: npt.NDArray[np.int32] = np.zeros((0, 3), np.int32)
 
 
+FAR = 1 << 28
+"""The greatest distance that is told apart."""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of code points as inclusive ranges."""
 
@@ -118,21 +132,19 @@ class Rules:
 
     Places are numbered. `reads` holds, for each place, the sets of characters that it reads and the
     place that each set leads to. `also` holds the places that it leads to without reading. Place 0
-    accepts.
+    accepts. `starts` holds the first places of the recursive rules; a call of the i-th is read like
+    the character `SIZE + i`.
 
     Raises:
-        Unsupported: they are recursive, too large, of another version of XGrammar, or contain
+        Unsupported: they are too large, of another version of XGrammar, or contain
             something that is not text.
     """
 
     def __init__(self, text: str) -> None:
         _Budget(MOST_RULES, "characters of rules").spend(len(text))
         self._steps = _Budget(MOST_STEPS, "steps to build")
-        self._places = _Budget(MOST_PLACES, "places")
-        self.reads: list[Sequence[tuple[Ranges, int]]] = [()]
-        self.also: list[Sequence[int]] = [()]
-        self._calls: dict[tuple[int, int], int] = {}
         self._active: set[int] = set()
+        self._recursive: dict[int, int] = {}
         grammar = json.loads(text)
         version = grammar.get("__VERSION__")
         if version != SERIALIZATION:
@@ -144,10 +156,25 @@ class Rules:
         self._data: list[int] = grammar["grammar_expr_data"]
         self._begins: list[int] = grammar["grammar_expr_indptr"]
         try:
-            self.start = self._call(grammar["root_rule_id"], 0)
+            self._build_all(grammar["root_rule_id"])
+            if self._recursive:  # again without the copies made before it was known
+                self._build_all(grammar["root_rule_id"])
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
-        del self._rules, self._data, self._begins, self._calls, self._active
+        del self._rules, self._data, self._begins, self._calls, self._active, self._recursive
+
+    def _build_all(self, root: int) -> None:
+        self._places = _Budget(MOST_PLACES, "places")
+        self.reads: list[Sequence[tuple[Ranges, int]]] = [()]
+        self.also: list[Sequence[int]] = [()]
+        self.names: list[str] = []
+        self.starts: list[int] = []
+        self._calls: dict[tuple[int, int], int] = {}
+        self.start = self._call(root, 0)
+        while len(self.starts) < len(self._recursive):  # which grows meanwhile
+            rule = list(self._recursive)[len(self.starts)]
+            self.names.append(self._rules[rule][0])
+            self.starts.append(self._own(rule))
 
     def _place(self, reads: Sequence[tuple[Ranges, int]] = (), also: Sequence[int] = ()) -> int:
         self._places.spend()
@@ -159,20 +186,54 @@ class Rules:
         """The first place of a rule that continues at the place `after`."""
         key = (rule, after)
         if key not in self._calls:
-            name, expression, *_ = self._rules[rule]
-            if rule in self._active:
-                raise Unsupported(f"it is recursive, at its rule {name}")
-            if self._rules[rule][4:] != _NO_OPTIONS:
-                raise Unsupported(f"its rule {name} has options, which are no text")
-            self._calls[key] = place = self._place()
-            self._active.add(rule)
-            kind, values = self._expression(expression)
-            if kind == _SET and values == _LOOSE and name.endswith("characters"):
-                self.also[place] = (self._read(_ranges(_STRICT), after),)
-            else:
-                self.also[place] = (self._build(expression, after),)
-            self._active.remove(rule)
+            if rule in self._active or rule in self._recursive:
+                code = SIZE + self._recursive.setdefault(rule, len(self._recursive))
+                self._calls[key] = self._read(((code, code),), after)
+                return self._calls[key]
+            self._inline(rule, after)
         return self._calls[key]
+
+    def _inline(self, rule: int, after: int) -> int:
+        """The first place of a copy of a rule that continues at the place `after`."""
+        name, expression, *_ = self._rules[rule]
+        if self._rules[rule][4:] != _NO_OPTIONS:
+            raise Unsupported(f"its rule {name} has options, which are no text")
+        self._calls[rule, after] = place = self._place()
+        self._active.add(rule)
+        kind, values = self._expression(expression)
+        if kind == _SET and values == _LOOSE and name.endswith("characters"):
+            self.also[place] = (self._read(_ranges(_STRICT), after),)
+        else:
+            self.also[place] = (self._build(expression, after),)
+        self._active.remove(rule)
+        return place
+
+    def _own(self, rule: int) -> int:
+        """The first place of a recursive rule's own automaton.
+
+        Where the rule calls itself at its beginning, the places behind the calls follow its end.
+        """
+        end = self._place(also=(0,))
+        start = self._inline(rule, end)
+        code = SIZE + self._recursive[rule]
+        seen, stack = {start}, [start]
+        reads: list[tuple[Ranges, int]] = []
+        behind = []
+        while stack:
+            place = stack.pop()
+            self._steps.spend(1 + len(self.also[place]) + len(self.reads[place]))
+            for ranges, after in self.reads[place]:
+                if ranges == ((code, code),):
+                    behind.append(after)
+                else:
+                    reads.append((ranges, after))
+            new = set(self.also[place]) - seen
+            seen |= new
+            stack += new
+        if behind:
+            self.also[start] = (self._place(reads, (end,) if end in seen else ()),)
+            self.also[end] = (0, *behind)
+        return start
 
     def _expression(self, number: int) -> tuple[int, list[int]]:
         """The kind and the values of an expression, without what only holds a single other one."""
@@ -282,13 +343,19 @@ def language_of(rules: Rules) -> Language:
     """Build the automaton of rules.
 
     Raises:
-        Unsupported: it is too large, or accepts no text.
+        Unsupported: it is too large, accepts no text, or has an endless row of calls.
     """
-    classes, n_classes, members = _classes({ranges for edges in rules.reads for ranges, _ in edges})
+    n_rules = len(rules.starts)
+    classes, n_classes, members = _classes(
+        {ranges for edges in rules.reads for ranges, _ in edges}, n_rules
+    )
     subsets = _Subsets(rules)
     entries = _Budget(MOST_ENTRIES, "states times classes of characters")
     table = bytearray()
-    sources: list[list[int]] = [[]]  # the predecessors of each state
+    # The predecessors of each state by a character. The first states are the initial ones.
+    sources: list[list[int]] = [[] for _ in range(1 + n_rules)]
+    is_call = np.zeros(n_classes, bool)
+    is_call[classes[SIZE:]] = True
     for number, places in enumerate(subsets):
         entries.spend(n_classes)
         row = np.full(n_classes, -1, np.int32)
@@ -297,22 +364,31 @@ def language_of(rules: Rules) -> Language:
             row[taken] = target
             if target == len(sources):
                 sources.append([])
-            sources[target].append(number)
+            if not is_call[taken].all():
+                sources[target].append(number)
         table += row.tobytes()
     accepts = np.array(subsets.accepts)
-    return _trimmed(
-        classes, np.frombuffer(table, np.int32).reshape(-1, n_classes), accepts, sources
-    )
+    found = np.frombuffer(table, np.int32).reshape(-1, n_classes)
+    if n_rules:
+        return _pushdown(classes, found, accepts, sources, rules.names)
+    return _trimmed(classes, found, accepts, sources)
 
 
 def _classes(
-    sets: set[Ranges],
+    sets: set[Ranges], n_rules: int
 ) -> tuple[npt.NDArray[np.int32], int, dict[Ranges, npt.NDArray[np.int64]]]:
-    """The class of each code point, the number of classes, and the classes of each set."""
+    """The class of each code point, the number of classes, and the classes of each set.
+
+    The calls of the recursive rules follow the code points, and each has a class of its own.
+    """
+    size = SIZE + n_rules
     begin = np.unique(
-        [0, *(edge for ranges in sets for first, last in ranges for edge in (first, last + 1))]
+        [
+            *(0, *range(SIZE, size)),
+            *(edge for ranges in sets for first, last in ranges for edge in (first, last + 1)),
+        ]
     )
-    begin = begin[begin < SIZE]
+    begin = begin[begin < size]
     _Budget(MOST_TOLD, "sets times ranges of characters").spend(len(sets) * len(begin))
     bits = np.zeros((-(-len(sets) // 8) or 1, len(begin)), np.uint8)
     for i, ranges in enumerate(sets):
@@ -323,7 +399,7 @@ def _classes(
     members = {
         ranges: np.flatnonzero(kinds[:, i >> 3] >> (i & 7) & 1) for i, ranges in enumerate(sets)
     }
-    lengths = np.diff(np.append(begin, SIZE))
+    lengths = np.diff(np.append(begin, size))
     return np.repeat(class_of.ravel().astype(np.int32), lengths), len(kinds), members
 
 
@@ -346,7 +422,8 @@ class _Subsets:
         self._numbers: dict[bytes, int] = {}
         self._waiting: list[bytes] = []
         self.accepts: list[bool] = []
-        self.number(np.array([rules.start], np.int32).tobytes())
+        for start in (rules.start, *rules.starts):
+            self.number(np.array([start], np.int32).tobytes())
 
     def number(self, subset: bytes) -> int:
         """The number of a set of places, given as the bytes of a sorted int32 array."""
@@ -444,6 +521,117 @@ def _trimmed(
     number = np.full(len(table) + 1, -1, np.int32)
     number[kept] = np.arange(len(kept), dtype=np.int32)
     return Language(classes, number[table[kept]], accepts[kept], distance[kept])
+
+
+def _pushdown(
+    classes: npt.NDArray[np.int32],
+    table: npt.NDArray[np.int32],
+    accepts: npt.NDArray[np.bool_],
+    sources: list[list[int]],
+    names: list[str],
+) -> Language:
+    """The pushdown automaton whose calls are read like characters that follow the code points.
+
+    Args:
+        classes: the class of each code point and then of each call.
+        table, accepts, sources: the automaton, where the initial states of the rules follow 0.
+        names: the name of each recursive rule.
+    """
+    of_call = classes[SIZE:]
+    columns = np.setdiff1d(np.arange(table.shape[1]), of_call)
+    number = np.full(table.shape[1], -1, np.int32)
+    number[columns] = np.arange(len(columns), dtype=np.int32)
+    found = [
+        (state, 1 + rule, int(table[state, c]))
+        for rule, c in enumerate(of_call.tolist())
+        for state in np.flatnonzero(table[:, c] >= 0).tolist()
+    ]
+    table = table[:, columns]
+    distance = _distances(accepts, sources, found)
+    if distance[0] > FAR:
+        raise Unsupported("it allows no text")
+    ends = distance <= FAR
+    table = np.where((table >= 0) & ends[table] & ends[:, None], table, -1).astype(np.int32)
+    found = [call for call in found if all(ends[state] for state in call)]
+    only_returns = accepts & (table < 0).all(axis=1)
+    only_returns[[state for state, _, _ in found]] = False
+    calls = sorted((state, rule, -1 if only_returns[to] else to) for state, rule, to in found)
+    _check_calls(calls, accepts, names)
+    return Language(
+        number[classes[:SIZE]],
+        table,
+        accepts & ends,
+        np.minimum(distance, FAR).astype(np.int32),
+        np.array(calls, np.int32).reshape(-1, 3),
+    )
+
+
+def _distances(
+    accepts: npt.NDArray[np.bool_],
+    sources: list[list[int]],
+    calls: list[tuple[int, int, int]],
+) -> npt.NDArray[np.int64]:
+    """The number of characters from each state to acceptance; more than `FAR` if there is no way.
+
+    The nearest states are settled first, where a call is as long as its rule (Knuth 1977).
+    """
+    distance = np.full(len(accepts), 2 * FAR, np.int64)
+    waiting = [(0, state) for state in np.flatnonzero(accepts).tolist()]
+    settled = [False] * len(accepts)
+    beside: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # by each of a call's ends: its state and the other
+    for state, rule, to in calls:
+        beside.setdefault(rule, []).append((state, to))
+        beside.setdefault(to, []).append((state, rule))
+    while waiting:
+        length, state = heapq.heappop(waiting)
+        if settled[state]:
+            continue
+        settled[state] = True
+        distance[state] = length
+        for before in sources[state]:
+            if not settled[before]:
+                heapq.heappush(waiting, (min(length + 1, FAR), before))
+        for before, other in beside.get(state, ()):
+            if settled[other] and not settled[before]:
+                longer = min(length + int(distance[other]), FAR)
+                heapq.heappush(waiting, (longer, before))
+    return distance
+
+
+def _check_calls(
+    calls: list[tuple[int, int, int]], accepts: npt.NDArray[np.bool_], names: list[str]
+) -> None:
+    """Refuse rules that would fill the stack without end before a character is read."""
+    begins: dict[int, list[tuple[int, int]]] = {}
+    for state, rule, to in calls:
+        begins.setdefault(state, []).append((rule, to))
+    empty = set(np.flatnonzero(accepts).tolist())  # states from which no character need follow
+    size = -1
+    while size < len(empty):
+        size = len(empty)
+        for state, rule, to in calls:
+            if rule in empty and (to < 0 or to in empty):
+                empty.add(state)
+
+    def reached(first: int) -> set[int]:
+        seen, stack = {first}, [first]
+        while stack:
+            for rule, to in begins.get(stack.pop(), ()):
+                for state in (rule, to) if rule in empty and to >= 0 else (rule,):
+                    if state not in seen:
+                        seen.add(state)
+                        stack.append(state)
+        return seen
+
+    below = {rule: reached(rule) for rule in {rule for _, rule, _ in calls}}
+    for state, rule, to in calls:
+        if to >= 0 and state in below[rule]:
+            raise Unsupported(
+                f"its rule {names[rule - 1]} calls itself at its beginning by way of other rules; "
+                "write that rule so that a character comes first"
+            )
 
 
 def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:

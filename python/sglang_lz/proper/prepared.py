@@ -74,6 +74,7 @@ class Prepared:
             leading=np.zeros(0, np.int64),
             made_by=made_by,
             is_inert=is_inert,
+            pushdown=kernels.no_pushdown(),
         )
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)

@@ -17,6 +17,11 @@ spelling of the nearest end, then the tokens that get closest to an end, then al
 results are cached, and each text is visited once. Searches count their steps, and a search that
 takes more than `STEPS` is abandoned.
 
+The states of a recursive language are configurations of its pushdown automaton, which are added as
+they are needed (`kernels.Pushdown`). They are without number, so a search that finds no end may go
+on to its limit, where it is abandoned too. A search never errs: what it calls alive has an end, and
+what it calls dead has none.
+
 Two rows of bits per text are therefore enough: A, the tokens that are alive after a cut that the
 merges make, and B, those that are alive after a cut that they do not make. After a last token whose
 row in the merge relation is R, the allowed tokens are A & R | B & ~R. Few tokens begin within a
@@ -66,6 +71,8 @@ MOST_BYTES = 48 << 20
 """The most memory for everything else that belongs to a constraint."""
 MOST_ENTRIES = 1 << 19
 """The most entries of a memo."""
+MOST_DEPTH = 512
+"""How deep a recursive rule may be nested."""
 MOST_WARM = 1024
 """How many states are computed in the background."""
 A_SECOND = 3_000_000
@@ -91,10 +98,10 @@ _POLL = 0.002
 
 
 class Spent(Unsupported):
-    """A search exceeded its limit of steps or memory."""
+    """A search exceeded its limit of steps or memory, or the text its limit of nesting."""
 
-    def __init__(self) -> None:
-        super().__init__("finding its next tokens takes too much time or memory")
+    def __init__(self, problem: str = "finding its next tokens takes too much time or memory"):
+        super().__init__(problem)
 
 
 class Late(Exception):
@@ -162,12 +169,9 @@ class Product:
             raise Unsupported("it tells too many characters apart")
         in_tokenizer, in_language = prepared.classes[samples], language.classes[samples]
         can = np.zeros((len(language.table), -(-len(samples) // 64)), np.uint64)
-        choices = np.zeros(len(language.table), np.int32)
         for k, c in enumerate(in_language.tolist()):
             is_taken = language.table[:, c] >= 0
             can[is_taken, k >> 6] |= np.uint64(1 << (k & 63))
-            choices += is_taken
-        self._has_choice = choices > 1
         kinds = prepared.characters[in_tokenizer, 0]
         # Characters that are alike to the language and the pre-tokenizer may still differ in what
         # they allow next. A character that NFC never changes, and in which no added token begins,
@@ -203,13 +207,19 @@ class Product:
         )
         self._work = np.zeros(3, np.int64)
         self._memo = kernels.new_memo(1 << 12, self._work)
-        self._own_bytes = sum(
-            array.nbytes
-            for name, array in self._tables._asdict().items()
-            if array is not getattr(prepared.tables, name) and isinstance(array, np.ndarray)
-        )
-        if self._own_bytes > MOST_BYTES:
+        self._own_bytes = _bytes_of(self._tables, prepared.tables)
+        self._room_bytes = 0
+        self._is_pushdown = len(language.calls) > 0
+        if self._is_pushdown:
+            regular = self._tables
+            self._tables = kernels.with_pushdown(regular, language.calls, self._work)
+            self._room_bytes = _bytes_of(self._tables, regular)
+            self._room_bytes += sum(array.nbytes for array in self._tables.pushdown)
+        if self._own_bytes + self._room_bytes > MOST_BYTES:
             raise Unsupported(f"it needs more than {MOST_BYTES >> 20} MB")
+        # With these tables, no configuration is added.
+        full = self._tables.pushdown._replace(used=np.array([0, 0, 0, 1]))
+        self._frozen = self._tables._replace(pushdown=full)
         self._rows: OrderedDict[int, _Rows] = OrderedDict()
         self._bytes = 0
         self._filling = threading.Lock()  # guards the memo, which searches write into
@@ -243,6 +253,10 @@ class Product:
             Late: the result is not known yet.
             Spent: the search needs too much time or memory.
         """
+        if self._is_pushdown:
+            depth = self._tables.pushdown.depth[kernels.unpacked(state.text)[0]]
+            if depth > MOST_DEPTH:
+                raise Spent(f"it is nested more than {MOST_DEPTH} levels deep")
         rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, waiting)
         mask = rows.apart.copy()
         tables = self._tables
@@ -265,7 +279,12 @@ class Product:
         """
         if not 0 <= token < len(self._prepared.tables.begin) - 1:
             return None
-        text, nfc = kernels.step(self._tables, state.text, state.nfc, state.last, token)
+        place = state.text, state.nfc, state.last, token
+        text, nfc = kernels.step(self._frozen, *place)
+        if text < 0 and self._is_pushdown:  # it may lead to a configuration that is not known yet
+            with self._filling:
+                text, nfc = kernels.step(self._tables, *place)
+                self._is_crowded()
         if text < 0:
             return None
         return State(int(text), int(nfc), NOTHING if token in self._prepared.added else token)
@@ -287,7 +306,9 @@ class Product:
     def all_bytes(self) -> int:
         """The size in bytes of everything that belongs to this product alone."""
         memo = self._memo
-        return self._own_bytes + self._bytes + sum(array.nbytes for array in memo)
+        configurations = int(self._used * self._room_bytes)  # the rest was never written
+        own = self._own_bytes + configurations
+        return own + self._bytes + sum(array.nbytes for array in memo)
 
     def only(self, state: State, waiting: Waiting | None = None) -> int | None:
         """The token that must come next, if it is known quickly that there is only one.
@@ -302,13 +323,37 @@ class Product:
             Late, Spent: as `mask`.
         """
         language, _, node, _, _ = kernels.unpacked(state.text)
-        if not node and self._has_choice[language]:
-            return None
+        if not node:
+            choices = self._tables.can[language].tolist()
+            if sum(word.bit_count() for word in choices) > 1:
+                return None
         mask = self.mask(state, waiting)
         words = np.flatnonzero(mask)
         if len(words) != 1 or mask[words[0]] & (mask[words[0]] - 1):
             return None
         return int(words[0]) * 32 + int(mask[words[0]]).bit_length() - 1
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether half of the room for configurations is used."""
+        return self._used > 0.5
+
+    @property
+    def _used(self) -> float:
+        """The share of the room for configurations that is used."""
+        if not self._is_pushdown:
+            return 0.0
+        pushdown = self._tables.pushdown
+        rooms = len(pushdown.stacks), len(pushdown.depth), len(pushdown.items)
+        used = pushdown.used[: kernels.CROWDED].tolist()
+        return max(part / room for part, room in zip(used, rooms, strict=True))
+
+    def _is_crowded(self) -> bool:
+        """Whether there was no room for a configuration since the last call."""
+        used = self._tables.pushdown.used
+        is_crowded = bool(used[kernels.CROWDED])
+        used[kernels.CROWDED] = 0
+        return is_crowded
 
     def is_warm(self, state: State) -> bool:
         """Whether the rows that `mask` needs for a state are cached."""
@@ -358,6 +403,8 @@ class Product:
         for _ in zip(range(2), self._warm(), strict=False):
             pass
         self._live(kernels.live_added, START.text, START.nfc)
+        kernels.begin_pushdown(self._tables)
+        self._is_crowded()
         self.may_end(START)
         self.end()
 
@@ -370,7 +417,8 @@ class Product:
         seen = {(START.text, START.nfc)}
         order = [START]
         for state in order:
-            if self._work[kernels.STOP] or self._bytes > self.most_bytes // 2:
+            is_full = self._bytes > self.most_bytes // 2 or self._used > 0.125
+            if self._work[kernels.STOP] or is_full:
                 return
             try:
                 rows, odd = self._rows_of(state.text, state.nfc, SLICE)
@@ -378,7 +426,10 @@ class Product:
                 return
             either = rows.apart | rows.broken
             kernels.set_bits(either, odd, 3)
-            for behind in self._behind(state, either):
+            with self._filling:
+                found = list(self._behind(state, either))
+                self._is_crowded()
+            for behind in found:
                 for text, nfc in behind[:MOST_WARM].tolist():
                     if (text, nfc) not in seen and len(order) < MOST_WARM:
                         seen.add((text, nfc))
@@ -547,6 +598,9 @@ class Product:
         has_room = True
         while True:
             live = kernel(self._tables, self._memo, *arguments)
+            if self._is_crowded():
+                self._memo = kernels.new_memo(1 << 12, self._work)  # what it found may be wrong
+                raise Spent
             problem = live[:1].tolist()
             if problem == [kernels.SPENT]:
                 raise Spent
@@ -559,6 +613,15 @@ class Product:
                 has_room = False
             else:
                 raise Spent
+
+
+def _bytes_of(tables: kernels.Tables, others: kernels.Tables) -> int:
+    """The size of the arrays of tables that are not in other tables, in bytes."""
+    return sum(
+        array.nbytes
+        for name, array in tables._asdict().items()
+        if isinstance(array, np.ndarray) and array is not getattr(others, name)
+    )
 
 
 _SLOW = "proper-tokens-slow"

@@ -19,7 +19,6 @@ from sglang_lz.proper.tokenizer import Unsupported
 FIELD = "proper_tokens"
 BACKEND = "xgrammar"
 """Upstream's default grammar backend, whose masks have our layout. No other backend was tested."""
-EBNF = "ebnf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class ProperParams:
         False,
         boolean(),
         "whether the output may consist only of tokens that the tokenizer itself would produce for "
-        "its text; works alone or with a `regex`, JSON schema or structural tag",
+        "its text; works alone or with a `regex`, JSON schema, EBNF or structural tag",
     )
 
 
@@ -71,23 +70,19 @@ def constrain(sampling_params: Any, requested: Mapping[str, Any], tokenizer: Any
         tokenizer: the model's tokenizer.
 
     Raises:
-        FieldError: the tokenizer or the kind of constraint cannot be served exactly.
+        FieldError: the tokenizer cannot be served exactly.
     """
     from sglang_lz.proper.rules import ANY_TEXT, KINDS
 
-    given = {name: getattr(sampling_params, name) for name in (*KINDS, EBNF)}
-    check_constraint(given, requested, tokenizer)
-    if all(value is None for value in given.values()):
+    check_tokenizer(requested, tokenizer)
+    if all(getattr(sampling_params, name) is None for name in KINDS):
         sampling_params.regex = ANY_TEXT
 
 
-def check_constraint(
-    given: Mapping[str, Any], requested: Mapping[str, Any], tokenizer: Any
-) -> None:
-    """Refuse a tokenizer or a kind of constraint that does not support proper tokens.
+def check_tokenizer(requested: Mapping[str, Any], tokenizer: Any) -> None:
+    """Refuse a tokenizer that does not support proper tokens.
 
     Args:
-        given: upstream's constraint fields by name, as far as they are known.
         requested, tokenizer: as in `constrain`.
 
     Raises:
@@ -95,8 +90,6 @@ def check_constraint(
     """
     if reason := _refusal(tokenizer):
         raise _refused(requested, f"with this model's tokenizer, which is not covered: {reason}")
-    if given.get(EBNF) is not None:
-        raise _refused(requested, "with ebnf, which is not regular in general")
 
 
 async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
@@ -105,10 +98,11 @@ async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) ->
     This does not block the event loop.
 
     Args:
-        given, requested: as in `check_constraint`.
+        given: upstream's constraint fields by name, as far as they are known.
+        requested: as in `constrain`.
 
     Raises:
-        FieldError: the constraint cannot be read, is not regular, or takes too long.
+        FieldError: the constraint cannot be read, is not supported, or takes too long.
     """
     from sglang_lz.proper.rules import KINDS
 

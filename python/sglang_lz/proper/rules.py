@@ -12,13 +12,20 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 from sglang_lz.bounds.limits import TOO_DEEP, too_large
 from sglang_lz.proper.tokenizer import Unsupported
 
-KINDS = {"json_schema": "json", "regex": "regex", "structural_tag": "structural_tag"}
-"""Upstream's constraint fields that may be regular, and their names in its grammar backends."""
+KINDS = {
+    "json_schema": "json",
+    "regex": "regex",
+    "structural_tag": "structural_tag",
+    "ebnf": "ebnf",
+}
+"""Upstream's constraint fields, and their names in its grammar backends."""
 ANY_TEXT = r"[\s\S]*"
 """The regex of a request that has no constraint."""
 MOST_CHARACTERS = 1 << 16
 """The most characters of a constraint."""
-_EBNF = ("ebnf", "full_assistant_ebnf")
+_WHOLE = "full_assistant_ebnf"
+_TEXTS = ("regex", "ebnf")
+_LOOKAHEAD = 2  # the place in a rule of what must follow it
 
 
 class _NotCompiled:
@@ -29,6 +36,9 @@ class _NotCompiled:
 
     def compile_json_schema(self, *, schema: str, **options: Any) -> Any:
         return xgrammar.Grammar.from_json_schema(schema, **options)
+
+    def compile_grammar(self, ebnf: str) -> Any:
+        return xgrammar.Grammar.from_ebnf(ebnf)
 
     def compile_builtin_json_grammar(self) -> Any:
         return xgrammar.Grammar.builtin_json_grammar()
@@ -54,15 +64,15 @@ def rules_of(kind: str, text: str) -> str:
 
     Args:
         kind: the name of the kind of constraint in upstream's grammar backends.
-        text: the regex, the schema or the structural tag.
+        text: the regex, the schema, the structural tag or the EBNF.
 
     Raises:
         Unsupported: it cannot be read, or is too large.
     """
     from sglang.srt.runtime_context import get_serving
 
-    if kind in _EBNF:
-        raise Unsupported("EBNF is not regular in general")
+    if kind == _WHOLE:
+        raise Unsupported("EBNF for a whole answer, as tool parsers make it, is not covered")
     if "\0" in text or "\\u0000" in text:
         raise Unsupported("it holds a NUL")
     if len(text) > MOST_CHARACTERS:
@@ -72,7 +82,7 @@ def rules_of(kind: str, text: str) -> str:
         max_whitespace_cnt=get_serving().constrained_json_max_whitespace_cnt,
     )
     try:
-        if kind != "regex" and (problem := too_large(json.loads(text))):
+        if kind not in _TEXTS and (problem := too_large(json.loads(text))):
             raise Unsupported(problem)
         rules = getattr(reader, f"dispatch_{kind}")(text)
     except Unsupported:
@@ -84,4 +94,6 @@ def rules_of(kind: str, text: str) -> str:
     if isinstance(rules, InvalidGrammarObject):
         raise Unsupported(f"it cannot be read: {rules.error_message}")
     serialized: str = rules.serialize_json()
+    if kind == "ebnf" and any(rule[_LOOKAHEAD] >= 0 for rule in json.loads(serialized)["rules"]):
+        raise Unsupported("it has a lookahead assertion, which XGrammar itself does not enforce")
     return serialized

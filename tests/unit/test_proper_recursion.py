@@ -1,0 +1,270 @@
+"""Proper tokens of recursive constraints against the tokenizers, and against lists of texts."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import xgrammar
+from tokenizers import Tokenizer
+
+from proper_sequences import accepts, allowed, encodings, prepared_of, product_of, tokenizer_json
+from sglang_lz.proper import kernels
+from sglang_lz.proper import product as products
+from sglang_lz.proper.backend import ProperTokens
+from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.product import START, Product, Spent
+from sglang_lz.proper.tokenizer import Unsupported
+
+Grammar = dict[str, list[list[str]]]
+# By name: the alternatives of each rule, and how many characters the texts have at most.
+GRAMMARS: dict[str, tuple[Grammar, int]] = {
+    "brackets": ({"root": [["(", "root", ")", "root"], []]}, 8),
+    "left": (
+        {
+            "root": [["e"]],
+            "e": [["e", " + ", "t"], ["t"]],
+            "t": [["t", "*", "f"], ["f"]],
+            "f": [["(", "e", ")"], ["an"], ["1"]],
+        },
+        9,
+    ),
+    "right": ({"root": [["a"], ["an ", "root"], ["(", "root", ")", "root"]]}, 9),
+    "ambiguous": ({"root": [["root", "root"], ["a"], ["an"], ["n", "root"], [" "]]}, 6),
+    "same beginning": (
+        {"root": [["(", "root", ")"], ["(", "root", "]"], ["(", "root", ",", "root", ")"], ["a"]]},
+        10,
+    ),
+    "empty": (
+        {"root": [["x", "root", "y"], []], "x": [["in"], []], "y": [["\n"], ["a"], []]},
+        6,
+    ),
+    "never": (
+        {"root": [["a", "n"], ["(", "root", ")"], ["b", "root", "n"], ["the"]], "n": [["x", "n"]]},
+        9,
+    ),
+    "spaces": (
+        {
+            "root": [["[", "s", "]"], ["'t"], [" a"], ["7"]],
+            "s": [["root", "s"], ["\n", "s"], [" ", "s"], []],
+        },
+        6,
+    ),
+    "marks": (
+        {
+            "root": [["e", "m"], ["(", "root", "\u0301"], ["a", "root"], ["\uac00", "root"]],
+            "m": [["(", "m", "\u0323"], ["a"], ["\u0301"], []],
+        },
+        6,
+    ),
+    "added": (
+        {"root": [["<", "root", ">"], ["think"], ["root", "</"], ["a"], ["tool_call"]]},
+        18,
+    ),
+    "jamo": (
+        {
+            "root": [["\u1100", "v"], ["\uac00(", "root", "\u11a8"], ["a"]],
+            "v": [["\u1161"], ["root"], []],
+        },
+        6,
+    ),
+}
+
+
+def ebnf(grammar: Grammar) -> str:
+    """A grammar in XGrammar's notation."""
+
+    def part(one: str) -> str:
+        return one if one in grammar else json.dumps(one)
+
+    return "\n".join(
+        f"{name} ::= " + " | ".join(" ".join(map(part, parts)) or '""' for parts in alternatives)
+        for name, alternatives in grammar.items()
+    )
+
+
+def texts_of(grammar: Grammar, most: int) -> list[str]:
+    """All texts of a grammar with at most so many characters."""
+    found: dict[str, set[str]] = {name: set() for name in grammar}
+    size = -1
+    while size != sum(map(len, found.values())):
+        size = sum(map(len, found.values()))
+        for name, alternatives in grammar.items():
+            for parts in alternatives:
+                made = {""}
+                for part in parts:
+                    behind = found[part] if part in grammar else {part}
+                    made = {a + b for a in made for b in behind if len(a) + len(b) <= most}
+                found[name] |= made
+    return sorted(found["root"])
+
+
+def bounded(tested: Product, tokenizer: Tokenizer, most: int) -> set[tuple[int, ...]]:
+    """The sequences of at most so many characters that a product accepts; no walk may end dead."""
+    found = set()
+    stack: list[tuple[Any, tuple[int, ...]]] = [(START, ())]
+    while stack:
+        state, before = stack.pop()
+        tokens = allowed(tested, state)
+        assert tokens or tested.may_end(state), f"dead end behind {before}"
+        if tested.may_end(state):
+            found.add(before)
+        for token in tokens:
+            after = tested.next(state, token)
+            assert after is not None
+            tokens_so_far = (*before, token)
+            text = tokenizer.decode(tokens_so_far, skip_special_tokens=False)
+            if len(text.rstrip("\ufffd")) <= most:
+                stack.append((after, tokens_so_far))
+    return {one for one in found if len(tokenizer.decode(one, skip_special_tokens=False)) <= most}
+
+
+@pytest.mark.parametrize("case", GRAMMARS)
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama3"])
+def test_what_is_accepted_are_the_encodings(name: str, case: str) -> None:
+    """Both ways, on all short texts of recursive grammars, listed without an automaton."""
+    grammar, most = GRAMMARS[case]
+    tokenizer = Tokenizer.from_str(tokenizer_json(name))
+    tested = product_of(name, ebnf(grammar))
+    wanted = encodings(tokenizer, texts_of(grammar, most))
+    found = bounded(tested, tokenizer, most)
+    assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
+    assert len(found) > 2
+
+
+def any_json() -> Product:
+    rules = xgrammar.Grammar.builtin_json_grammar().serialize_json()
+    return Product(prepared_of("qwen2"), language_of(Rules(rules)))
+
+
+def distance(tested: Product, state: Any) -> int:
+    """How many characters the nearest end is away."""
+    return int(tested._tables.distance[kernels.unpacked(state.text)[0]])
+
+
+def test_walks_through_any_json() -> None:
+    """At random for a while, then to the end: they parse, and are their text's own encoding."""
+    rng = random.Random(5)
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    tested = any_json()
+    deepest = 0
+    for _ in range(60):
+        state, walked, most = START, [], rng.randint(1, 60)
+        while len(walked) < most or not tested.may_end(state):
+            tokens = allowed(tested, state)
+            if not tokens:
+                break
+            some = rng.sample(tokens, min(len(tokens), 40))
+            states = [tested.next(state, token) for token in some]
+            assert all(states)
+            is_over = len(walked) >= most
+            best = min(range(len(some)), key=lambda i: distance(tested, states[i]) * is_over)
+            state = states[best]
+            assert state is not None
+            walked.append(some[best])
+            language = kernels.unpacked(state.text)[0]
+            deepest = max(deepest, int(tested._tables.pushdown.depth[language]))
+        text = tokenizer.decode(walked, skip_special_tokens=False)
+        json.loads(text)
+        assert tokenizer.encode(text, add_special_tokens=False).ids == walked
+    assert deepest > 0
+
+
+def test_any_json_is_accepted_as_the_tokenizer_spells_it() -> None:
+    rng = random.Random(6)
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    tested = any_json()
+
+    def value(depth: int) -> Any:
+        kind = rng.randrange(6 if depth < 5 else 4)
+        if kind < 2:
+            return rng.choice(["", "don't \n", "caf\u00e9", '"x"', "\u65e5\u672c", "a  b"])
+        if kind < 4:
+            return rng.choice([0, -1.5, 1e20, True, False, None])
+        if kind == 4:
+            return [value(depth + 1) for _ in range(rng.randrange(4))]
+        return {f"k{i}": value(depth + 1) for i in range(rng.randrange(4))}
+
+    for _ in range(100):
+        text = json.dumps([value(0)], ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 2]))
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        assert accepts(tested, tokens), text
+        assert not accepts(tested, tokens[:-1])
+
+
+def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound there is a sentence, and no mask."""
+    monkeypatch.setattr(products, "MOST_DEPTH", 20)
+    tested = product_of("gpt2", ebnf({"root": [["(", "root", ")"], ["a"]]}))
+    tokenizer = Tokenizer.from_str(tokenizer_json("gpt2"))
+    tokens = tokenizer.encode("(" * 40, add_special_tokens=False).ids
+    with pytest.raises(Spent, match="nested more than 20 levels deep"):
+        accepts(tested, tokens)
+
+
+def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that is nearly full is worn, and a full one finds nothing wrong."""
+    monkeypatch.setattr(kernels, "MOST_CONFIGURATIONS", 400)
+    tested = product_of("gpt2", ebnf({"root": [["(", "root", ")"], ["[", "root", "]"], ["a"]]}))
+    assert not tested.is_worn
+    assert tested.can_end()
+    rng = random.Random(4)
+    full = False
+    for _ in range(200):
+        state = START
+        try:
+            for _ in range(30):
+                tokens = allowed(tested, state)
+                if not tokens:
+                    break
+                after = tested.next(state, rng.choice(tokens))
+                assert after is not None
+                state = after
+        except Spent:
+            full = True
+            break
+        assert tokens or tested.may_end(state)
+    assert full
+    assert tested.is_worn
+    assert tested.all_bytes < products.MOST_BYTES
+
+
+def test_a_worn_product_is_made_anew() -> None:
+    """Those that use it keep it."""
+    served = ProperTokens.__new__(ProperTokens)
+    served._products, served._lock = OrderedDict(), threading.Lock()
+    served._stop_tokens, served._shared = (), None
+    old, new = any_json(), any_json()
+    key = ("json", "$$ANY$$")
+    served._products[key] = Future()
+    served._products[key].set_result(old)
+
+    def build(_: Any, future: Future[Product]) -> None:
+        new.begin()
+        future.set_result(new)
+
+    served._build = build  # type: ignore[method-assign]
+    assert served.is_ready(*key)
+    first = served._grammar(*key)
+    assert first._product is old
+    old._tables.pushdown.used[kernels.CONFIGURATIONS] = len(old._tables.pushdown.depth)
+    assert not served.is_ready(*key)
+    assert served._grammar(*key)._product is new
+    assert [future.result() for future in served._products.values()] == [old, new]
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ('root ::= "(" root ")"', "no text"),
+        ('root ::= x root "a" | "b"\nx ::= "" | "(" x ")"', "rule (root|x) calls itself at its"),
+    ],
+)
+def test_rules_that_never_read(rules: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        product_of("gpt2", rules)
