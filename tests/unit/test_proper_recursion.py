@@ -207,6 +207,20 @@ def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         accepts(tested, tokens)
 
 
+def test_what_no_constraint_allows_never_waits_for_a_search() -> None:
+    """The token that ends a request whose mask is late is accepted on the scheduler's thread."""
+    product = product_of("gpt2", 'root ::= "(" root ")" | "x"')
+    allowed(product, START)
+    answers: list[Any] = []
+    with product._filling:
+        walk = threading.Thread(
+            target=lambda: answers.append(product.next(START, product.impossible(START)))
+        )
+        walk.start()
+        walk.join(60)
+    assert answers == [None]
+
+
 def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that is nearly full is worn, and a full one finds nothing wrong."""
     monkeypatch.setattr(kernels, "MOST_CONFIGURATIONS", 400)

@@ -510,6 +510,7 @@ def _explored(tables, language, c):
     pushdown = tables.pushdown
     found, begin, table, items = pushdown.found, pushdown.begin, pushdown.table, pushdown.items
     if pushdown.used[CROWDED]:
+        pushdown.used[CROWDED] = 2
         return np.int32(-1)
     n = 0
     for i in range(begin[language], begin[language + 1]):

@@ -559,7 +559,7 @@ def _pushdown(
     _check_calls(calls, accepts, names)
     return Language(
         number[classes[:SIZE]],
-        table,
+        np.ascontiguousarray(table),  # numba would compile everything again for another layout
         accepts & ends,
         np.minimum(distance, FAR).astype(np.int32),
         np.array(calls, np.int32).reshape(-1, 3),

@@ -281,13 +281,26 @@ class Product:
             return None
         place = state.text, state.nfc, state.last, token
         text, nfc = kernels.step(self._frozen, *place)
-        if text < 0 and self._is_pushdown:  # it may lead to a configuration that is not known yet
+        if text < 0 and self._is_unknown(place):
             with self._filling:
                 text, nfc = kernels.step(self._tables, *place)
                 self._is_crowded()
         if text < 0:
             return None
         return State(int(text), int(nfc), NOTHING if token in self._prepared.added else token)
+
+    def _is_unknown(self, place: tuple[int, int, int, int]) -> bool:
+        """Whether a token may lead to a configuration that is not known yet.
+
+        Searches hold their lock for up to a second. A token that no constraint allows, such as the
+        one that ends a request, must not wait for it.
+        """
+        if not self._is_pushdown:
+            return False
+        used = np.array([0, 0, 0, 1])  # of this call alone, because threads share the other one
+        pushdown = self._tables.pushdown._replace(used=used)
+        kernels.step(self._tables._replace(pushdown=pushdown), *place)
+        return bool(used[kernels.CROWDED] > 1)
 
     def impossible(self, state: State) -> int:
         """A token that cannot come next. It is always the same for a given state.
