@@ -146,19 +146,22 @@ def check(arrays: Arrays) -> None:
     _within("relation.parts", parts, 0, size)
     made = array("relation.made", np.int64, size)
     _within("relation.made", made, UNREACHABLE, merges)
-    of_parts = made[parts[made[made >= 0]]]
+    _within("relation.time", array("relation.time", np.int64, size), UNREACHABLE, merges)
+    of_parts = parts[made[made >= 0]]
+    _require((made[of_parts] >= BYTE).all(), "relation.made has parts that are not made")
     # Otherwise, a walk down the parts of a token might not terminate.
-    is_falling = (of_parts < made[made >= 0, None]) & (of_parts >= BYTE)
-    _require(is_falling.all(), "relation.made does not fall from a token to its parts")
+    lengths = np.diff(begin)
+    is_shorter = lengths[of_parts] < lengths[made >= 0, None]
+    _require(is_shorter.all(), "relation.made does not fall from a token to its parts")
     pairs = array("relation.pairs", np.int64, merges, 2)
     _within("relation.pairs", pairs[:, 0], 0, size)
     _within("relation.pairs", pairs[:, 1], 0, merges)
     _rising("relation.first", array("relation.first", np.int64, size + 1), merges)
     _rising("relation.begin", array("relation.begin", np.int64, size + 1), merges)
     cleared, order = (
-        array("relation.cleared", np.int64, merges, 3), array("relation.order", np.int32, None)
+        array("relation.cleared", np.int64, merges, 4), array("relation.order", np.int32, None)
     )  # fmt: skip
-    _within("relation.cleared", cleared[:, 1:], 0, len(order) + 1)
+    _within("relation.cleared", cleared[:, 2:], 0, len(order) + 1)
     _within("relation.order", order, 0, size)
     array("relation.reachable", np.uint32, -(-size // 32))
 

@@ -1,23 +1,34 @@
 """DirectMerge: decides which two tokens may be adjacent within a pre-token.
 
 BPE repeatedly applies the merge with the lowest rank, and the leftmost one first. Let p and t be
-tokens that BPE produces from their own bytes by merges of rising rank. On the concatenated bytes of
-p and t, BPE performs the same merges inside each token until a merge fits across the boundary. At
-any time, the part of p that touches the boundary is a node on p's right spine, and the part of t
-that touches it is a node on t's left spine. So p and t stay apart iff there is no merge (x, y) with
-x on the right spine of p and y on the left spine of t that can happen while both exist. Such a
-merge can happen from the rank `since` on, which is the highest of its own rank and the ranks at
-which x and y are made. It must happen before x is used up, and no later than y is used up, because
-BPE applies the leftmost merge first at equal ranks. A token sequence within a pre-token is proper
-iff each token is the BPE of its own bytes and all neighbours stay apart, because the first merge
-across any boundary would be one between two neighbours.
+tokens that BPE produces from their own bytes. On the concatenated bytes of p and t, BPE performs
+the same merges inside each token until a merge fits across the boundary. At any time, the part of p
+that touches the boundary is a node on p's right spine, and the part of t that touches it is a node
+on t's left spine. So p and t stay apart iff there is no merge (x, y) with x on the right spine of p
+and y on the left spine of t that is applied while both exist. A token sequence within a pre-token
+is proper iff each token is the BPE of its own bytes and all neighbours stay apart, because the
+first merge across any boundary would be one between two neighbours.
 
-Consider the forest in which the parent of a token is its left part and children are ordered by
-rank. The tokens that have y on their left spine and use it up at a given rank or later form an
-interval of its postorder. So a row of the relation is all ones, with one interval cleared for each
-merge whose left part is on p's right spine.
+The ranks of the merges that make a token need not rise: a merge may enable one of a lower rank,
+which BPE then applies at once. So the `time` of a token is the highest rank among its merges. BPE
+on both tokens together applies their merges by time, and those of p first at equal times. Merges
+of one time follow each other as a chain, in which each uses what the previous one made. Therefore:
 
-Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints" (DirectMerge).
+- x and y exist together iff x is made no later than y is used up, and y before x is used up;
+- x stays until the time at which it is used up. If that is the time at which it is made, the next
+  merge of the chain uses it up, and only a merge of a lower rank than that one comes before it;
+- the same holds for y, unless it is used up with a part that is made at the same time. That part is
+  made after y, by a merge whose rank is the time;
+- (x, y) is applied if its rank is lower than what x waits for, and no higher than what y waits for,
+  because BPE applies the leftmost merge first at equal ranks.
+
+Consider the forest in which the parent of a token is its left part and children are ordered by what
+that part waits for. The tokens that have y on their left spine and wait for a given rank or a
+higher one form an interval of its postorder. So a row of the relation is all ones, with one
+interval cleared for each merge whose left part is on p's right spine.
+
+Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints" (DirectMerge), which
+assumes that ranks rise.
 """
 
 from __future__ import annotations
@@ -41,17 +52,19 @@ class MergeRelation(NamedTuple):
     Attributes:
         made: [V] int64: the rank of the last merge when BPE is applied to a token's own bytes, or
             `BYTE` or `UNREACHABLE`.
+        time: [V] int64: the highest rank of these merges, or the same values.
         parts: [M, 2] int64: left and right part of each merge.
         first: [V + 1] int64: where the merges of each left part begin in `pairs`.
         pairs: [M, 2] int64: right part and rank, sorted by left and right part.
         begin: [V + 1] int64: where the merges of each left part begin in `cleared`.
-        cleared: [M, 3] int64: the rank from which a merge can happen, and the interval of `order`
-            that it clears, sorted by left part and that rank.
+        cleared: [M, 4] int64: the time by which a merge can happen if its left part is there, its
+            rank, and the interval of `order` that it clears; sorted by left part and that time.
         order: [reachable tokens] int32: tokens in postorder.
         reachable: [ceil(V / 32)] uint32: a bit for each token that BPE produces from its own bytes.
     """
 
     made: npt.NDArray[np.int64]
+    time: npt.NDArray[np.int64]
     parts: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
     pairs: npt.NDArray[np.int64]
@@ -65,7 +78,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     """The merge relation of a tokenizer.
 
     Raises:
-        Unsupported: some token is not made by merges of rising rank, or bypasses the merges.
+        Unsupported: a merge is listed twice, or some token bypasses the merges.
     """
     left, right, result = (np.ascontiguousarray(column) for column in file.merges.T)
     tokens = file.tokens
@@ -81,19 +94,18 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     for token, content in enumerate(tokens):
         if content is not None and len(content) == 1:
             byte_ids[content[0]] = token
-    made, is_rising = _derive(text, ends, byte_ids, first, pairs, result)
-    if not is_rising:
-        raise Unsupported("its model makes a token by merges of falling ranks")
+    made, time = _derive(text, ends, byte_ids, first, pairs, result)
     missing = [token for token in np.flatnonzero(made == UNREACHABLE) if tokens[token] is not None]
     if file.ignore_merges and missing:
         raise Unsupported(
             f"it has ignore_merges, and no merges make its token {tokens[missing[0]]!r}"
         )
-    begin, cleared, order = _intervals(made, left, right)
+    begin, cleared, order = _intervals(made, time, np.diff(ends), left, right)
     bits = np.zeros(-(-size // 32) * 32, np.uint8)
     bits[:size] = made != UNREACHABLE
     return MergeRelation(
         made=made,
+        time=time,
         parts=np.ascontiguousarray(file.merges[:, :2]),
         first=first,
         pairs=pairs,
@@ -105,20 +117,30 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
 
 
 def _intervals(
-    made: npt.NDArray[np.int64], left: npt.NDArray[np.int64], right: npt.NDArray[np.int64]
+    made: npt.NDArray[np.int64],
+    time: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    left: npt.NDArray[np.int64],
+    right: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[Any], ...]:
     """`begin`, `cleared` and `order`."""
     size = len(made)
-    parent = np.where(made >= 0, left[np.maximum(made, 0)], -1)
-    kids = np.lexsort((made, parent))
+    is_merged = made >= 0
+    by = np.maximum(made, 0)
+    parent = np.where(is_merged, left[by], -1)
+    is_next = (time == time[parent]) & (time[right[by]] < time)
+    until = np.where(is_merged & is_next, made, time)
+    kids = np.lexsort((until, parent))
     kids = kids[parent[kids] >= 0]
     ends = np.searchsorted(parent[kids], np.arange(size + 1))
-    start, last, order = _postorder(made, parent, kids, ends)
-    since = np.maximum(np.arange(len(left)), np.maximum(made[left], made[right]))
-    low, high = _cleared(made, left, right, since, kids, ends, start, last)
-    by_since = np.lexsort((since, left))
-    begin = np.searchsorted(left[by_since], np.arange(size + 1))
-    return begin, np.stack((since, low, high), axis=1)[by_since], order
+    start, last, order = _postorder(made, lengths, parent, kids, ends)
+    rank = np.arange(len(left))
+    since = np.where(time[left] > time[right], np.maximum(rank, time[left]), rank)
+    low, high = _cleared(until, left, right, since, kids, ends, start, last)
+    by_time = np.maximum(rank, time[right])
+    order_of_merges = np.lexsort((by_time, left))
+    begin = np.searchsorted(left[order_of_merges], np.arange(size + 1))
+    return begin, np.stack((by_time, rank, low, high), axis=1)[order_of_merges], order
 
 
 @compiled
@@ -142,52 +164,59 @@ def merge_rank(first, pairs, x, y):
 @compiled
 def stay_apart(relation, p, t):
     """Whether BPE leaves the tokens p and t unchanged if t follows p in a pre-token."""
-    made, parts, first, pairs = relation.made, relation.parts, relation.first, relation.pairs
-    x, x_until = p, NEVER
+    made, time, parts = relation.made, relation.time, relation.parts
+    first, pairs = relation.first, relation.pairs
+    x, x_time, x_until = p, NEVER, NEVER
     while True:
-        y, y_until = t, NEVER
+        y, y_time, y_until = t, NEVER, NEVER
         while True:
             rank = merge_rank(first, pairs, x, y)
-            if rank >= 0:
-                since = max(rank, made[x], made[y])
-                if since < x_until and since <= y_until:
-                    return False
+            if 0 <= rank < x_until and rank <= y_until and time[x] <= y_time and time[y] < x_time:
+                return False
             if made[y] < 0:
                 break
-            y_until = made[y]
-            y = parts[y_until, 0]
+            y_time, y_until = time[y], made[y]
+            y, other = parts[y_until, 0], parts[y_until, 1]
+            if y_time > time[y] or time[other] == y_time:
+                y_until = y_time
         if made[x] < 0:
             return True
-        x_until = made[x]
+        x_time, x_until = time[x], made[x]
         x = parts[x_until, 1]
+        if x_time > time[x]:
+            x_until = x_time
 
 
 @compiled
 def fill_row(relation, p, out):
     """Set in `out` ([ceil(V / 32)] uint32) the bits of the tokens that may follow p."""
-    made, parts, begin = relation.made, relation.parts, relation.begin
+    made, time, parts, begin = relation.made, relation.time, relation.parts, relation.begin
     cleared, order = relation.cleared, relation.order
     out[:] = relation.reachable
-    x, until = p, NEVER
+    x, x_time, x_until = p, NEVER, NEVER
     while True:
         for j in range(begin[x], begin[x + 1]):
-            if cleared[j, 0] >= until:
+            if cleared[j, 0] >= x_time:
                 break
-            for i in range(cleared[j, 1], cleared[j, 2]):
+            if cleared[j, 1] >= x_until:
+                continue
+            for i in range(cleared[j, 2], cleared[j, 3]):
                 t = order[i]
                 out[t >> 5] &= ~(np.uint32(1) << np.uint32(t & 31))
         if made[x] < 0:
             return
-        until = made[x]
-        x = parts[until, 1]
+        x_time, x_until = time[x], made[x]
+        x = parts[x_until, 1]
+        if x_time > time[x]:
+            x_until = x_time
 
 
 @compiled
 def _derive(text, ends, byte_ids, first, pairs, result):
-    """The last merge when BPE is applied to each token's bytes, and whether all ranks rise."""
+    """The last merge when BPE is applied to each token's bytes, and the highest rank."""
     size = len(ends) - 1
     made = np.full(size, UNREACHABLE, np.int64)
-    is_rising = True
+    time = np.full(size, UNREACHABLE, np.int64)
     for token in range(size):
         length = ends[token + 1] - ends[token]
         if length == 0:
@@ -195,8 +224,7 @@ def _derive(text, ends, byte_ids, first, pairs, result):
         parts = np.empty(length, np.int64)
         for i in range(length):
             parts[i] = byte_ids[text[ends[token] + i]]
-        last = np.int64(BYTE)
-        rises = True
+        last = highest = np.int64(BYTE)
         while length > 1:
             best = NEVER
             where = 0
@@ -206,26 +234,23 @@ def _derive(text, ends, byte_ids, first, pairs, result):
                     best, where = rank, i
             if best == NEVER:
                 break
-            if best < last:
-                rises = False
-            last = best
+            last, highest = best, max(best, highest)
             parts[where] = result[best]
             for i in range(where + 1, length - 1):
                 parts[i] = parts[i + 1]
             length -= 1
         if length == 1 and parts[0] == token:
-            made[token] = last
-            is_rising = is_rising and bool(rises)
-    return made, is_rising
+            made[token], time[token] = last, highest
+    return made, time
 
 
 @compiled
-def _postorder(made, parent, kids, ends):
+def _postorder(made, lengths, parent, kids, ends):
     """The interval of each token's subtree, which ends with the token, and the postorder."""
     size = len(made)
     sizes = np.zeros(size, np.int64)
-    by_rank = np.argsort(made)
-    for token in by_rank[::-1]:
+    by_length = np.argsort(lengths)
+    for token in by_length[::-1]:
         if made[token] == UNREACHABLE:
             continue
         sizes[token] += 1
@@ -234,7 +259,7 @@ def _postorder(made, parent, kids, ends):
     start = np.zeros(size, np.int64)
     last = np.full(size, -1, np.int64)
     n = 0
-    for token in by_rank:
+    for token in by_length:
         if made[token] == UNREACHABLE:
             continue
         if parent[token] < 0:
@@ -253,8 +278,8 @@ def _postorder(made, parent, kids, ends):
 
 
 @compiled
-def _cleared(made, left, right, since, kids, ends, start, last):
-    """For each merge, the interval of tokens whose left spine has its right part in time."""
+def _cleared(until, left, right, since, kids, ends, start, last):
+    """For each merge, the interval of tokens whose left spine has its right part long enough."""
     low = np.zeros(len(left), np.int64)
     high = np.zeros(len(left), np.int64)
     for k in range(len(left)):
@@ -264,7 +289,7 @@ def _cleared(made, left, right, since, kids, ends, start, last):
         at, end = ends[y], ends[y + 1]
         while at < end:
             middle = (at + end) >> 1
-            if made[kids[middle]] < since[k]:
+            if until[kids[middle]] < since[k]:
                 at = middle + 1
             else:
                 end = middle

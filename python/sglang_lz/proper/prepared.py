@@ -22,7 +22,7 @@ from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256
