@@ -30,6 +30,7 @@ from sglang_lz.penalty.history import SPARE, HistoryNeed, HistoryRoom
 from sglang_lz.penalty.history_penalizer import RowHistory
 from sglang_lz.penalty.penalizer import Penalizer, StepPlan, VerifiedTrees
 from sglang_lz.penalty.window import bytes_of_row
+from sglang_lz.proper.pauses import admitted
 from sglang_lz.server import hooks
 from sglang_lz.server.request_rows import (
     generates_with_penalty,
@@ -161,14 +162,15 @@ def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool)
     """The waiting requests whose histories have room now, in their order (upstream's hook).
 
     A request that must wait also holds back later ones with a history, so that it gets its turn.
-    Requests without a history pass it. The decision only uses data that all ranks share, so all
-    ranks decide the same.
+    Requests without a history pass it. Paused requests are left out (`pauses`). The decision only
+    uses data that all ranks share, so all ranks decide the same.
 
     Args:
         waiting: upstream's queue.
         adder: admits the requests yielded here, or not.
         pool: upstream's pool of request rows.
     """
+    waiting = list(admitted(waiting))
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None:
         yield from waiting

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +47,14 @@ from sglang_lz.proper.compiler import Compiler
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.product import START, Late, Product, Spent
 from sglang_lz.proper.tokenizer import Unsupported
-from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
+from sglang_lz.proper.waiting import (
+    A_TOKEN,
+    BRIEFLY,
+    GRACE,
+    PATIENCE,
+    BriefWaiting,
+    Waiting,
+)
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -281,9 +288,9 @@ def test_a_busy_machine_costs_a_request_little() -> None:
 class _Slowly(Product):
     """A product whose searches take longer than a scheduler waits, without using a processor."""
 
-    def _rows_of(self, text: int, nfc: int, steps: int) -> Any:
+    def _rows_of(self, text: int, nfc: int, steps: int, is_warming: bool = False) -> Any:
         time.sleep(0.3)
-        return super()._rows_of(text, nfc, steps)
+        return super()._rows_of(text, nfc, steps, is_warming)
 
 
 def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,9 +309,9 @@ class _Stuck(Product):
         super().__init__(*arguments)
         self.may_go = threading.Event()
 
-    def _rows_of(self, text: int, nfc: int, steps: int) -> Any:
+    def _rows_of(self, text: int, nfc: int, steps: int, is_warming: bool = False) -> Any:
         assert self.may_go.wait(PLENTY)
-        return super()._rows_of(text, nfc, steps)
+        return super()._rows_of(text, nfc, steps, is_warming)
 
 
 def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +358,88 @@ def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.Monk
     assert stage.failure == walk.failure
 
 
+def wait_until(is_done: Callable[[], bool]) -> None:
+    end = time.monotonic() + PLENTY
+    while not is_done():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def paused_walk(product: Product) -> tuple[ProperGrammar, torch.Tensor]:
+    """A walk whose first mask is late, and that mask."""
+    walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
+    walk.may_pause = True
+    mask = ProperGrammar.allocate_vocab_mask(600, 1, "cpu")
+    walk.fill_vocab_mask(mask, 0)
+    assert mask.count_nonzero() == 1
+    assert walk.is_late
+    return walk, mask
+
+
+def test_a_walk_pauses_until_its_mask_is_known() -> None:
+    product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
+    walk, mask = paused_walk(product)
+    walk.pause(0)
+    assert walk.is_paused
+    assert not walk.is_ready
+    product.may_go.set()
+    wait_until(lambda: walk.is_ready)
+    walk.resume()
+    assert not walk.is_paused
+    walk.fill_vocab_mask(mask, 0)
+    assert not walk.is_late
+    assert mask.count_nonzero() > 1
+    assert walk.failure is None
+
+
+def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the scheduler waits for it as for one that cannot pause."""
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
+    walk, mask = paused_walk(product)
+    for length in (3, 3):
+        assert walk.is_late
+        walk.pause(length)
+        walk.resume()
+        walk.went_on(length)
+        walk.fill_vocab_mask(mask, 0)
+    assert not walk.is_late
+    walk.accept_token(product.impossible(START))
+    assert walk.failure is not None
+    walk.rollback(1)
+    walk.went_on(4)
+    walk.fill_vocab_mask(mask, 0)
+    assert walk.is_late
+    product.may_go.set()
+
+
+def test_a_walk_that_paused_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = _Stuck(tokenizer(), language_of(Rules(rules_json('root ::= (([a-z ]{0, 300} "q"))'))))
+    monkeypatch.setattr(products, "SLICE", 0)
+    monkeypatch.setattr(products, "STEPS", 0)
+    walk, mask = paused_walk(product)
+    walk.pause(0)
+    product.may_go.set()
+    wait_until(lambda: walk.is_ready)
+    walk.resume()
+    walk.fill_vocab_mask(mask, 0)
+    assert not walk.is_late
+    walk.accept_token(product.impossible(START))
+    assert "too much time or memory" in str(walk.failure)
+
+
+def test_a_scheduler_waits_briefly_for_a_request_that_can_pause() -> None:
+    now = [0.0]
+    shared = Allowance(1.0, 0.5, lambda: now[0])
+    one = BriefWaiting(shared)
+    assert not one.is_over(100.0, BRIEFLY - 0.001)
+    assert one.is_over(0.0, BRIEFLY)
+    one.waited(0.0, 0.995)  # whatever it waited for
+    assert one.is_over(0.0, 0.006)
+    now[0] += 1.0
+    assert not one.is_over(0.0, BRIEFLY - 0.001)
+
+
 def test_what_cannot_come_next() -> None:
     """Between characters and within them."""
     product = product_of("root ::= (([\\0-\\U0010ffff]*))")
@@ -382,6 +471,7 @@ def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = ProperGrammar.allocate_vocab_mask(600, 1, "cpu")
     others = 1
     assert len(walk.forced_run(4)) == 1
+    others = 2  # it has its mask
     walk.fill_vocab_mask(mask, 0)
     wanted = product.mask(START).view(np.int32)
     assert (mask[0, : len(wanted)].numpy() == wanted).all()
@@ -391,7 +481,7 @@ def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mask[0, token >> 5] == backend._bit(token)
     assert mask.count_nonzero() == 1
     assert walk.forced_run(4) == []
-    assert asked[1:3] == [1, 1]
+    assert asked[1:3] == [2, 2]
 
 
 def test_searches_of_a_constraint_do_not_hold_up_those_of_another() -> None:

@@ -22,8 +22,11 @@ import torch
 from xgrammar import GrammarMatcher
 
 from sglang_lz.bounds.dead_ends import MOST_SECONDS, is_pipeline
-from sglang_lz.bounds.threads import ORDINARY, SEARCHES, Stopwatch
+from sglang_lz.bounds.threads import ORDINARY, Allowance, Stopwatch
 
+SEARCHES = Allowance(0.5, 0.1)
+"""For how long all matchers may make a scheduler wait beyond what is ordinary: half a second, and
+then a tenth of the time."""
 MOST_ABANDONED = 64
 """How many abandoned threads there may be. While there are more, new matchers are stopped."""
 

@@ -81,6 +81,3 @@ class Allowance:
 
 ORDINARY = 0.01
 """Seconds that the next tokens of a constraint may always take. Usually they take far less."""
-SEARCHES = Allowance(0.5, 0.1)
-"""For how long the constraints of all requests, whichever library computes them, may make a
-scheduler wait beyond what is ordinary: half a second, and then a tenth of the time."""

@@ -158,7 +158,7 @@ def write(patches: PatchSet, root: Path) -> list[str]:
 
 def diffstat(tree: Path) -> str:
     """Return ``git diff --stat`` of all patches together."""
-    return _run(tree, "diff", "--stat=110,80", "--no-renames", BASE, "HEAD")
+    return _run(tree, "diff", "--stat=120,90", "--no-renames", BASE, "HEAD")
 
 
 def _commit(tree: Path, message: str) -> None:

@@ -27,14 +27,14 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from sglang_lz.bounds import grammar_cache, ranks
 from sglang_lz.bounds.dead_ends import is_pipeline
-from sglang_lz.bounds.threads import SEARCHES, Allowance
+from sglang_lz.bounds.threads import Allowance
 from sglang_lz.proper.apart import compile_all, prepare_apart
 from sglang_lz.proper.compiler import COMPILER
 from sglang_lz.proper.prepared import Prepared, prepare
 from sglang_lz.proper.product import START, Late, Product, Spent, State
 from sglang_lz.proper.rules import ANY_TEXT, rules_of
 from sglang_lz.proper.tokenizer import Unsupported
-from sglang_lz.proper.waiting import Waiting
+from sglang_lz.proper.waiting import MASKS, BriefWaiting, Waiting
 from sglang_lz.server.upstream import applies_constraint, frames_answers
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,11 @@ ROW_BYTES = 1 << 20
 """The least memory for the rows of one constraint."""
 _ENDED = "proper_tokens: the constraint was given up here"
 _TOO_LATE = "its next tokens were not found in time, and other requests wait"
+_NEVER, _LATER, _NOW = range(3)
+"""When a rank has a mask."""
+MOST_PAUSES = 2
+"""How often a request pauses at one length of its output; the rows that it waited for may not fit
+into memory at once."""
 PATIENCE = 100_000
 """How many more times, at least 5 ms apart, upstream polls for a grammar before it gives up. The
 first grammar has to wait for the tokenizer to be prepared and, if nothing has been compiled yet,
@@ -90,7 +95,14 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         self._stop_tokens = tuple(stop_tokens)
         self._shared = shared
         self._waiting = None if shared is None else Waiting(shared)
+        self._briefly = None if shared is None else BriefWaiting(shared)
         self._states: list[State] = [START]
+        self.may_pause = False
+        """Whether the request pauses when a mask is late (`pauses`), instead of ending."""
+        self.is_paused = False
+        self._pauses = self._paused_at = 0
+        self._late: list[tuple[State, Future[Any]]] = []
+        self._hopeless: dict[State, str] = {}
         self._stopped = False
         self._problem = _TOO_LATE
         self.failure: str | None = None
@@ -154,24 +166,84 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         """Set a row of a mask, [rows, ceil(V / 32)] int32, to the tokens that may come next.
 
         If they are not found in time on all ranks, the row allows only a token that cannot come
-        next. When the ranks and pipeline stages accept that token, they all end the request.
+        next. The request then pauses, or the ranks and pipeline stages all end it when they accept
+        that token.
         """
         row = vocab_mask[idx]
         row.zero_()
-        try:
-            found = None if self.failure else self._product.mask(self._states[-1], self._waiting)
-        except (Late, Spent) as error:
-            self._problem = str(error) or _TOO_LATE
-            found = None
-        if ranks.least([found is not None]) == [0] or found is None:
-            token = self._product.impossible(self._states[-1])
+        state = self._states[-1]
+        found, when = self._ask(state)
+        (when,) = ranks.least([when])
+        if when == _LATER:
+            self._late.append((state, self._product.expected(state)))
+        if when != _NOW or found is None:
+            token = self._product.impossible(state)
             row[token >> 5] = _bit(token)
             return
         mask = torch.from_numpy(found.view("int32"))
         row[: len(mask)] = mask
-        if self._product.may_end(self._states[-1]):
+        if self._product.may_end(state):
             for token in self._stop_tokens:
                 row[token >> 5] |= _bit(token)
+
+    def _ask(self, state: State) -> tuple[Any, int]:
+        """The mask of a state, if it is known, and when it is."""
+        self._problem = self._hopeless.get(state, self._problem)
+        if self.failure is not None or state in self._hopeless:
+            return None, _NEVER
+        try:
+            return self._product.mask(state, self._patience()), _NOW
+        except Spent as error:
+            self._problem = str(error)
+            return None, _NEVER
+        except Late:
+            self._problem = _TOO_LATE
+            return None, _LATER if self._can_pause else _NEVER
+
+    def _patience(self) -> Waiting | None:
+        """How long to wait for a mask."""
+        return self._briefly if self._can_pause else self._waiting
+
+    @property
+    def _can_pause(self) -> bool:
+        return self.may_pause and self._pauses < MOST_PAUSES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last step lacked a mask of this request, which can pause."""
+        return bool(self._late)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the masks that were late are known by now, or cannot be found."""
+        return all(future.done() for _, future in self._late)
+
+    def pause(self, length: int) -> None:
+        """Wait until `is_ready`.
+
+        Args:
+            length: how many tokens the output has.
+        """
+        self.is_paused = True
+        self._pauses += 1
+        self._paused_at = length
+
+    def resume(self) -> None:
+        """Go on where the walk paused."""
+        self.is_paused = False
+        for state, future in self._late:
+            if future.done() and not future.cancelled() and future.exception() is not None:
+                self._hopeless[state] = str(future.exception())
+        self._late.clear()
+
+    def forget_late(self) -> None:
+        """Forget what was late, because the step samples nothing."""
+        self._late.clear()
+
+    def went_on(self, length: int) -> None:
+        """Record the length of the output after a step."""
+        if length > self._paused_at:
+            self._pauses = 0
 
     def forced_run(self, most: int) -> list[int]:
         """The tokens that are forced next, at most `most` of them, as far as they are known."""
@@ -180,7 +252,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         while not self.is_terminated() and len(run) < most:
             try:
                 ends = self._product.may_end(state)
-                only = None if ends else self._product.only(state, self._waiting)
+                only = None if ends else self._product.only(state, self._patience())
             except (Late, Spent):  # filling the mask will report it
                 break
             after = None if only is None else self._product.next(state, only)
@@ -231,6 +303,10 @@ class UnmadeProduct:
         raise _Unmade(self._problem)
 
     only = mask
+
+    def expected(self, state: State) -> Future[Any]:
+        """Not called, because no mask is late."""
+        raise NotImplementedError
 
     def next(self, state: State, token: int) -> State | None:
         """The last stage decides which tokens come."""
@@ -434,7 +510,7 @@ def serve_proper_tokens(manager: Any) -> None:
     grammar_cache.bound(manager.grammar_backend, backend, is_pipeline())
     scheduler = manager.scheduler
     stops = scheduler.model_config.hf_eos_token_id or {scheduler.tokenizer.eos_token_id}
-    proper = ProperTokens(scheduler.tokenizer, sorted(stops), SEARCHES)
+    proper = ProperTokens(scheduler.tokenizer, sorted(stops), MASKS)
     backend.dispatch_fallback = proper.dispatch
     ranks.join(scheduler)
     _keep_apart(manager, proper)
@@ -535,7 +611,7 @@ def _keep_apart(manager: Any, proper: ProperTokens) -> None:
 
 
 def end_without_mask(req: Any, new_tokens: int) -> None:
-    """End a request whose mask was not found in time (upstream's hook).
+    """End a request whose mask was not found in time, and that could not pause (upstream's hook).
 
     Args:
         req: upstream's Req, with its new tokens.
@@ -544,9 +620,10 @@ def end_without_mask(req: Any, new_tokens: int) -> None:
     grammar = req.grammar
     if isinstance(grammar, ReasonerGrammarObject):
         grammar = grammar.grammar
-    if not isinstance(grammar, ProperGrammar) or grammar.failure is None:
+    if not isinstance(grammar, ProperGrammar):
         return
-    if req.to_finish is not None:
+    grammar.went_on(len(req.output_ids))
+    if grammar.failure is None or req.to_finish is not None:
         return
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 

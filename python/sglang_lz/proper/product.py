@@ -235,6 +235,7 @@ class Product:
         self.filled = 0
         """How many times rows were computed."""
         self.most_steps = 0
+        self._warmed = 0  # steps of searches in the background
         """The most steps that computing one of them took."""
 
     @property
@@ -375,7 +376,7 @@ class Product:
     def expect(self, state: State) -> None:
         """Start computing what `mask` needs for a state in another thread."""
         if not self.is_warm(state):
-            self._expected(state)
+            self.expected(state)
 
     def can_end(self) -> bool:
         """Whether the language has any proper sequence.
@@ -434,7 +435,7 @@ class Product:
             if self._work[kernels.STOP] or is_full:
                 return
             try:
-                rows, odd = self._rows_of(state.text, state.nfc, SLICE)
+                rows, odd = self._rows_of(state.text, state.nfc, SLICE, is_warming=True)
             except Spent:
                 return
             either = rows.apart | rows.broken
@@ -476,11 +477,12 @@ class Product:
             return rows, odd
 
     def _awaited(self, state: State, waiting: Waiting | None) -> _Found:
-        watch, own = Stopwatch(), Stopwatch(used=self._searched)
+        watch = Stopwatch() if waiting is None else waiting.watch()
+        own = Stopwatch(used=self._searched)
         try:
             while True:
                 try:
-                    return self._expected(state).result(None if waiting is None else _POLL)
+                    return self.expected(state).result(None if waiting is None else _POLL)
                 except TooLate:
                     if waiting is not None and waiting.is_over(own.seconds(), watch.seconds()):
                         raise Late from None
@@ -491,10 +493,15 @@ class Product:
                 waiting.waited(own.seconds(), watch.seconds())
 
     def _searched(self) -> float:
-        """How much processor time all searches of this product have taken, in seconds."""
-        return int(self._work[kernels.ALL_STEPS]) / A_SECOND
+        """How much processor time the searches of this product for its users have taken, in
+        seconds."""
+        return (int(self._work[kernels.ALL_STEPS]) - self._warmed) / A_SECOND
 
-    def _expected(self, state: State) -> Future[_Found]:
+    def expected(self, state: State) -> Future[Any]:
+        """Done when what `mask` needs for a state is known, or cannot be found.
+
+        Its exception is then what `mask` would raise.
+        """
         key = state.text, state.nfc
         with self._expecting:
             future = self._futures.get(key)
@@ -544,15 +551,21 @@ class Product:
             else:
                 future.set_exception(error)
 
-    def _rows_of(self, text: int, nfc: int, steps: int) -> _Found:
+    def _rows_of(self, text: int, nfc: int, steps: int, is_warming: bool = False) -> _Found:
         with self._filling:
             kept = self._kept(text, nfc)  # another thread may have filled them meanwhile
             if kept is not None:
                 return kept
             self._work[kernels.STEPS] = steps
-            rows = self._rows.get(text) or self._fill(text)
-            odd = self._fill_odd(text, nfc)
-            self.most_steps = max(self.most_steps, steps - int(self._work[kernels.STEPS]))
+            before = int(self._work[kernels.ALL_STEPS])
+            try:
+                rows = self._rows.get(text) or self._fill(text)
+                odd = self._fill_odd(text, nfc)
+            finally:
+                taken = int(self._work[kernels.ALL_STEPS]) - before
+                if is_warming:
+                    self._warmed += taken
+            self.most_steps = max(self.most_steps, taken)
             with self._keeping:
                 if text in self._rows:
                     self._bytes -= self._rows.pop(text).size

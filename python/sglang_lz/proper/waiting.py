@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from sglang_lz.bounds.threads import ORDINARY, Allowance
+import time
+
+from sglang_lz.bounds.threads import ORDINARY, Allowance, Stopwatch
 
 PATIENCE = 0.7
 """Seconds that the searches of one request may take while a scheduler waits, besides what its
 tokens earn."""
 A_TOKEN = 0.02
 """Seconds that each token of a request earns."""
-GRACE = 0.05
+GRACE = 0.25
 """Seconds that each search may take even if others have used up the shared allowance."""
+MASKS = Allowance(0.5, 0.1)
+"""For how long the masks of all requests may make a scheduler wait: half a second, and then a tenth
+of the time."""
+BRIEFLY = 0.02
+"""Seconds that a scheduler waits for a mask of a request that can pause."""
 
 
 class Waiting:
-    """How much longer a scheduler waits for the masks of one request.
+    """How much longer a scheduler waits for the masks of one request, which then has to end.
 
     Two times are measured. What the request's own searches take counts against the request, so a
     request with easy constraints never ends because others search for long. What the scheduler
@@ -22,13 +29,17 @@ class Waiting:
     up their time, only searches that take little are waited for.
 
     Args:
-        shared: the allowance for all requests together (`threads.SEARCHES`).
+        shared: the allowance for all requests together (`MASKS`).
     """
 
     def __init__(self, shared: Allowance) -> None:
         self._shared = shared
         self._left = PATIENCE
         self._furthest = 0
+
+    def watch(self) -> Stopwatch:
+        """Measures how long the scheduler waits for one mask."""
+        return Stopwatch()
 
     def is_over(self, own: float, waited: float) -> bool:
         """Whether the scheduler must not wait on.
@@ -50,3 +61,23 @@ class Waiting:
         if length > self._furthest:
             self._left = min(PATIENCE, self._left + A_TOKEN * (length - self._furthest))
             self._furthest = length
+
+
+class BriefWaiting(Waiting):
+    """How much longer a scheduler waits for a mask of a request that can pause instead.
+
+    All of the time counts, also that in which a busy machine does other work, because the other
+    requests wait in any case. It counts only against all requests together.
+    """
+
+    def watch(self) -> Stopwatch:
+        """Measures how long the scheduler waits for one mask."""
+        return Stopwatch(used=time.monotonic)
+
+    def is_over(self, own: float, waited: float) -> bool:
+        """Like that of `Waiting`."""
+        return waited >= min(BRIEFLY, self._shared.left())
+
+    def waited(self, own: float, waited: float) -> None:
+        """Like that of `Waiting`."""
+        self._shared.spend(waited)

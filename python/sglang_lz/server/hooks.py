@@ -30,6 +30,8 @@ HOOKS = MappingProxyType(
             "abort_unservable",
         ),
         ("sglang.srt.managers.scheduler", "Scheduler._get_new_batch_prefill_raw"): ("with_room",),
+        ("sglang.srt.managers.scheduler", "Scheduler.get_next_batch_to_run"): ("pause_late",),
+        ("sglang.srt.managers.scheduler", "Scheduler.process_batch_result"): ("discard_late",),
         (
             "sglang.srt.disaggregation.decode",
             "SchedulerDisaggregationDecodeMixin._get_new_prebuilt_batch",
