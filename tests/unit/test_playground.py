@@ -217,6 +217,18 @@ def test_an_output_comes_with_what_each_token_lost() -> None:
     assert told[-1]["loops"] == [[0, 48, 4, 12]]
 
 
+@pytest.mark.parametrize("column", ["known", "lz"])
+def test_an_output_that_fills_the_context(column: str) -> None:
+    """No prompt may be as long, so what was before is not known of the last tokens."""
+    server = Server()
+    server.info["max_req_input_len"] = len(ASKED["prompt"]) + 41
+    told = events(server, column=column)
+    assert server.bodies[-1]["input_ids"][-1] == LOOP[39]
+    (before,) = [event["before"] for event in told if "before" in event]
+    assert len(before) == 40 < len(LOOP)
+    assert told[-1]["end"] == "length"
+
+
 def test_each_column_asks_for_its_penalty_only() -> None:
     for column, penalty in (
         ("none", {"lz_penalty": 0}),

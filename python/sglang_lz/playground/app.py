@@ -303,6 +303,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
     `tokens` has for each token its id, its text, its log probability with the penalty, and
     `COLUMNS`. `before` has for each token its log probability without any penalty; the log
     probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
+    It lacks the last tokens of an output that fills the context, which no prompt may fill.
     What another penalty takes from a logit cannot be known from outside, so its tokens count as
     lowered if their log probability fell by more than `FALL`.
     """
@@ -347,7 +348,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
             before = await upstream.unpenalised(prompt, output)
             again = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
             firsts = [one[2] for one in before]
-            taken = await run_in_threadpool(again.explain, output, firsts)
+            taken = await run_in_threadpool(again.explain, output[: len(firsts)], firsts)
             yield {
                 "before": [
                     [own, first, text, *row]
@@ -356,7 +357,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
             }
         total = await run_in_threadpool(summed, output, rows, params)
         if asked.column == OTHER:
-            falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=True)]
+            falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=False)]
             total["counters"] |= {
                 "touched": sum(falls),
                 "touched_per_1000": 1000 * sum(falls) / max(len(falls), 1),

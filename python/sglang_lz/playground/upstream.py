@@ -33,6 +33,7 @@ class About:
         is_ours: whether it has the LZ penalty.
         max_window_size: the largest W, in tokens; 0 if it is not ours.
         vocab_size: V; 0 if it is not ours.
+        max_input: how many tokens a prompt may have; None if the server does not say.
         heeds_seed: whether a request's seed matters.
     """
 
@@ -40,6 +41,7 @@ class About:
     is_ours: bool
     max_window_size: int
     vocab_size: int
+    max_input: int | None
     heeds_seed: bool
 
 
@@ -85,12 +87,14 @@ class Upstream:
             if not isinstance(info, dict) or "served_model_name" not in info:
                 raise UpstreamError(f"What answers at {self.url} is no server of SGLang.")
             window = info.get("lz_max_window_size")
+            longest = info.get("max_req_input_len")  # a prompt must be shorter
             is_ours = isinstance(window, int)
             self._about = About(
                 model=str(info["served_model_name"]),
                 is_ours=is_ours,
                 max_window_size=window if isinstance(window, int) else 0,
                 vocab_size=await self._vocab_size() if is_ours else 0,
+                max_input=longest - 1 if isinstance(longest, int) else None,
                 heeds_seed=bool(info.get("enable_deterministic_inference")),
             )
         return self._about
@@ -170,14 +174,16 @@ class Upstream:
         """What the model by itself thinks of each token of an output, in one prefill.
 
         Returns:
-            For each token its log probability without any penalty, at temperature 1, and the log
+            For each token, as far as a prompt of this server may reach, its log probability without any penalty, at temperature 1, and the log
             probability, the id and the text of the token that is the most likely there.
 
         Raises:
             UpstreamError: the server refuses it.
         """
+        most = (await self.about()).max_input
+        input_ids = [*prompt, *output][:most]
         body = {
-            "input_ids": [*prompt, *output],
+            "input_ids": input_ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0},
             "return_logprob": True,
             "logprob_start_len": len(prompt) - 1,
@@ -186,7 +192,7 @@ class Upstream:
         }
         meta = (await self._json("POST", "/generate", body))["meta_info"]
         own, top = meta["input_token_logprobs"][1:], meta["input_top_logprobs"][1:]
-        if not len(own) == len(top) == len(output):
+        if not len(own) == len(top) == len(input_ids) - len(prompt):
             raise UpstreamError("The server gave no log probabilities of the whole output.")
         return [
             (one[0], best[0][0], best[0][1], best[0][2] or "")

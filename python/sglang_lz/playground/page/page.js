@@ -6,6 +6,9 @@ const TITLES = { none: "No penalty", known: "A known penalty", lz: "LZ penalty" 
 const HEAT = [0, 0.5, 1, 2, 4, 8];
 const [TEXT, LOGPROB, NATS, DISTANCE, MATCH, COPIES, COVER, MEMORY] = [1, 2, 3, 4, 5, 6, 7, 8];
 const COVERED = 64;
+// How many tokens are coloured between two frames, and how long a long output waits for its next
+// lines, in milliseconds: laying it out takes the longer the more there is.
+const SLICE = 256, PAUSE = 200, LONG = 512;
 const HINT = "Point at a token, or focus an output and use the arrow keys.";
 
 const element = (tag, properties = {}, ...children) => {
@@ -70,7 +73,8 @@ class Column {
   }
 
   clear() {
-    Object.assign(this, { tokens: [], spans: [], before: [], loops: [], marked: [], chosen: -1, prompt: 0, drawn: false });
+    clearTimeout(this.timer);
+    Object.assign(this, { tokens: [], spans: [], before: [], loops: [], marked: [], chosen: -1, prompt: 0, timer: 0, stale: 0 });
     this.output.replaceChildren();
     this.facts.replaceChildren();
     this.chart.replaceChildren();
@@ -82,8 +86,10 @@ class Column {
     if (event.prompt !== undefined) this.prompt = event.prompt;
     if (event.tokens) this.add(event.tokens);
     if (event.before) this.before = event.before;
-    if (event.before) this.spans.forEach((_, i) => this.heat(i));
-    if (event.loops) this.underline(event.loops);
+    if (event.loops && JSON.stringify(event.loops) !== JSON.stringify(this.loops)) this.loops = event.loops;
+    else event.loops = undefined;
+    if (event.before || event.loops) this.stale = 0;
+    if (event.end !== undefined || event.model !== undefined) this.update(); else this.soon();
     if (event.counters) { this.counters = event.counters; this.count(); }
     if (event.error) this.fail(event.error);
   }
@@ -93,20 +99,29 @@ class Column {
     this.problem.hidden = false;
   }
 
-  add(tokens) {
-    const atEnd = this.output.scrollTop + this.output.clientHeight > this.output.scrollHeight - 40;
-    const fresh = document.createDocumentFragment();
-    for (const token of tokens) {
-      const span = element("span", {}, token[TEXT]);
-      this.tokens.push(token);
-      this.spans.push(span);
-      this.heat(this.spans.length - 1);
-      fresh.append(span);
+  add(tokens) { for (const token of tokens) this.tokens.push(token); }
+
+  soon() {
+    const wait = this.tokens.length > LONG && this.tokens.length > this.spans.length ? PAUSE : 0;
+    this.timer ||= setTimeout(() => requestAnimationFrame(() => this.update()), wait);
+  }
+
+  // Show what has come since the last time. Colours follow in slices, so that the page stays quick.
+  update() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    const shown = this.spans.length;
+    if (this.tokens.length > shown) {
+      const atEnd = this.output.scrollTop + this.output.clientHeight > this.output.scrollHeight - 40;
+      for (const token of this.tokens.slice(shown)) this.spans.push(element("span", {}, token[TEXT]));
+      for (let i = shown; i < this.spans.length; i++) this.heat(i);
+      this.output.append(...this.spans.slice(shown));
+      if (atEnd) this.output.scrollTop = this.output.scrollHeight;
+      this.draw();
     }
-    this.output.append(fresh);
-    if (atEnd) this.output.scrollTop = this.output.scrollHeight;
-    if (!this.drawn) requestAnimationFrame(() => { this.drawn = false; this.draw(); });
-    this.drawn = true;
+    const end = Math.min(this.spans.length, this.stale + SLICE);
+    for (; this.stale < end; this.stale++) this.heat(this.stale);
+    if (this.stale < this.spans.length) this.soon();
   }
 
   // What is taken from a known penalty's token is only known as a fall of its log probability.
@@ -119,7 +134,8 @@ class Column {
     const lost = this.lost(i);
     const least = this.name === "known" ? fields.fall : 0;
     const level = lost > least ? HEAT.filter((bound) => lost >= bound).length : 0;
-    this.spans[i].className = (level ? `h${level}` : "") + (this.isLooped(i) ? " loop" : "") + (this.isTurn(i) ? " turn" : "");
+    const name = (level ? `h${level}` : "") + (this.isLooped(i) ? " loop" : "") + (this.isTurn(i) ? " turn" : "");
+    if (this.spans[i].heat !== name) this.spans[i].className = this.spans[i].heat = name;
   }
 
   // Another token would have come first, and the penalty lowered it.
@@ -129,12 +145,6 @@ class Column {
   }
 
   isLooped(i) { return this.loops.some(([begin, end]) => begin <= i && i < end); }
-
-  underline(loops) {
-    const changed = JSON.stringify(loops) !== JSON.stringify(this.loops);
-    this.loops = loops;
-    if (changed) for (const [begin, end] of loops) for (let i = begin; i < end; i++) this.spans[i]?.classList.add("loop");
-  }
 
   count() {
     const c = this.counters, first = columns.none?.counters;
@@ -170,9 +180,9 @@ class Column {
 
   key(event) {
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -1e9, End: 1e9 }[event.key];
-    if (!move || !this.tokens.length) return;
+    if (!move || !this.spans.length) return;
     event.preventDefault();
-    this.choose(Math.min(this.tokens.length - 1, Math.max(0, this.chosen + move)));
+    this.choose(Math.min(this.spans.length - 1, Math.max(0, this.chosen + move)));
     this.spans[this.chosen].scrollIntoView({ block: "nearest" });
   }
 
@@ -182,7 +192,7 @@ class Column {
   }
 
   choose(i) {
-    if (i < 0 || i >= this.tokens.length) return;
+    if (i < 0 || i >= this.spans.length) return;
     for (const column of Object.values(columns)) {
       for (const [span, name] of column.marked) span.classList.remove(name);
       column.marked = [];
