@@ -19,14 +19,23 @@ from system_tools import require
 
 
 @pytest.fixture(scope="session")
-def podman() -> Iterator[Podman]:
+def removals() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Removing what podman keeps takes minutes; other tests may run meanwhile."""
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for removal in found:
+        removal.wait()
+
+
+@pytest.fixture(scope="package")
+def podman(removals: list[subprocess.Popen[bytes]]) -> Iterator[Podman]:
     require(IMAGE_TOOLS)
     podman = Podman(CONTAINERS / "podman")
     yield podman
-    podman.clear()
+    removals.append(podman.clear())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def base(podman: Podman) -> str:
     """Name of an image that stands in for the slim Python of a registry, and may bring torch."""
     torch = distribution("torch").version if sys.version_info[:2] == PYTHON_OF_BASE else "none"
