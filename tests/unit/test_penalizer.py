@@ -139,6 +139,7 @@ class Request:
     is_finished: bool = False
     rid: str = "r"
     custom_logit_processor: str | None = None
+    grammar: None = None
 
     @property
     def kv(self) -> SimpleNamespace:

@@ -174,8 +174,9 @@ class Upstream:
         """What the model by itself thinks of each token of an output, in one prefill.
 
         Returns:
-            For each token, as far as a prompt of this server may reach, its log probability without any penalty, at temperature 1, and the log
-            probability, the id and the text of the token that is the most likely there.
+            For each token, as far as a prompt of this server may reach, its log probability without
+            any penalty, at temperature 1, and the log probability, the id and the text of the token
+            that is the most likely there.
 
         Raises:
             UpstreamError: the server refuses it.
