@@ -165,6 +165,8 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
         tests = [f"--ignore-glob={tests}" for tests in left_out]
     elif mode == "containers":
         tests = ["tests/deploy"]
+    if mode in ("quick", DEFAULT, "all"):
+        _compile(environment, env)
     status = _pytest(environment, env, [*workers(mode, arguments), *tests, *arguments])
     failed = [name for name, (status, _) in results.items() if status]
     if failed:
@@ -178,7 +180,18 @@ def _check_older(environment: Environment, arguments: list[str]) -> int:
     env = variables(environment)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
+    _compile(environment, env)
     return status or _pytest(environment, env, [*workers("all", []), *OLDER, *arguments])
+
+
+def _compile(environment: Environment, env: dict[str, str]) -> None:
+    """Compile what proper tokens need, or every worker and every server would at the same time."""
+    say("compiling the kernels of proper tokens, if they have changed")
+    code = (
+        "from sglang_lz.demo import MODEL_PATH; from sglang_lz.proper.apart import prepare_apart; "
+        "prepare_apart((MODEL_PATH / 'tokenizer.json').read_text())"
+    )
+    _supervise.run([str(environment.python), "-c", code], env=env, cwd=ROOT)
 
 
 def _pytest(environment: Environment, env: dict[str, str], arguments: list[str]) -> int:

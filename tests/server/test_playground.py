@@ -300,3 +300,26 @@ def test_one_file_shows_the_session_in_a_frame_of_another_page(
 
 def test_the_demo_model_is_the_one_of_texts_without_a_server() -> None:
     assert (DEMO / "config.json").read_bytes() == (model_path() / "config.json").read_bytes()
+
+
+@on("dp2")
+def test_a_seed_counts_on_a_deterministic_server(server: Server, tmp_path: Path) -> None:
+    running = playground(server.url, tmp_path / "playground.log")
+
+    def output(seed: int) -> list[str]:
+        sampling = {"temperature": 1.5, "seed": seed, "max_new_tokens": 40}
+        known = {"known": "repetition_penalty", "known_value": 1.2}
+        body = {"column": "lz", "prompt": "Once", "chat": False, "fields": dict(RECOMMENDED)}
+        answer = requests.post(
+            f"{running.name}api/generate", json={**body, **sampling, **known}, timeout=SECONDS
+        )
+        told = [json.loads(part[len("data: ") :]) for part in answer.text.split("\n\n")[:-1]]
+        assert told[-1]["end"], told
+        return [token[1] for event in told for token in event.get("tokens", ())]
+
+    try:
+        about = requests.get(f"{running.name}api/server", timeout=SECONDS).json()
+        assert about["heeds_seed"]
+        assert output(3) == output(3) != output(4)
+    finally:
+        running.stop()

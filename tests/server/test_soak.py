@@ -17,7 +17,7 @@ from soak.check import Answer, check, deviations, expected_rows
 from soak.schedule import ANSWER, STREAM, TOKENS, Request
 
 ROOT = Path(__file__).resolve().parents[2]
-POSITIONS = 3_000
+POSITIONS = 1_500
 REQUEST = Request(prompt=[300, 301, 302] * 4, new_tokens=6, lz=Lz(0.5))
 
 
