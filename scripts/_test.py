@@ -78,6 +78,12 @@ OLDER = (
 """What `all` runs of an older release: with every mode, both would take an hour. Chunks are in
 `mixed-chunk`, chains of drafts in `eagle-tree`."""
 
+COMPILE = """
+from sglang_lz.demo import MODEL_PATH
+from sglang_lz.proper.apart import prepare_apart
+prepare_apart((MODEL_PATH / "tokenizer.json").read_text())
+"""
+
 
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
     """Remove the mode, one of `MODES`, from the arguments; else it is `NAMED` or `DEFAULT`."""
@@ -187,11 +193,7 @@ def _check_older(environment: Environment, arguments: list[str]) -> int:
 def _compile(environment: Environment, env: dict[str, str]) -> None:
     """Compile what proper tokens need, or every worker and every server would at the same time."""
     say("compiling the kernels of proper tokens, if they have changed")
-    code = (
-        "from sglang_lz.demo import MODEL_PATH; from sglang_lz.proper.apart import prepare_apart; "
-        "prepare_apart((MODEL_PATH / 'tokenizer.json').read_text())"
-    )
-    _supervise.run([str(environment.python), "-c", code], env=env, cwd=ROOT)
+    _supervise.run([str(environment.python), "-c", COMPILE], env=env, cwd=ROOT)
 
 
 def _pytest(environment: Environment, env: dict[str, str], arguments: list[str]) -> int:

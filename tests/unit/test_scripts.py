@@ -237,14 +237,15 @@ def test_named_tests_run_and_nothing_else(
 def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments: list[str]) -> None:
     assert run_tests.test(arguments) == 0
     pytest_alone = ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"]
-    older = [["sglang_lz", "doctor"], pytest_alone] * (len(environment.releases()) - 1)
+    tests = [[run_tests.COMPILE], pytest_alone]
+    older = [["sglang_lz", "doctor"], *tests] * (len(environment.releases()) - 1)
     assert [command[:2] for command in calls.commands] == [
         ["ruff", "check"],
         ["ruff", "format"],
         ["mypy"],
         ["sglang_lz", "check"],
         ["sglang_lz", "doctor"],
-        pytest_alone,
+        *tests,
         *(older if "all" in arguments else []),
     ]
     assert "-n" in calls.commands[-1]
