@@ -170,7 +170,7 @@ def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool)
         adder: admits the requests yielded here, or not.
         pool: upstream's pool of request rows.
     """
-    waiting = list(admitted(waiting))
+    waiting = list(admitted(waiting, adder))
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None:
         yield from waiting

@@ -66,7 +66,7 @@ class Scheduler:
     def __init__(self, *, enable_overlap: bool = True) -> None:
         self.enable_overlap = enable_overlap
         self.waiting_queue: list[Request] = []
-        self.tree_cache = SimpleNamespace(supports_mamba=lambda: False)
+        self.tree_cache = SimpleNamespace()
 
     def _add_request_to_queue(self, req: Request, is_retracted: bool) -> None:
         assert is_retracted
@@ -94,7 +94,7 @@ def test_late_requests_leave_the_batch_and_come_back_first() -> None:
     assert not batch.batch_is_full
     assert all(req.released and req.is_retracted for req in late)
     assert scheduler.waiting_queue == [new, *late]
-    assert list(admitted(scheduler.waiting_queue)) == [new]
+    assert list(admitted(scheduler.waiting_queue, None)) == [new]
     late[1].masks.set_result(None)
     scheduler.waiting_queue.remove(late[0])  # it was aborted
     pause_late(scheduler, batch)

@@ -21,18 +21,19 @@ _NAP = 0.001
 """Seconds that a scheduler sleeps if all its requests have paused."""
 
 
-def admitted(waiting: Iterable[Any]) -> Iterator[Any]:
+def admitted(waiting: Iterable[Any], adder: Any) -> Iterator[Any]:
     """The requests of a queue that have not paused. Of each it is decided whether it can.
 
     Args:
         waiting: upstream's requests.
+        adder: upstream's PrefillAdder, with its prefix cache.
     """
     for req in waiting:
         walk = _walk(req)
         if walk is None:
             yield req
         elif not walk.is_paused:
-            walk.may_pause = _may_pause(req)
+            walk.may_pause = _may_pause(req, adder.tree_cache)
             yield req
 
 
@@ -52,10 +53,9 @@ def pause_late(scheduler: Any, batch: Any) -> None:
         return
     from sglang.srt.mem_cache.common import release_kv_cache
 
-    cache = scheduler.tree_cache
     for req, walk in late.items():
         walk.pause(len(req.output_ids))
-        release_kv_cache(req, cache, checkpoint=not cache.supports_mamba())
+        release_kv_cache(req, scheduler.tree_cache, checkpoint=True)
         req.reset_for_retract()
     batch.filter_batch(reqs_to_exclude=list(late))
     batch.batch_is_full = False
@@ -119,17 +119,20 @@ def _walk(req: Any) -> ProperGrammar | None:
     return walk_of(req.grammar)
 
 
-def _may_pause(req: Any) -> bool:
+def _may_pause(req: Any, cache: Any) -> bool:
     """Whether a request can be computed again from its tokens at any time, and on this server.
 
-    In a pipeline only the last stage has masks, but the first decides which requests run. A server
-    that only decodes cannot prefill. Upstream cannot repeat the other kinds of requests without
-    changing what they return.
+    Without a prefix cache that keeps all of it, each pause would cost its whole prefill. In a
+    pipeline only the last stage has masks, but the first decides which requests run. A server that
+    only decodes cannot prefill. Upstream cannot repeat the other kinds of requests without changing
+    what they return.
     """
     from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel
 
     return (
-        get_parallel().pp_size == 1
+        cache.supports_prefix_sharing()
+        and not cache.supports_mamba()
+        and get_parallel().pp_size == 1
         and get_disagg().disaggregation_mode == "null"
         and not get_memory().enable_hisparse
         and (req.session is None or not req.session.streaming)
