@@ -89,9 +89,12 @@ class Podman:
         """Build an image from the checkout with scripts/image and return its name."""
         tag = f"localhost/sglang-lz-test:{flavour}"
         command = [str(ROOT / "scripts" / "image"), flavour, "--base", base, "--tag", tag]
-        done = subprocess.run([*command, *options], env=self.env, check=False)
-        if done.returncode:  # on some kernels runc fails now and then to seal its own copy
-            subprocess.run([*command, *options], env=self.env, check=True)
+        command += options
+        done = subprocess.run(command, env=self.env, stderr=subprocess.PIPE, text=True, check=False)
+        sys.stderr.write(done.stderr)
+        if "sealing memfd" in done.stderr:  # on some kernels runc fails to seal its own copy
+            done = subprocess.run(command, env=self.env, check=False)
+        done.check_returncode()
         return tag
 
 

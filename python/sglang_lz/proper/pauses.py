@@ -44,9 +44,10 @@ def pause_late(scheduler: Any, batch: Any) -> None:
         scheduler: upstream's Scheduler.
         batch: its running batch; the requests are removed from it.
     """
-    if paused := getattr(scheduler, "lz_paused", None):
-        scheduler.lz_paused = _resume(scheduler, paused)
-        if scheduler.lz_paused and batch.is_empty():
+    paused = scheduler.__dict__.setdefault("lz_paused", {})
+    if paused:
+        _resume(scheduler, paused)
+        if paused and batch.is_empty():
             time.sleep(_NAP)
     late = {req: walk for req in batch.reqs if (walk := _walk(req)) is not None and walk.is_late}
     if not late:
@@ -61,32 +62,28 @@ def pause_late(scheduler: Any, batch: Any) -> None:
     batch.batch_is_full = False
     for req in late:
         scheduler._add_request_to_queue(req, is_retracted=True)
-    scheduler.lz_paused = [*getattr(scheduler, "lz_paused", ()), *late]
+    paused.update(late)
 
 
-def _resume(scheduler: Any, paused: list[Any]) -> list[Any]:
+def _resume(scheduler: Any, paused: dict[Any, ProperGrammar]) -> None:
     """Resume the requests whose masks are known, before all others in the queue.
 
-    Returns:
-        Those that stay paused.
+    Args:
+        scheduler: upstream's Scheduler.
+        paused: its paused requests and their walks; those that resume or were aborted are removed.
     """
     queued = set(scheduler.waiting_queue)
-    paused = [req for req in paused if req in queued]  # the others were aborted
-    walks = [_walk(req) for req in paused]
+    for req in [req for req in paused if req not in queued]:  # it was aborted
+        del paused[req]
     ready = ranks.least(
-        [
-            walk is None or walk.is_ready or req.to_finish is not None
-            for req, walk in zip(paused, walks, strict=True)
-        ]
+        [walk.is_ready or req.to_finish is not None for req, walk in paused.items()]
     )
-    for walk, is_ready in zip(walks, ready, strict=True):
-        if is_ready and walk is not None:
-            walk.resume()
     resumed = [req for req, is_ready in zip(paused, ready, strict=True) if is_ready]
+    for req in resumed:
+        paused.pop(req).resume()
     if resumed:
         others = [req for req in scheduler.waiting_queue if req not in resumed]
         scheduler.waiting_queue = resumed + others
-    return [req for req, is_ready in zip(paused, ready, strict=True) if not is_ready]
 
 
 def discard_late(scheduler: Any, batch: Any) -> None:

@@ -235,8 +235,8 @@ class Product:
         self.filled = 0
         """How many times rows were computed."""
         self.most_steps = 0
-        self._warmed = 0  # steps of searches in the background
         """The most steps that computing one of them took."""
+        self._warmed = 0  # steps of searches in the background
 
     @property
     def words(self) -> int:

@@ -21,12 +21,13 @@ BRIEFLY = 0.02
 
 
 class Waiting:
-    """How much longer a scheduler waits for the masks of one request, which then has to end.
+    """How much longer a scheduler waits for the masks of a request that cannot pause.
 
-    Two times are measured. What the request's own searches take counts against the request, so a
-    request with easy constraints never ends because others search for long. What the scheduler
-    waits counts against all requests together, unless the search is ordinary. When they have used
-    up their time, only searches that take little are waited for.
+    If that is over, the request has to end. Two times are measured. What the request's own searches
+    take counts against the request, so a request with easy constraints never ends because others
+    search for long. What the scheduler waits counts against all requests together, unless the
+    search is ordinary. When they have used up their time, only searches that take little are waited
+    for.
 
     Args:
         shared: the allowance for all requests together (`MASKS`).

@@ -86,9 +86,9 @@ class Column {
     if (event.prompt !== undefined) this.prompt = event.prompt;
     if (event.tokens) this.add(event.tokens);
     if (event.before) this.before = event.before;
-    if (event.loops && JSON.stringify(event.loops) !== JSON.stringify(this.loops)) this.loops = event.loops;
-    else event.loops = undefined;
-    if (event.before || event.loops) this.stale = 0;
+    const changed = event.loops && JSON.stringify(event.loops) !== JSON.stringify(this.loops);
+    if (changed) this.loops = event.loops;
+    if (event.before || changed) this.stale = 0;
     if (event.end !== undefined || event.model !== undefined) this.update(); else this.soon();
     if (event.counters) { this.counters = event.counters; this.count(); }
     if (event.error) this.fail(event.error);
