@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from bench.common import command, date, machine, versions, write_result
 from bench.constraints.vocabularies import PATTERNS, SPECIAL, installed_texts, vocabulary
+from sglang_lz.compiled import reference
 from sglang_lz.proper import merges
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.prepared import Prepared, prepared_arrays
@@ -93,7 +94,8 @@ def pairs(text: str) -> dict[str, int]:
             del seen[pair]
     found = plain.encode_batch(list(seen.values()), add_special_tokens=False)
     apart = [one.ids == list(pair) for pair, one in zip(seen, found, strict=True)]
-    told = [bool(merges.stay_apart(relation, p, t)) for p, t in seen]
+    compiled_relation = reference(relation)
+    told = [bool(merges.stay_apart(compiled_relation, p, t)) for p, t in seen]
     return {
         "pairs": len(seen),
         "broken_pairs": apart.count(False),

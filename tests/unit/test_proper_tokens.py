@@ -35,6 +35,7 @@ from proper_sequences import (
     product_of,
     tokenizer_json,
 )
+from sglang_lz.compiled import reference
 from sglang_lz.proper import kept, kernels, merges, nfc, prepared
 from sglang_lz.proper.backend import ProperGrammar
 from sglang_lz.proper.codepoints import SIZE
@@ -271,14 +272,15 @@ def test_pairs_by_the_merges_alone(name: str) -> None:
     strings = [b"".join(tokens[t] or b"" for t in pair).decode() for pair in pairs]
     broken = 0
     row = np.empty_like(relation.reachable)
+    compiled_relation = reference(relation)
     for (p, t), one in zip(
         pairs, plain.encode_batch(strings, add_special_tokens=False), strict=True
     ):
         apart = one.ids == [p, t]
-        assert merges.stay_apart(relation, p, t) == apart
+        assert merges.stay_apart(compiled_relation, p, t) == apart
         broken += not apart
         if rng.random() < 0.1:
-            merges.fill_row(relation, p, row)
+            merges.fill_row(compiled_relation, p, row)
             assert bool(row[t >> 5] >> (t & 31) & 1) == apart
     assert 1000 < broken < len(pairs) - 1000
 
@@ -309,16 +311,18 @@ def test_ranks_may_fall() -> None:
         assert (relation.made[usable] != merges.UNREACHABLE).all()
         falling += int((relation.time != relation.made).any())
         row = np.empty_like(relation.reachable)
+        compiled_relation = reference(relation)
         for p in usable:
-            merges.fill_row(relation, p, row)
+            merges.fill_row(compiled_relation, p, row)
             for t in usable:
                 apart = merged(list(tokens[p] + tokens[t]), table) == [p, t]
-                assert merges.stay_apart(relation, p, t) == apart
+                assert merges.stay_apart(compiled_relation, p, t) == apart
                 assert bool(row[t >> 5] >> (t & 31) & 1) == apart
         for _ in range(50):
             some_tokens = rng.choices(usable, k=rng.randint(3, 5))
             told = all(
-                merges.stay_apart(relation, *pair) for pair in itertools.pairwise(some_tokens)
+                merges.stay_apart(compiled_relation, *pair)
+                for pair in itertools.pairwise(some_tokens)
             )
             spelt = list(b"".join(tokens[t] for t in some_tokens))
             assert told == (merged(spelt, table) == some_tokens)

@@ -4,8 +4,9 @@ A text is packed into one number. From the highest bits down, it contains the st
 the state of the pre-tokenizer, the unfinished character (a node of the decoder), the flag of its
 first byte, and the unfinished added token.
 
-Loops use arrays that were taken out of their tuple beforehand, because numba updates a reference
-count each time a field of a tuple is accessed.
+Compiled functions get `Tables` and `Memo` as references (`compiled.reference`). Loops use arrays
+that were taken out of them beforehand, because numba updates a reference count each time a field
+is accessed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_lz.compiled import compiled, unlocked
+from sglang_lz.compiled import Reference, compiled, reference, refers_to, unlocked
 from sglang_lz.proper.language import FAR
 from sglang_lz.proper.merges import NEVER as UNMERGED
 from sglang_lz.proper.merges import MergeRelation, merge_rank, stay_apart
@@ -192,6 +193,21 @@ class Memo(NamedTuple):
     hints: npt.NDArray[np.int64]
 
 
+@refers_to(Pushdown)
+class PushdownReference(Reference):
+    """The `pushdown` of compiled functions."""
+
+
+@refers_to(Tables)
+class TablesReference(Reference):
+    """The `tables` of compiled functions."""
+
+
+@refers_to(Memo)
+class MemoReference(Reference):
+    """The `memo` of compiled functions."""
+
+
 def new_memo(size: int, work: npt.NDArray[np.int64]) -> Memo:
     """An empty memo of `size` entries, which must be a power of two."""
     return Memo(
@@ -209,7 +225,7 @@ def new_memo(size: int, work: npt.NDArray[np.int64]) -> Memo:
 def grown(memo: Memo) -> Memo:
     """A memo of twice the size with the same results."""
     larger = new_memo(2 * len(memo.text), memo.work)._replace(hinted=memo.hinted, hints=memo.hints)
-    _copy(memo, larger)
+    _copy(reference(memo), reference(larger))
     return larger
 
 
@@ -274,7 +290,7 @@ def with_pushdown(
         distance=np.empty(room, np.int32),
         pushdown=pushdown,
     )
-    begin_pushdown(tables)
+    begin_pushdown(reference(tables))
     return tables
 
 
@@ -446,7 +462,14 @@ def _configuration(tables, n):
         if reads[state] or (ends[state] and stack == 0):
             found[kept] = found[i]
             kept += 1
-    items = np.sort(found[:kept])
+    # np.sort would be compiled again into each function that comes here.
+    for i in range(1, kept):
+        item, j = found[i], i
+        while j and found[j - 1] > item:
+            found[j] = found[j - 1]
+            j -= 1
+        found[j] = item
+    items = found[:kept]
     at = np.uint64(kept)
     for i in range(kept):
         at = (at ^ np.uint64(items[i])) * _SPREAD
@@ -1466,7 +1489,7 @@ def set_bits(mask, live, kinds):
 
 
 @compiled
-def combine(mask, broken, row, odd, relation, last):
+def combine(mask, broken, row, odd):
     """Narrow a mask, which holds A, to the tokens that may follow a last token."""
     for i in range(len(mask)):
         mask[i] = (mask[i] & row[i]) | (broken[i] & ~row[i])

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sglang_lz.compiled import compiled
+from sglang_lz.compiled import Reference, compiled, refers_to
 from sglang_lz.proper.tokenizer import TokenizerFile, Unsupported
 
 NEVER = np.int64(1 << 40)
@@ -72,6 +72,11 @@ class MergeRelation(NamedTuple):
     cleared: npt.NDArray[np.int64]
     order: npt.NDArray[np.int32]
     reachable: npt.NDArray[np.uint32]
+
+
+@refers_to(MergeRelation)
+class MergeRelationReference(Reference):
+    """The `relation` of compiled functions."""
 
 
 def relation_of(file: TokenizerFile) -> MergeRelation:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from sglang_lz.compiled import Reference, reference
 from sglang_lz.proper import kept, kernels, merges, nfc, pretokenizer
 from sglang_lz.proper.codepoints import SIZE, classes_of
 from sglang_lz.proper.merges import MergeRelation, fill_row, relation_of
@@ -79,6 +80,7 @@ class Prepared:
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
         self.letters = _letters_of(arrays["goto"])
+        self._relation = reference(relation)
         self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
         self._cuts: OrderedDict[int, Cuts] = OrderedDict()
         self._nfc: npt.NDArray[np.int32] | None = None
@@ -97,18 +99,18 @@ class Prepared:
                 self._rows.move_to_end(token)
                 return row
         row = np.empty_like(self.tables.relation.reachable)
-        fill_row(self.tables.relation, token, row)
+        fill_row(self._relation, token, row)
         with self._lock:
             self._rows[token] = row
             if len(self._rows) > ROWS:
                 self._rows.popitem(last=False)
         return row
 
-    def cuts(self, tables: kernels.Tables, pretoken: int) -> Cuts:
+    def cuts(self, tables: Reference, pretoken: int) -> Cuts:
         """The result of `kernels.cuts_behind`, which is the same for all constraints.
 
         Args:
-            tables: the tables of any product of this tokenizer.
+            tables: those of any product of this tokenizer.
             pretoken: a state of the pre-tokenizer.
         """
         with self._lock:
@@ -122,7 +124,7 @@ class Prepared:
                 self._cuts.popitem(last=False)
         return cuts
 
-    def nfc(self, tables: kernels.Tables) -> npt.NDArray[np.int32]:
+    def nfc(self, tables: Reference) -> npt.NDArray[np.int32]:
         """The result of `kernels.nfc_behind`, which is the same for all constraints."""
         if self._nfc is None:
             self._nfc = kernels.nfc_behind(tables)

@@ -54,6 +54,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_lz.bounds.threads import Stopwatch, make_way
+from sglang_lz.compiled import reference
 from sglang_lz.proper import kernels
 from sglang_lz.proper.codepoints import ROOT, SIZE, classes_of, decoder_of, reachable_classes
 from sglang_lz.proper.language import Language
@@ -217,9 +218,10 @@ class Product:
             self._room_bytes += sum(array.nbytes for array in self._tables.pushdown)
         if self._own_bytes + self._room_bytes > MOST_BYTES:
             raise Unsupported(f"it needs more than {MOST_BYTES >> 20} MB")
+        self._reference = reference(self._tables)
         # With these tables, no configuration is added.
         full = self._tables.pushdown._replace(used=np.array([0, 0, 0, 1]))
-        self._frozen = self._tables._replace(pushdown=full)
+        self._frozen = reference(self._tables._replace(pushdown=full))
         self._rows: OrderedDict[int, _Rows] = OrderedDict()
         self._bytes = 0
         self._filling = threading.Lock()  # guards the memo, which searches write into
@@ -260,18 +262,15 @@ class Product:
                 raise Spent(f"it is nested more than {MOST_DEPTH} levels deep")
         rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, waiting)
         mask = rows.apart.copy()
-        tables = self._tables
         if state.last == NOTHING:
             kernels.set_bits(mask, odd, 1)
         else:
-            kernels.combine(
-                mask, rows.broken, self._prepared.row(state.last), odd, tables.relation, state.last
-            )
+            kernels.combine(mask, rows.broken, self._prepared.row(state.last), odd)
         return mask
 
     def may_end(self, state: State) -> bool:
         """Whether the text may end in a state."""
-        return bool(kernels.may_end(self._tables, state.text))
+        return bool(kernels.may_end(self._reference, state.text))
 
     def next(self, state: State, token: int) -> State | None:
         """The state after a token; None if the token is not allowed there.
@@ -284,7 +283,7 @@ class Product:
         text, nfc = kernels.step(self._frozen, *place)
         if text < 0 and self._is_unknown(place):
             with self._filling:
-                text, nfc = kernels.step(self._tables, *place)
+                text, nfc = kernels.step(self._reference, *place)
                 self._is_crowded()
         if text < 0:
             return None
@@ -300,7 +299,7 @@ class Product:
             return False
         used = np.array([0, 0, 0, 1])  # of this call alone, because threads share the other one
         pushdown = self._tables.pushdown._replace(used=used)
-        kernels.step(self._tables._replace(pushdown=pushdown), *place)
+        kernels.step(reference(self._tables._replace(pushdown=pushdown)), *place)
         return bool(used[kernels.CROWDED] > 1)
 
     def impossible(self, state: State) -> int:
@@ -417,7 +416,7 @@ class Product:
         for _ in zip(range(2), self._warm(), strict=False):
             pass
         self._live(kernels.live_added, START.text, START.nfc)
-        kernels.begin_pushdown(self._tables)
+        kernels.begin_pushdown(self._reference)
         self._is_crowded()
         self.may_end(START)
         self.end()
@@ -458,14 +457,14 @@ class Product:
         _, _, is_within, _, _ = kernels.unpacked(text)
         if not is_within:
             base = kernels.without_added(text)  # the few tokens that continue one are met later
-            yield kernels.texts_behind_plain(tables, *self._plain(base), base, allowed)
-        yield kernels.texts_behind(tables, tables.marked, text, nfc, allowed)
-        yield kernels.texts_behind(tables, tables.odd, text, nfc, allowed)
+            yield kernels.texts_behind_plain(self._reference, *self._plain(base), base, allowed)
+        yield kernels.texts_behind(self._reference, tables.marked, text, nfc, allowed)
+        yield kernels.texts_behind(self._reference, tables.odd, text, nfc, allowed)
 
     def _plain(self, text: int) -> tuple[Cuts, npt.NDArray[np.int32]]:
         """The arguments of the fast path for plain tokens, for a text between two characters."""
         _, pretoken, _, _, _ = kernels.unpacked(text)
-        return self._prepared.cuts(self._tables, pretoken), self._prepared.nfc(self._tables)
+        return self._prepared.cuts(self._reference, pretoken), self._prepared.nfc(self._reference)
 
     def _kept(self, text: int, nfc: int) -> _Found | None:
         with self._keeping:
@@ -623,7 +622,7 @@ class Product:
     ) -> npt.NDArray[np.int64]:
         has_room = True
         while True:
-            live = kernel(self._tables, self._memo, *arguments)
+            live = kernel(self._reference, reference(self._memo), *arguments)
             if self._is_crowded():
                 self._memo = kernels.new_memo(1 << 12, self._work)  # what it found may be wrong
                 raise Spent
