@@ -17,7 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 LOG_LINES = 40
 POLL_SECONDS = 0.25
@@ -52,6 +52,7 @@ class Background:
         stdin: IO[str] | None = None,
         grace: float = 20.0,
         ends_with_us: bool = False,
+        launch: Callable[..., Any] = subprocess.Popen,
     ) -> None:
         """Start it.
 
@@ -65,6 +66,7 @@ class Background:
             grace: seconds that `stop` leaves the group to end, unless told otherwise.
             ends_with_us: have the kernel send it a SIGTERM if the thread that starts it dies, even
                 by SIGKILL. Only for a process with a single thread.
+            launch: what starts it; called as `subprocess.Popen`, and returns what it does.
         """
         self.name, self.log, self._grace = name, log, grace
         with contextlib.ExitStack() as files:
@@ -72,7 +74,7 @@ class Background:
             if log is not None:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 output = files.enter_context(log.open("wb"))
-            self._process = subprocess.Popen(
+            self._process = launch(
                 command,
                 env=env,
                 cwd=cwd,
@@ -80,7 +82,7 @@ class Background:
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent if ends_with_us else None,  # noqa: PLW1509
+                preexec_fn=_end_with_parent if ends_with_us else None,
             )
         self.pid = self._process.pid
 

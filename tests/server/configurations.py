@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from server.launch import FORKED as IS_FORKED
 from server.launch import Config
 from sglang_lz.demo import REASONER_PATH
 
@@ -20,8 +21,8 @@ HELPED = (
         os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH")))),
     ),
 )
-# Started in half of the time; `overlap`, `tp2` and `stock` start as they do for a user.
-FORKED = (*HELPED, ("LZ_TEST_FORK", "1"))
+# Started in a fraction of the time; `overlap`, `tp2` and `stock` start as they do for a user.
+FORKED = (*HELPED, IS_FORKED)
 
 # The demo model's weights as a Qwen3: upstream's Qwen2 knows no data-parallel attention.
 QWEN3 = (

@@ -15,11 +15,15 @@ from functools import cache
 from pathlib import Path
 
 from bench.processes import Background, answers, free_port, tail_of
+from server.fork_server import of_environment
 
 STARTUP_SECONDS = 600
-SHUTDOWN_SECONDS = 3
+SHUTDOWN_SECONDS = 0
+"""A server that is told to end waits for its watchdog, which looks every five seconds."""
 STARTS = 3
 PORT_TAKEN = " in use"
+FORKED = ("LZ_TEST_FORK", "1")
+"""In the environment of servers that start as forks, and whose processes do."""
 DRAFTS = Path(__file__).resolve().parents[2] / "python" / "sglang_lz" / "demo" / "drafts.py"
 """Of the checkout: wheels of the CUDA flavour have none."""
 
@@ -143,12 +147,15 @@ class Server:
         command += config.flags
         if config.draft is not None:
             command += ["--speculative-draft-model-path", str(draft_path(config.draft))]
+        env = environment(config)
+        is_forked = FORKED in config.env
         self.process = Background(
             command,
             name=f"server {config.name!r}",
             log=log_path,
-            env=environment(config) | self._for_site(),
+            env=env | self._for_site(),
             grace=SHUTDOWN_SECONDS,
+            launch=of_environment(env).launch if is_forked else subprocess.Popen,
         )
 
     def _for_site(self) -> dict[str, str]:

@@ -268,13 +268,13 @@ def check_greedy(server: Server, cases: list[Case]) -> None:
 def test_pause_and_continue(server: Server, how: str) -> None:
     """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
     rng = random.Random(f"pause {how}")
-    cases = mixed(rng, 6, 30, 150)
+    cases = mixed(rng, 6, 30, 100)
     pauses = []
     with ThreadPoolExecutor(len(cases)) as pool:
         futures = [pool.submit(c.run, server) for c in cases]
         # Longer and longer apart: on any machine one pause finds them running, and all end. A
         # prefill server refuses a request that is thrown out again before it was prefilled again.
-        running_seconds = 0.5
+        running_seconds = 0.3
         while not all(future.done() for future in futures):
             time.sleep(running_seconds)
             assert post(server, "/pause_generation", {"mode": how}).ok

@@ -12,6 +12,7 @@ from typing import Any
 from bench.processes import Background
 from oracle import first_loop
 from server.client import request_body, to_sample, top_rows
+from server.configurations import FORKED
 from server.contract import SUMMARY, TOLERANCE, deviations
 from server.launch import Config, environment, model_path, vocab_size
 from server.prompts import mixed
@@ -48,7 +49,7 @@ def run_engine(job: dict[str, Any], folder: Path) -> Any:
             command,
             name="the engine",
             log=folder / "engine.log",
-            env=environment(Config("engine")),
+            env=environment(Config("engine", env=FORKED)),
             cwd=folder,
             stdin=stdin,
             grace=0,
