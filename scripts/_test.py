@@ -79,9 +79,18 @@ OLDER = (
 `mixed-chunk`, chains of drafts in `eagle-tree`."""
 
 COMPILE = """
+import threading
+import torch
 from sglang_lz.demo import MODEL_PATH
+from sglang_lz.penalty.kernels import import_for, warm_up
 from sglang_lz.proper.apart import prepare_apart
-prepare_apart((MODEL_PATH / "tokenizer.json").read_text())
+
+tokenizer = (MODEL_PATH / "tokenizer.json").read_text()
+beside = threading.Thread(target=prepare_apart, args=(tokenizer,))  # in a process of its own
+beside.start()
+cpu = torch.device("cpu")
+warm_up(import_for(cpu), 1024, cpu, {4})
+beside.join()
 """
 
 
@@ -119,7 +128,9 @@ def test(arguments: list[str]) -> int:
     if mode == "all" and environments[0].release == releases()[0]:
         environments += [Environment("cpu", release) for release in releases()[1:]]
     for environment in environments:
-        environment.set_up(tests=True, package_of_checkout=imports_checkout(mode, rest))
+        # The others borrow the tools, and nothing compares them with a stock SGLang.
+        is_first = environment is environments[0]
+        environment.set_up(tests=is_first, package_of_checkout=imports_checkout(mode, rest))
     if mode not in ("quick", DEFAULT):
         _tools.install(_tools.needed(["tests/deploy"] if mode == "containers" else rest))
     status = 0
@@ -191,8 +202,8 @@ def _check_older(environment: Environment, arguments: list[str]) -> int:
 
 
 def _compile(environment: Environment, env: dict[str, str]) -> None:
-    """Compile what proper tokens need, or every worker and every server would at the same time."""
-    say("compiling the kernels of proper tokens, if they have changed")
+    """Compile the kernels for the CPU, or every worker and every server would at the same time."""
+    say("compiling the kernels, if they have changed")
     _supervise.run([str(environment.python), "-c", COMPILE], env=env, cwd=ROOT)
 
 

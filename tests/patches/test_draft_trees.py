@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,9 +171,8 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     assert {1, 2, 3, 4} <= set(lengths)
 
 
-@pytest.mark.parametrize("verifies", [verify, verify_blocks])
 def test_numba_compiles_nothing_after_the_start(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, verifies: Callable[..., list[list[int]]]
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request would wait for it: seconds, where nothing can be kept on disk."""
     fresh = {}
@@ -194,7 +192,7 @@ def test_numba_compiles_nothing_after_the_start(
     rng = random.Random(0)
     reqs = [make_request(p, **given) for p, given in zip(PROMPTS, PARAMETERS, strict=True)]
     newest, batch = runner.extend(reqs)
-    for nodes in adaptive_sizes():
+    for nodes, verifies in itertools.product(adaptive_sizes(), (verify, verify_blocks)):
         trees = [grow(rng, token, nodes, chain=True) for token in newest]
         # Upstream cuts the padding off a vocabulary that is no multiple of 64.
         for padding in (0, 64):

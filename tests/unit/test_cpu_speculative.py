@@ -256,7 +256,7 @@ def test_verify_greedily(kernels: ModuleType, forest: list[Tree], data: st.DataO
     assert written["predicts"].tolist() == predicts
 
 
-TRIALS = 40_000
+TRIALS = 10_000
 SIGMAS = 5.0
 """Bound on a frequency's distance from its probability, in standard deviations: a right sampler
 fails one of the hundred or so comparisons in 20,000 draws of the seed; the seed is fixed."""
