@@ -547,7 +547,7 @@ def test_scheduler_with_the_kernels_of_a_gpu(
     """The same on Triton's interpreter, or on the GPU at hand."""
     run_kernels_of_a_gpu(cuda_kernels, monkeypatch)
     run_state_machine_as_test(
-        Scheduler, settings=settings(max_examples=8, stateful_step_count=20, deadline=None)
+        Scheduler, settings=settings(max_examples=4, stateful_step_count=20, deadline=None)
     )
 
 
