@@ -20,7 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bench.common import command, date, machine, versions, write_result
-from bench.constraints.vocabularies import PATTERNS, SPECIAL, installed_texts, vocabulary
+from bench.constraints.vocabularies import PATTERNS, installed_texts, vocabulary
 from sglang_lz.compiled import reference
 from sglang_lz.proper import merges
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
@@ -67,7 +67,7 @@ def main() -> None:
         write_result(arguments.out, result)
 
 
-def pairs(text: str) -> dict[str, int]:
+def pairs(text: str, count: int = PAIRS) -> dict[str, int]:
     """Pairs of tokens: how many, how many the merges break, and how many are told wrongly."""
     file = read(text)
     relation = merges.relation_of(file)
@@ -82,7 +82,7 @@ def pairs(text: str) -> dict[str, int]:
     usable = np.flatnonzero(relation.made != merges.UNREACHABLE).tolist()
     seen: dict[tuple[int, int], str] = {}
     parts = [(int(x), int(y)) for x, y in relation.parts]
-    while len(seen) < PAIRS:
+    while len(seen) < count:
         pair = rng.choice(parts)
         if rng.random() < 0.7:
             pair = (rng.choice(usable), rng.choice(usable))
@@ -103,13 +103,19 @@ def pairs(text: str) -> dict[str, int]:
     }
 
 
-def sequences(text: str, corpus: str) -> dict[str, int]:
+def sequences(text: str, corpus: str, count: int = SEQUENCES, walks: int = WALKS) -> dict[str, int]:
     """Sequences: how many, how many are proper, how many are told wrongly; and walks."""
     tokenizer = Tokenizer.from_str(text)
+    specials = {
+        token["content"]: token["id"]
+        for token in json.loads(text)["added_tokens"]
+        if token["special"]
+    }
+    words = sorted(set(tokenizer.get_vocab().values()) - set(specials.values()))
     product = Product(Prepared(prepared_arrays(text)), language_of(Rules(ANY_TEXT)))
     rng = random.Random(len(text))
     strings = []
-    for i in range(SEQUENCES // 2):
+    for i in range(count // 2):
         size = rng.randint(1, 12)
         if i % 2:
             strings.append("".join(rng.choices(HARD, k=size)))
@@ -119,7 +125,7 @@ def sequences(text: str, corpus: str) -> dict[str, int]:
     right = [one.ids for one in tokenizer.encode_batch(strings, add_special_tokens=False)]
     checked = []
     for tokens in right:
-        checked += [tokens, changed(tokens, right, tokenizer, rng)]
+        checked += [tokens, changed(tokens, right, words, tokenizer, rng)]
     decoded = tokenizer.decode_batch(checked, skip_special_tokens=False)
     again = tokenizer.encode_batch(decoded, add_special_tokens=False)
     proper = wrong = 0
@@ -127,12 +133,12 @@ def sequences(text: str, corpus: str) -> dict[str, int]:
         is_proper = (
             one.ids == tokens
             and "\ufffd" not in string
-            and not any(special in string for special in SPECIAL)
+            and not any(special in string for special in specials)
         )
         proper += is_proper
         wrong += is_proper != accepts(product, tokens)
     dead = improper = 0
-    for _ in range(WALKS):
+    for _ in range(walks):
         tokens, ended = walk(product, rng)
         string = tokenizer.decode(tokens, skip_special_tokens=False)
         dead += not ended
@@ -141,14 +147,16 @@ def sequences(text: str, corpus: str) -> dict[str, int]:
         "sequences": len(checked),
         "proper_sequences": proper,
         "wrong_sequences": wrong,
-        "walks": WALKS,
+        "walks": walks,
         "dead_walks": dead,
         "improper_walks": improper,
     }
 
 
-def changed(tokens: list[int], others: list[list[int]], tokenizer: Any, rng: Any) -> list[int]:
-    """A sequence with one token split, put in or replaced."""
+def changed(
+    tokens: list[int], others: list[list[int]], words: list[int], tokenizer: Any, rng: Any
+) -> list[int]:
+    """A sequence with one token split, put in or replaced by another one of `words`."""
     near = list(tokens)
     at = rng.randrange(len(near))
     content = tokenizer.id_to_token(near[at]) or ""
@@ -160,7 +168,7 @@ def changed(tokens: list[int], others: list[list[int]], tokenizer: Any, rng: Any
     elif how == 1:
         near.insert(at, rng.choice(rng.choice(others)))
     else:
-        near[at] = rng.randrange(len(SPECIAL), tokenizer.get_vocab_size())
+        near[at] = rng.choice(words)
     return near
 
 

@@ -11,26 +11,18 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-_LETTERS = r"[^\r\n\p{L}\p{N}]?"
-_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+from bench.published import GPT4, GPT4O, QWEN, SPACES
+
 PATTERNS: dict[str, list[str]] = {
     "gpt2": [],
-    "qwen2": [rf"{_ENDS}|{_LETTERS}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"],
-    "llama3": [
-        rf"{_ENDS}|{_LETTERS}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    ],
-    "gpt-oss": [
-        rf"{_LETTERS}{_CASED}*{_SMALL}+{_ENDS}?|{_LETTERS}{_CASED}+{_SMALL}*{_ENDS}?"
-        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-    ],
+    "qwen2": [QWEN],
+    "llama3": [GPT4],
+    "gpt-oss": [GPT4O],
     "deepseek": [
         r"\p{N}{1,3}",
         "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}",
     ],
 }
 """The regexes that split, by the model that they are published with; GPT-2's is its library's."""

@@ -14,7 +14,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from bench.harm import corpora
-from bench.harm.vocabulary import SOURCES, Vocabulary
+from bench.harm.vocabulary import Vocabulary
+from bench.published import BOTH
 from sglang_lz.loops.detector import RECOMMENDED, Detector, Loop
 
 COUNTS = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
@@ -41,7 +42,7 @@ def measure() -> dict[str, Any]:
         "stopped": {},
         "alarms": [],
     }
-    for name in SOURCES:
+    for name in BOTH:
         vocabulary = Vocabulary(name)
         pieces = corpora.pieces(texts, vocabulary, LONGEST_PIECE)
         counted = {count: Counter[str]() for count in COUNTS}

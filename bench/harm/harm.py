@@ -25,7 +25,8 @@ from bench.harm.penalties import (
     WINDOW,
     penalties,
 )
-from bench.harm.vocabulary import SOURCES, Vocabulary
+from bench.harm.vocabulary import Vocabulary
+from bench.published import BOTH, SOURCES
 
 LONGEST = (4096, 1024)
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.harm", description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file to write, a picture beside it")
     parser.add_argument("--kind", nargs="+", choices=corpora.KINDS, help="default: all")
-    parser.add_argument("--tokenizer", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--tokenizer", nargs="+", choices=BOTH, default=list(BOTH))
     parser.add_argument("--plot", type=Path, help="draw this result file, and measure nothing")
     arguments = parser.parse_args()
     if arguments.plot:

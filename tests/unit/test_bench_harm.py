@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ import oracle
 from bench.harm import archives, chart, corpora, generated, penalties, result
 from bench.harm.corpora import Piece, Text
 from bench.harm.penalties import LZ_PENALTY, Onset, Outcome, Penalty
-from bench.harm.vocabulary import SOURCES, Source, Vocabulary
+from bench.harm.vocabulary import Vocabulary
+from bench.published import QWEN, SOURCES, Source
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 24
@@ -116,7 +118,7 @@ def tiny_ranks() -> bytes:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Vocabulary:
-    monkeypatch.setitem(SOURCES, "tiny", Source("some", "ranks", 1, 300, "none"))
+    monkeypatch.setitem(SOURCES, "tiny", Source("some", "ranks", "none", 300, QWEN))
     monkeypatch.setattr(archives, "files", lambda _: {"ranks": tiny_ranks()})
     return Vocabulary("tiny")
 
@@ -171,15 +173,31 @@ def test_generated_texts_differ() -> None:
 
 def test_archives_are_read_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archives.files.cache_clear()
-    monkeypatch.setattr(archives, "FOLDER", tmp_path)
-    with zipfile.ZipFile(tmp_path / "wheeled-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("wheeled/data.txt", "in a wheel")
-    with tarfile.open(tmp_path / "Sourced-1.0.tar.gz", "w:gz") as archive:
-        member = tarfile.TarInfo("Sourced-1.0/data.txt")
-        member.size = 9
-        archive.addfile(member, io.BytesIO(b"in a tar!"))
-    assert archives.files("wheeled") == {"wheeled/data.txt": b"in a wheel"}
-    assert archives.files("sourced") == {"data.txt": b"in a tar!"}
+    monkeypatch.setattr(archives, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(archives, "REQUIREMENTS", tmp_path / "pins")
+    archives.REQUIREMENTS.write_text("wheeled==1.0\nSourced==1.0\n")
+    asked = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        asked.append(Path(command[-1]).read_text())
+        folder = Path(command[command.index("--dest") + 1])
+        folder.mkdir()
+        if asked[-1] == "wheeled==1.0":
+            with zipfile.ZipFile(folder / "wheeled-1.0-py3-none-any.whl", "w") as wheel:
+                wheel.writestr("wheeled/data.txt", "in a wheel")
+            return subprocess.CompletedProcess(command, 0)
+        with tarfile.open(folder / "Sourced-1.0.tar.gz", "w:gz") as archive:
+            member = tarfile.TarInfo("Sourced-1.0/data.txt")
+            member.size = 9
+            archive.addfile(member, io.BytesIO(b"in a tar!"))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    for _ in range(2):
+        assert archives.files("wheeled") == {"wheeled/data.txt": b"in a wheel"}
+        assert archives.files("sourced") == {"data.txt": b"in a tar!"}
+        archives.files.cache_clear()
+    assert asked == ["wheeled==1.0", "Sourced==1.0"]
 
 
 def test_every_archive_is_pinned_by_its_digest() -> None:

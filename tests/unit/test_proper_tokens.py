@@ -406,7 +406,8 @@ BYTE_LEVEL = {
         ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"(?<=a)b|."}}, "ASSERT"),
         ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": "(?i:ss)|."}}, "fold"),
         ({"added_tokens__0__single_word": True}, "single_word"),
-        ({"added_tokens__2__content": "k><t"}, "overlap"),
+        ({"added_tokens__2__content": "k><t", "added_tokens__4__normalized": False}, "overlap"),
+        ({"added_tokens__3__normalized": False, "added_tokens__3__content": "h"}, "overlap"),
         ({"model__merges__0": ["a", "zz\u0120q"]}, "does not exist"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -435,6 +436,26 @@ def test_other_features_are_exact(changes: dict[str, Any]) -> None:
         rules, strings = LANGUAGES[name]
         found = set(sequences(Product(own, language_of(Rules(rules_json(rules))))))
         assert found == encodings(tokenizer, strings)
+
+
+@pytest.mark.parametrize("raw", [(), (1, 2)])
+def test_added_tokens_may_overlap(raw: tuple[int, ...]) -> None:
+    """The first that begins is cut out, the longest of those, and then all that is normalized."""
+    contents = ["<|endoftext|>", "aa>", "<a>", ">b>", "b><b"]
+    content = json.loads(tokenizer_json("qwen2"))
+    vocab = content["model"]["vocab"]
+    vocab[contents[1]] = vocab.pop(SPECIAL[1])
+    is_special = len(raw) == 2
+    for i, token in enumerate(content["added_tokens"]):
+        token |= {"content": contents[i], "normalized": i not in raw}
+    content["added_tokens"][1]["special"] = is_special
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    own = prepared.Prepared(prepared.prepared_arrays(json.dumps(content)))
+    wanted = encodings(tokenizer, some("<>ab", 5))
+    if is_special:
+        wanted = {encoding for encoding in wanted if 1 not in encoding}
+    rules = rules_json("root ::= (([<>ab]{0, 5}))")
+    assert set(sequences(Product(own, language_of(Rules(rules))))) == wanted
 
 
 def test_nfc_is_the_tokenizers_own() -> None:

@@ -23,7 +23,7 @@ from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256
@@ -233,7 +233,11 @@ def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
 
 
 def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
-    """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`."""
+    """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`.
+
+    An added token is cut out of the text, so no other one begins within it. Only a longer one that
+    begins where it does goes on behind its end.
+    """
     words = {token.content for token in added}
     prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
     number = {prefix: i for i, prefix in enumerate(prefixes)}
@@ -241,8 +245,9 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     shorter = [0] * len(prefixes)
     for i, prefix in enumerate(prefixes):
         if prefix:
-            # The failure link: the longest proper suffix that is also a prefix.
+            # The failure link: the longest proper suffix that is also a prefix; none behind a word.
             end = goto[shorter[number[prefix[:-1]]], prefix[-1]] if prefix[1:] else 0
+            end = 0 if prefix in words else end
             shorter[i] = end
             goto[i] = goto[end]
             if prefix in words:

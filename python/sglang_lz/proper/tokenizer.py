@@ -6,6 +6,7 @@ therefore either modelled exactly or refused with a reason.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -128,13 +129,16 @@ def _added_tokens(entries: list[dict[str, Any]] | tuple[()]) -> list[AddedToken]
                 normalized=bool(entry.get("normalized")),
             )
         )
-    for token in tokens:
-        for other in tokens if token.is_text else ():
-            if _overlap(token.content, other.content) or _overlap(other.content, token.content):
-                raise Unsupported(
-                    f"its added tokens {token.content.decode()!r} and {other.content.decode()!r} "
-                    "overlap"
-                )
+    # Tokens that are not normalized are cut out first, even where others begin before them.
+    late = [token for token in tokens if token.normalized]
+    early = [token for token in tokens if not token.normalized]
+    for left, right in itertools.product(late, early):
+        meets = right.content in left.content or _overlap(left.content, right.content)
+        if meets and (left.is_text or right.is_text):
+            raise Unsupported(
+                f"its added token {left.content.decode()!r} is normalized, and overlaps "
+                f"{right.content.decode()!r}, which is not"
+            )
     return tokens
 
 

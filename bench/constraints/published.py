@@ -1,0 +1,84 @@
+"""Hold proper tokens to the published tokenizers, and measure them there.
+
+    python -m bench.constraints.published --out bench/results/constraints/published.json
+
+Each tokenizer of `bench.published` is refused with a reason, or checked as by
+`bench.constraints.exact` and measured as by `bench.constraints`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from bench.common import command, date, machine, versions, write_result
+from bench.constraints.__main__ import TEXTS, Proper, measure, timed
+from bench.constraints.cases import CASES
+from bench.constraints.exact import pairs, sequences
+from bench.constraints.vocabularies import installed_texts, vocabulary
+from bench.published import SOURCES, tokenizer_json
+from sglang_lz.proper import prepared
+from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
+from sglang_lz.proper.tokenizer import Unsupported, read
+
+PAIRS, SEQUENCES, WALKS = 150_000, 4_000, 60
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        "python -m bench.constraints.published",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
+    parser.add_argument("--folder", type=Path, default=Path(".cache/vocabularies"))
+    parser.add_argument("--tokenizer", nargs="+", choices=SOURCES, default=list(SOURCES))
+    arguments = parser.parse_args()
+    os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
+    small = vocabulary("gpt2", 2048, arguments.folder)
+    own = Prepared(prepared_arrays(small))
+    measure(lambda *case: Proper(small, own, *case), "date", small)  # loads what is compiled
+    corpus = "".join(installed_texts(400_000))
+    rows = []
+    for name in arguments.tokenizer:
+        row = {"tokenizer": name, "models": SOURCES[name].models}
+        row |= look(tokenizer_json(name), corpus)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        result = {
+            "measures": "proper tokens with published tokenizers; one at a time",
+            "command": command("bench.constraints.published"),
+            "date": date(),
+            **machine(),
+            **versions("tokenizers", "numba", "xgrammar"),
+            "texts": TEXTS,
+            "rows": rows,
+        }
+        if arguments.out:
+            write_result(arguments.out, result)
+
+
+def look(text: str, corpus: str) -> dict[str, Any]:
+    """What is wrong with a tokenizer and what it costs, or why it is refused."""
+    (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
+    row: dict[str, Any] = {"tokens": len(json.loads(text)["model"]["vocab"])}
+    try:
+        own, seconds = timed(prepare, text)
+    except Unsupported as error:
+        return {**row, "refused": str(error)}
+    file = read(text)
+    row |= {"merges": len(file.merges), "prepare_seconds": round(seconds, 2)}
+    row["prepare_again_seconds"] = round(timed(prepare, text)[1], 4)
+    row["cases"] = [
+        {"case": case, **measure(lambda *kind: Proper(text, own, *kind), case, text)}
+        for case in CASES
+    ]
+    return row | pairs(text, PAIRS) | sequences(text, corpus, SEQUENCES, WALKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Tokenizers made of ranks, against the definition of what ranks do."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import random
+from collections.abc import Mapping
+
+import pytest
+from tokenizers import Tokenizer
+
+from bench.harm import archives
+from bench.published import BOTH, QWEN, SOURCES, Source, byte_level, tokenizer_json
+
+
+def by_ranks(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+    """A word that is a token is one; else the two neighbours of the lowest rank join, and again."""
+    if word in ranks:
+        return [ranks[word]]
+    parts = [bytes([byte]) for byte in word]
+    while True:
+        joins = [ranks.get(a + b, len(ranks)) for a, b in itertools.pairwise(parts)]
+        rank = min(joins, default=len(ranks))
+        if rank == len(ranks):
+            return [ranks[part] for part in parts]
+        i = joins.index(rank)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def some_ranks(rng: random.Random) -> dict[bytes, int]:
+    """All bytes, and some words of which merges reach a part."""
+    words = sorted({"".join(rng.choices("abcd", k=rng.randint(2, 6))) for _ in range(150)})
+    rng.shuffle(words)
+    tokens = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+def test_a_tokenizer_of_ranks_does_what_ranks_do() -> None:
+    rng = random.Random(1)
+    several = 0
+    for _ in range(5):
+        ranks = some_ranks(rng)
+        tokenizer = Tokenizer.from_str(json.dumps(byte_level(ranks, r"\w+|\W")))
+        words = ["".join(rng.choices("abcd", k=rng.randint(1, 12))) for _ in range(400)]
+        for word in [*words, *(token.decode() for token in ranks if len(token) > 1)]:
+            wanted = by_ranks(word.encode(), ranks)
+            several += len(wanted) > 1
+            assert tokenizer.encode(word).ids == wanted
+            assert tokenizer.decode(wanted) == word
+    assert several > 1000
+
+
+def file_of(ranks: Mapping[bytes, int]) -> bytes:
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks.items())
+    return "\n".join(lines).encode()
+
+
+def test_each_kind_of_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = some_ranks(random.Random(2))
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for token, rank in ranks.items()
+    ]
+    config = {"pattern": QWEN, "default_vocab_size": 310, "default_num_special_tokens": 10}
+    data = {
+        "ranks": file_of(ranks),
+        "tekken": json.dumps({"config": config, "vocab": vocab}).encode(),
+        "tokenizer.json": b'{"model": {}}',
+    }
+    monkeypatch.setattr(archives, "files", lambda _: data)
+    for path in data:
+        special = {"</s>": len(ranks) if path == "ranks" else 2}
+        monkeypatch.setitem(SOURCES, path, Source("some", path, "none", 0, QWEN, special, nfc=True))
+    tokenizer = Tokenizer.from_str(tokenizer_json("ranks"))
+    assert tokenizer.encode("e\u0301</s>").ids == [0xC3, 0xA9, len(ranks)]
+    content = json.loads(tokenizer_json("tekken"))
+    assert set(content["model"]["vocab"].values()) == set(range(10, 310))
+    assert content["added_tokens"][0]["id"] == 2
+    assert Tokenizer.from_str(json.dumps(content)).encode("7x").ids == [
+        10 + ord("7"),
+        10 + ord("x"),
+    ]
+    assert tokenizer_json("tokenizer.json") == '{"model": {}}'
+
+
+def test_every_source_is_pinned() -> None:
+    pins = archives.REQUIREMENTS.read_text()
+    assert all(f"{source.package}==" in pins for source in SOURCES.values())
+    assert set(BOTH) <= set(SOURCES)
