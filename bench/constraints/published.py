@@ -36,27 +36,34 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
     parser.add_argument("--folder", type=Path, default=Path(".cache/vocabularies"))
-    parser.add_argument("--tokenizer", nargs="+", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument(
+        "--tokenizer",
+        nargs="+",
+        choices=SOURCES,
+        default=list(SOURCES),
+        help="which (default: all); what the file says of others is kept",
+    )
     arguments = parser.parse_args()
     os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
     small = vocabulary("gpt2", 2048, arguments.folder)
     own = Prepared(prepared_arrays(small))
     measure(lambda *case: Proper(small, own, *case), "date", small)  # loads what is compiled
     corpus = "".join(installed_texts(400_000))
-    rows = []
+    rows = {}
+    if arguments.out and arguments.out.exists():
+        rows = {row["tokenizer"]: row for row in json.loads(arguments.out.read_text())["rows"]}
     for name in arguments.tokenizer:
-        row = {"tokenizer": name, "models": SOURCES[name].models}
+        row = {"tokenizer": name, "models": SOURCES[name].models, "date": date()}
         row |= look(tokenizer_json(name), corpus)
-        rows.append(row)
+        rows[name] = row
         print(json.dumps(row), flush=True)
         result = {
             "measures": "proper tokens with published tokenizers; one at a time",
             "command": command("bench.constraints.published"),
-            "date": date(),
             **machine(),
             **versions("tokenizers", "numba", "xgrammar"),
             "texts": TEXTS,
-            "rows": rows,
+            "rows": [rows[name] for name in SOURCES if name in rows],
         }
         if arguments.out:
             write_result(arguments.out, result)

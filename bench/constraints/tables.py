@@ -14,6 +14,9 @@ from bench.common import RESULTS
 TOKENIZER = ("llama3", 100_000)
 """Whose figures stand in the page; the result has the others."""
 
+SHOWN = ("date", "JSON of 10 fields", "free text to 200")
+"""The constraints whose figures stand in the page for published tokenizers."""
+
 
 def load(name: str) -> Any:
     """A committed result."""
@@ -45,6 +48,37 @@ def exact() -> str:
         "walks (dead or improper)",
     )
     return table(head, lines)
+
+
+def published_exact() -> str:
+    """What differs from published tokenizers, and which are refused."""
+    lines = []
+    for row in load("published")["rows"]:
+        cells: tuple[str, ...] = ("refused", "", "")
+        if "refused" not in row:
+            cells = (
+                f"{row['pairs']:,} ({row['wrong_pairs']})",
+                f"{row['sequences']:,} ({row['wrong_sequences']})",
+                f"{row['walks']:,} ({row['dead_walks'] + row['improper_walks']})",
+            )
+        lines.append((row["tokenizer"], row["models"], f"{row['tokens']:,}", *cells))
+    head = ("pairs (wrong)", "sequences (wrong)", "walks (dead or improper)")
+    return table(("tokenizer", "models", "tokens", *head), lines)
+
+
+def published_speed() -> str:
+    """What published tokenizers cost."""
+    lines = []
+    for row in load("published")["rows"]:
+        if "refused" not in row:
+            by_case = {one["case"]: one for one in row["cases"]}
+            cells = (
+                f"{one['compile_ms']:,.0f} ms; {one['warm_us_median']:,.0f} us; "
+                f"{one['new_state_ms_median']:,.1f} / {one['new_state_ms_p99']:,.0f} ms"
+                for one in (by_case[case] for case in SHOWN)
+            )
+            lines.append((row["tokenizer"], f"{row['prepare_seconds']:.1f} s", *cells))
+    return table(("tokenizer", "preparing", *SHOWN), lines)
 
 
 def outputs() -> str:
@@ -136,6 +170,8 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 TABLES = {
     "exact": exact,
+    "published-exact": published_exact,
+    "published-speed": published_speed,
     "outputs": outputs,
     "fidelity": fidelity,
     "verify-steps": verify_steps,
