@@ -327,7 +327,7 @@ def verify_block(
 
 
 def has_penalty(batch: ScheduleBatch) -> bool:
-    """Whether a request of a batch has a penalty (upstream's hook, before it gathers logits)."""
+    """Whether a request of a batch has a penalty (upstream's hook, before it takes a short cut)."""
     return any(map(generates_with_penalty, batch.reqs))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,25 +57,49 @@ def test_only_a_batch_without_a_penalty_takes_the_short_cut(
     assert can_skip(worker, batch, info) == (greedy and not fields)
 
 
-@pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
-@pytest.mark.parametrize("min_p", [0.0, 0.45])
-def test_blocks_are_accepted_as_their_logits_say(
-    bench_runner: Any, min_p: float, sampled_drafts: bool
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0.5}, {"frequency_penalty": 0.5}])
+def test_what_a_cuda_graph_ignores_is_not_accepted_in_it(
+    fields: dict[str, float], min_p: float
 ) -> None:
-    """Every token has the target's distribution after min_p, also where a selector drew the
-    drafts, which needs weights that no demo has."""
+    """DSPARK's graph samples by the temperature only; 0.5.22 has none."""
+    from sglang.srt.speculative.dspark_components import dspark_verify
+    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
+
+    reqs = [make_request([5, 6], **(LZ | {"lz_penalty": 0.0} | given)) for given in ({}, fields)]
+    batch: Any = SimpleNamespace(reqs=reqs, has_grammar=False)
+    eligible = getattr(DSparkWorkerV2, "_sampling_graph_eligible", None)
+    if eligible is None:
+        assert RELEASES[0] != RELEASE
+        return
+    info = sampling_info(2, min_p)
+    worker: Any = SimpleNamespace(
+        _sampling_accept_graph=SimpleNamespace(),
+        _verify_planner=SimpleNamespace(mode_value="static"),
+    )
+    is_eligible = eligible(
+        worker,
+        batch=batch,
+        proposal_folded=True,
+        sampling_info=info,
+        simulate_bonus_sampling_info=None,
+    )
+    assert is_eligible == (not fields and not min_p)
+    assert dspark_verify._blockwise_rejection_applies(
+        sampling_info=info, rejection_noise=SimpleNamespace(), block_verification=False
+    ) == (not min_p)
+
+
+def accepted_by_dflash(
+    candidates: torch.Tensor, logits: torch.Tensor, drafts: torch.Tensor | None, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many tokens follow each row's first, and those (int64 [rows, NODES])."""
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-    torch.manual_seed(0)
-    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.15, 0.25], [0.7, 0.1, 0.1, 0.1]])
-    drafts = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.25, 0.25, 0.5]])
-    if sampled_drafts:
-        drawn = torch.stack([q.multinomial(TRIALS, replacement=True) for q in drafts], 1)
-    else:
-        drawn = torch.tensor([1, 3]).expand(TRIALS, 2)
-    ids = torch.arange(VOCAB).expand(TRIALS, NODES - 1, VOCAB)
+    rows = len(candidates)
+    ids = torch.arange(VOCAB).expand(rows, NODES - 1, VOCAB)
     worker: Any = SimpleNamespace(
-        _selector_sample=(ids, drafts.expand(TRIALS, -1, -1)) if sampled_drafts else None,
+        _selector_sample=None if drafts is None else (ids, drafts.expand(rows, -1, -1)),
         _draft_probs_buf=None,
         _block_verification=False,
         _tp_sync=SimpleNamespace(sync=lambda *_: None),
@@ -83,12 +108,65 @@ def test_blocks_are_accepted_as_their_logits_say(
     worker._selector_sampling_accept = DFlashWorkerV2._selector_sampling_accept.__get__(worker)
     _, commit_lens, _, out_tokens, _ = DFlashWorkerV2._accept_block(
         worker,
-        candidates=torch.cat([torch.zeros(TRIALS, 1, dtype=torch.int64), drawn], 1),
-        next_token_logits=probs.log().repeat(TRIALS, 1),
-        sampling_info=sampling_info(TRIALS, min_p),
+        candidates=candidates,
+        next_token_logits=logits,
+        sampling_info=sampling_info(rows, min_p),
         draft_input=SimpleNamespace(max_top_k=1 << 30, uniform_top_k_value=None),
-        prefix_lens=torch.zeros(TRIALS, dtype=torch.int64),
-        bs=TRIALS,
+        prefix_lens=torch.zeros(rows, dtype=torch.int64),
+        bs=rows,
+    )
+    return commit_lens, out_tokens
+
+
+def accepted_by_dspark(
+    candidates: torch.Tensor, logits: torch.Tensor, drafts: torch.Tensor | None, min_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `accepted_by_dflash`."""
+    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockResult
+    from sglang.srt.speculative.dspark_components.dspark_verify import accept_draft_tokens
+
+    rows = len(candidates)
+    draft_input: Any = SimpleNamespace(max_top_k=1 << 30, uniform_top_k_value=None)
+    counts, bonus, _ = accept_draft_tokens(
+        candidates=candidates,
+        target_logits=logits,
+        draft_block=DraftBlockResult(
+            draft_tokens=candidates[:, 1:],
+            corrected_logits=None if drafts is None else drafts.log().expand(rows, -1, -1),
+            greedy_mask=torch.zeros(rows, dtype=torch.bool),
+            temperatures=torch.ones(rows),
+            greedy_draft=drafts is None,
+        ),
+        sampling_info=sampling_info(rows, min_p),
+        draft_input=draft_input,
+        gamma=NODES - 1,
+        verify_num_draft_tokens=NODES,
+    )
+    tokens = torch.cat([candidates[:, 1:], torch.zeros(rows, 1, dtype=torch.int64)], 1)
+    tokens[torch.arange(rows), counts.long()] = bonus
+    return counts + 1, tokens
+
+
+@pytest.mark.parametrize("accepted", [accepted_by_dflash, accepted_by_dspark])
+@pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
+@pytest.mark.parametrize("min_p", [0.0, 0.45])
+def test_blocks_are_accepted_as_their_logits_say(
+    bench_runner: Any, min_p: float, sampled_drafts: bool, accepted: Callable[..., Any]
+) -> None:
+    """Every token has the target's distribution after min_p, also where a selector of DFLASH's
+    drew the drafts, which needs weights that no demo has."""
+    torch.manual_seed(0)
+    probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.15, 0.25], [0.7, 0.1, 0.1, 0.1]])
+    drafts = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.25, 0.25, 0.5]])
+    if sampled_drafts:
+        drawn = torch.stack([q.multinomial(TRIALS, replacement=True) for q in drafts], 1)
+    else:
+        drawn = torch.tensor([1, 3]).expand(TRIALS, 2)
+    commit_lens, out_tokens = accepted(
+        torch.cat([torch.zeros(TRIALS, 1, dtype=torch.int64), drawn], 1),
+        probs.log().repeat(TRIALS, 1),
+        drafts if sampled_drafts else None,
+        min_p,
     )
     assert set(commit_lens.tolist()) == {1, 2, 3}
     for place in range(NODES):

@@ -85,7 +85,7 @@ def verify(batch: Any, trees: list[Tree], logits: torch.Tensor) -> list[list[int
     ]
 
 
-def verify_blocks(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[list[int]]:
+def verify_dflash(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[list[int]]:
     """What DFLASH's worker does with these chains; returns the tokens that each row accepted."""
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
@@ -110,6 +110,35 @@ def verify_blocks(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[
     return [out_tokens[row, :count].tolist() for row, count in enumerate(commit_lens.tolist())]
 
 
+def verify_dspark(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[list[int]]:
+    """The same by DSPARK's worker."""
+    from sglang.srt.speculative.dspark_components.dspark_verify import accept_draft_tokens
+
+    candidates = torch.tensor([block.tokens for block in blocks])
+    verified = sampling.verify_block(candidates, batch, logits, None)
+    draft_block: Any = SimpleNamespace(greedy_mask=None)
+    counts, bonus, _ = accept_draft_tokens(
+        candidates=candidates,
+        target_logits=logits,
+        draft_block=draft_block,
+        sampling_info=batch.sampling_info,
+        draft_input=None,
+        gamma=candidates.shape[1] - 1,
+        verify_num_draft_tokens=candidates.shape[1],
+    )
+    sampling.accept_block(verified, candidates, counts)
+    return [
+        [*block.tokens[1 : count + 1], last]
+        for block, count, last in zip(blocks, counts.tolist(), bonus.tolist(), strict=True)
+    ]
+
+
+VERIFIES = {
+    "DFLASH": verify_dflash,
+    "DSPARK": verify_dspark,
+}
+
+
 def adaptive_sizes() -> list[int]:
     """The nodes of the trees that --speculative-adaptive switches between: chains, one may be 1."""
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
@@ -117,7 +146,7 @@ def adaptive_sizes() -> list[int]:
     return [steps + 1 for steps in resolve_candidate_steps_from_config()]
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive", "block"])
+@pytest.mark.parametrize("kind", ["chain", "tree", "adaptive", *VERIFIES])
 def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +172,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
                 liking = 6 * (rng.random() < 0.5)
                 logits[row * nodes + tree.parent[child], tree.tokens[child]] += liking
         before = logits.clone()
-        accepted = (verify_blocks if kind == "block" else verify)(batch, trees, logits)
+        accepted = VERIFIES.get(kind, verify)(batch, trees, logits)
         for row, (tree, lz, output) in enumerate(zip(trees, parameters, outputs, strict=True)):
             expected = []
             for node in range(nodes):
@@ -192,7 +221,7 @@ def test_numba_compiles_nothing_after_the_start(
     rng = random.Random(0)
     reqs = [make_request(p, **given) for p, given in zip(PROMPTS, PARAMETERS, strict=True)]
     newest, batch = runner.extend(reqs)
-    for nodes, verifies in itertools.product(adaptive_sizes(), (verify, verify_blocks)):
+    for nodes, verifies in itertools.product(adaptive_sizes(), (verify, verify_dflash)):
         trees = [grow(rng, token, nodes, chain=True) for token in newest]
         # Upstream cuts the padding off a vocabulary that is no multiple of 64.
         for padding in (0, 64):

@@ -290,8 +290,8 @@ class TestTakers:
     def test_a_mode_that_cannot_honour_it_refuses(
         self, send: Callable[..., Any], server_config: dict[str, Any]
     ) -> None:
-        server_config["speculative_algorithm"] = "DSPARK"
-        assert "by DSPARK" in named(send(lz_penalty=1))
+        server_config["speculative_algorithm"] = "UNO"
+        assert "by UNO" in named(send(lz_penalty=1))
         assert_passed(send(lz_window_size=8))
 
     def test_beams_refuse_a_preferred_penalty_and_say_whose_it_is(

@@ -35,7 +35,6 @@ NOT_CALLS = {
     "other_fields",  # without it the LZ fields raise a TypeError
     "gate",  # a module, of which a route's dependency and `check_json` are called
     "guard",  # a module, of which `after_step` and what makes and shows a guard are called
-    "has_penalty",  # without it `verify_block` finds no logits
     "resent_fields",  # without it the prefill server sees a request of its own defaults
     "check_server",  # which does the checking
     "samples_on_cpu",  # without it upstream takes the likeliest token on a CPU

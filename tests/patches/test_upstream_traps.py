@@ -148,8 +148,7 @@ def test_every_pool_of_requests_that_upstream_makes_gets_windows() -> None:
 def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str, Any]) -> None:
     """Upstream's penalties are one row for all draft nodes, or silently none.
 
-    Its DSPARK samples in kernels of its own; UNO takes the first of each step's tokens in a forward
-    pass of its own.
+    Its UNO takes the first of each step's tokens in a forward pass of its own.
     """
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -157,8 +156,8 @@ def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str
     from sglang_lz.admission import admit
 
     names = {name for name in dir(SpeculativeAlgorithm) if name.isupper()} - {"NONE"}
-    exact = {"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "NGRAM", "STANDALONE"}
-    assert names == exact | {"DSPARK", "UNO"}
+    exact = {"DFLASH", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "NGRAM", "STANDALONE"}
+    assert names == exact | {"UNO"}
     for name in names:
         server_config["speculative_algorithm"] = name
         fields = {"lz_penalty": 0.15}
@@ -172,9 +171,10 @@ def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str
 def test_every_exact_algorithm_verifies_in_the_hooked_place() -> None:
     """MTP in both its forms needs models and kernels for a GPU; its verification is EAGLE's.
 
-    tests/patches/test_draft_trees.py drives that place node by node, and DFLASH's.
+    tests/patches/test_draft_trees.py drives that place node by node, and those of blocks.
     """
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
     from sglang.srt.speculative.eagle_worker_common import run_eagle_verify
     from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
     from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
@@ -184,6 +184,7 @@ def test_every_exact_algorithm_verifies_in_the_hooked_place() -> None:
     from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
     assert "verify_block" in DFlashWorkerV2.forward_batch_generation.__code__.co_names
+    assert "verify_block" in DSparkWorkerV2._forward_decode.__code__.co_names
     assert "eagle_sample" in run_eagle_verify.__code__.co_names
     assert "eagle_sample" in NGRAMWorker.forward_batch_generation.__code__.co_names
     for worker in (EAGLEWorkerV2, MultiLayerEagleWorkerV2):

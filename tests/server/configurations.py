@@ -50,7 +50,7 @@ HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 # EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
 SPECULATION = (
     *("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive"),
-    *("dflash", "dflash-tp2"),
+    *("dflash", "dflash-tp2", "dspark", "dspark-tp2"),
 )
 
 
@@ -100,12 +100,27 @@ CONFIGURATIONS = {
             FORKED,
             draft="dflash",
         ),
-        # DFLASH is the only speculation for which upstream schedules with overlap on a CPU.
+        # For DFLASH and DSPARK upstream schedules with overlap on a CPU, for no other speculation.
         Config(
             "dflash-tp2",
             ("--speculative-algorithm", "DFLASH", "--tp", "2", "--disable-overlap-schedule"),
             FORKED,
             draft="dflash",
+        ),
+        Config(
+            "dspark",
+            (
+                *("--speculative-algorithm", "DSPARK", *THINKS),
+                *("--chunked-prefill-size", "16", "--page-size", "16"),
+            ),
+            FORKED,
+            draft="dspark",
+        ),
+        Config(
+            "dspark-tp2",
+            ("--speculative-algorithm", "DSPARK", "--tp", "2", "--disable-overlap-schedule"),
+            FORKED,
+            draft="dspark",
         ),
         Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),

@@ -33,11 +33,13 @@ ALL_MODES = (
     *("overlap", "no-overlap", "chunked", "tiny-pool", "tiny-pool-mixed", "tp2", "pp2"),
     *("dp-attention", "disaggregated", "ngram", "eagle", "eagle-tree", "disaggregated-eagle"),
     "dflash",
+    "dspark",
 )
 # Their servers have a reasoning parser.
 THINKING = (
     *("no-overlap", "mixed-chunk", "tiny-pool", "ngram", "eagle-tree", "disaggregated-eagle"),
     "dflash",
+    "dspark",
 )
 LOOP: Json = {"max_pattern_size": 64, "min_count": 4}
 
@@ -428,7 +430,7 @@ def test_every_output_is_observed_once(server: Server) -> None:
         assert observed == outputs, (path, body)
 
 
-@on("mixed-chunk", "eagle-tree", "dflash")
+@on("mixed-chunk", "eagle-tree", "dflash", "dspark")
 def test_with_a_grammar(server: Server) -> None:
     """A loop that the grammar allows stops; after a thought that was ended the grammar holds."""
     rng = random.Random(f"grammar {server.config.name}")

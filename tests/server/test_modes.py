@@ -135,7 +135,7 @@ def test_first_token_sees_the_prompt(server: Server) -> None:
     check_together(server, cases, f"{server.config.name}: prefill")
 
 
-@on(*SCHEDULERS, "eagle", "dflash")
+@on(*SCHEDULERS, "eagle", "dflash", "dspark")
 def test_a_cached_prefix_changes_nothing(server: Server) -> None:
     """The device gets only the uncached suffix of the prompt; the history is all of it."""
     rng = random.Random("prefix cache")
@@ -191,7 +191,7 @@ def test_chunked_prefill(server: Server) -> None:
     assert max(sizes) <= 16, "the prompts were not prefilled in chunks of at most 16"
 
 
-@on(*SCHEDULERS, "dp-attention", "ngram", "dflash")
+@on(*SCHEDULERS, "dp-attention", "ngram", "dflash", "dspark")
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""
     rng = random.Random(f"arrivals {server.config.name}")
@@ -263,7 +263,7 @@ def check_greedy(server: Server, cases: list[Case]) -> None:
         assert max(short) <= TOLERANCE, (c, outputs, short)
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "disaggregated", "eagle-tree", "dflash")
+@on("overlap", "no-overlap", "mixed-chunk", "disaggregated", "eagle-tree", "dflash", "dspark")
 @pytest.mark.parametrize("how", ["in_place", "retract"])
 def test_pause_and_continue(server: Server, how: str) -> None:
     """Requests wait in their rows, or are thrown out and prefilled anew with their outputs."""
@@ -359,7 +359,7 @@ def test_rows_of_aborted_requests(server: Server, how: str) -> None:
     check_together(server, cases, f"{server.config.name}: rows after {how}")
 
 
-@on("overlap", "no-overlap", "eagle-tree", "dflash")
+@on("overlap", "no-overlap", "eagle-tree", "dflash", "dspark")
 def test_parallel_samples(server: Server) -> None:
     """n > 1: each sample has a history of its own behind the shared prompt."""
     rng = random.Random("n")
@@ -374,7 +374,7 @@ def test_parallel_samples(server: Server) -> None:
             c.check(server, sample, f"{server.config.name}: n = 3")
 
 
-@on("overlap", "no-overlap", "ngram", "dflash")
+@on("overlap", "no-overlap", "ngram", "dflash", "dspark")
 def test_sessions(server: Server) -> None:
     """Each turn's history begins anew, or with all turns when the prompt is included."""
     check_session(server, streaming=False, mode=f"{server.config.name}: session")
@@ -415,7 +415,7 @@ def check_session(server: Server, *, streaming: bool, mode: str) -> None:
     assert post(server, "/close_session", {"session_id": session}).ok
 
 
-@on("overlap", "mixed-chunk", "eagle", "dflash")
+@on("overlap", "mixed-chunk", "eagle", "dflash", "dspark")
 def test_stream(server: Server) -> None:
     """/generate with stream: the same logprobs, chunk by chunk."""
     rng = random.Random("stream")

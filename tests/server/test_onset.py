@@ -92,7 +92,7 @@ def check_until_something_repeats(server: Server, asked: list[list[int]]) -> dic
     return changed
 
 
-@on("overlap", "ngram", "dflash")
+@on("overlap", "ngram", "dflash", "dspark")
 def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server: Server) -> None:
     """Over the demo model's prompts, which nearly always loop."""
     asked = prompts(model_path(), "prompts.jsonl")

@@ -80,6 +80,7 @@ def assert_proper(answer: dict[str, Any]) -> str:
     *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
     "disaggregated",
     "dflash",
+    "dspark",
 )
 @pytest.mark.parametrize("regex", FINITE, ids=["dates", "spaces", "names", "nfc"])
 def test_what_may_come_next(server: Server, regex: str) -> None:
@@ -190,7 +191,17 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
     assert ended > count // 3
 
 
-@on("overlap", "tiny-pool-mixed", "ngram", "eagle", "eagle-tree", "dp-attention", "pp2", "dflash")
+@on(
+    "overlap",
+    "tiny-pool-mixed",
+    "ngram",
+    "eagle",
+    "eagle-tree",
+    "dp-attention",
+    "pp2",
+    "dflash",
+    "dspark",
+)
 def test_outputs_are_the_tokenizers_own(server: Server) -> None:
     run_mixed(server, random.Random(f"proper mixed {server.config.name}"), 16)
 
@@ -266,7 +277,7 @@ def test_forced_tokens_are_drafts(server: Server) -> None:
         assert len(outputs) > (longest - 1) / 2 * steps
 
 
-@on("no-overlap", "eagle-tree", "ngram", "dflash")
+@on("no-overlap", "eagle-tree", "ngram", "dflash", "dspark")
 def test_the_constraint_begins_after_the_thinking(server: Server) -> None:
     assert set(THINKS) <= set(server.config.flags)
     end = encode(THINK_END)
@@ -428,7 +439,7 @@ def assert_given_up(server: Server) -> None:
     assert "[DONE]" in events[-1], events
 
 
-@on("overlap", "tp2", "ngram", "eagle-tree", "eagle-tp2", "pp2", "dflash")
+@on("overlap", "tp2", "ngram", "eagle-tree", "eagle-tp2", "pp2", "dflash", "dspark")
 def test_a_search_that_takes_too_much_ends_its_request(server: Server) -> None:
     """On all ranks and stages at the same token, so that they go on together."""
     assert_given_up(server)
@@ -446,7 +457,7 @@ def slow() -> str:
 
 @on(
     *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
-    *("dp-attention", "dflash", "pp2", "disaggregated"),
+    *("dp-attention", "dflash", "dspark", "pp2", "disaggregated"),
 )
 def test_a_request_pauses_while_its_next_tokens_are_searched_for(server: Server) -> None:
     """It goes on as it would have without a pause, which the next one with its constraint has."""

@@ -11,7 +11,7 @@ from server.prompts import mixed
 from server.ranks import assert_ranks_agree, steps
 
 
-@on("tp2", "eagle-tp2", "dflash-tp2")
+@on("tp2", "eagle-tp2", "dflash-tp2", "dspark-tp2")
 def test_tensor_parallel_ranks_adjust_alike(server: Server) -> None:
     """Each samples for itself: logits that differ in a bit could part their requests."""
     rng = random.Random("ranks")

@@ -63,7 +63,7 @@ def greedy_cases() -> list[Case]:
     ]
 
 
-@on("overlap", "ngram", "eagle", "eagle-tree", "dflash")
+@on("overlap", "ngram", "eagle", "eagle-tree", "dflash", "dspark")
 def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
     """What a verify step reserved beyond it ended the server."""
     rng = random.Random("context")
@@ -192,7 +192,7 @@ OTHER_PENALTIES = Penalties(
 )
 
 
-@on("ngram", "eagle", "dflash")
+@on("ngram", "eagle", "dflash", "dspark")
 @pytest.mark.parametrize(
     ("lz", "penalties", "min_p"),
     [

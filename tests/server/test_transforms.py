@@ -72,7 +72,7 @@ class Grammar:
         return np.where(allowed.astype(bool), logits, -math.inf)
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "dflash")
+@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "dflash", "dspark")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -134,7 +134,7 @@ def test_min_new_tokens(server: Server) -> None:
         check(server, sample, lz, mode, temperature=1.0, transform=transform)
 
 
-@on("overlap", "no-overlap", "eagle", "dflash")
+@on("overlap", "no-overlap", "eagle", "dflash", "dspark")
 def test_logit_bias(server: Server) -> None:
     """A bias stands beside the penalty, on tokens that it penalises and on others."""
     rng = random.Random("logit_bias")
@@ -168,7 +168,7 @@ FORBIDDING = (
 )
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "dflash")
+@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "dflash", "dspark")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) -> None:
     """Where all that the grammar allows is forbidden, a position is as if nothing forbade."""
@@ -230,7 +230,7 @@ HARMFUL: tuple[dict[str, Any], ...] = (
 )
 
 
-@on("overlap", "no-overlap", "ngram", "eagle-tree", "dp2", "dflash")
+@on("overlap", "no-overlap", "ngram", "eagle-tree", "dp2", "dflash", "dspark")
 def test_nothing_leaves_a_server_without_a_token(server: Server) -> None:
     """Each answers HTTP 200 or 400, sampled and greedy, and the server lives on."""
     plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
@@ -258,7 +258,17 @@ DEAD_ENDS: tuple[dict[str, Any], ...] = (
 
 
 @on(
-    *("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "pp2", "dflash"),
+    *(
+        "overlap",
+        "no-overlap",
+        "mixed-chunk",
+        "ngram",
+        "eagle-tree",
+        "tp2",
+        "pp2",
+        "dflash",
+        "dspark",
+    ),
     *("disaggregated", "disaggregated-eagle"),
 )
 def test_a_constraint_that_allows_nothing_ends_its_request(server: Server) -> None:

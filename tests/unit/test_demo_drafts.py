@@ -67,12 +67,17 @@ def test_eagle3_maps_its_tokens_to_the_targets(tmp_path: Path) -> None:
     assert made["midlayer.self_attn.q_proj.weight"].shape == (192, 384)
 
 
-def test_dflash_borrows_the_targets_embedding_and_head(tmp_path: Path) -> None:
-    drafts.make("dflash", tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "queries"), [("dflash", drafts.BLOCK), ("dspark", drafts.BLOCK - 1)]
+)
+def test_blocks_borrow_the_targets_embedding_and_head(
+    tmp_path: Path, kind: str, queries: int
+) -> None:
+    drafts.make(kind, tmp_path)
     made = weights(tmp_path)
     assert not any("embed" in name or "lm_head" in name for name in made)
     assert made["fc.weight"].shape == (192, 384)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["block_size"] == drafts.BLOCK
+    assert config["block_size"] == queries
     # SGLang keeps no states of the target's last layer for a draft.
     assert config["dflash_config"]["target_layer_ids"] == [0, 1]

@@ -55,10 +55,14 @@ def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any
 
 
 UNSUPPORTED = [
-    ({"speculative_algorithm": "DSPARK"}, "speculative decoding by DSPARK"),
+    ({"speculative_algorithm": "UNO"}, "speculative decoding by UNO"),
     (
         {"speculative_algorithm": "DFLASH", "disaggregation_mode": "decode"},
         "speculative decoding by DFLASH under prefill/decode disaggregation",
+    ),
+    (
+        {"speculative_algorithm": "DSPARK", "disaggregation_mode": "prefill"},
+        "speculative decoding by DSPARK under prefill/decode disaggregation",
     ),
     (
         {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.9},
@@ -223,7 +227,7 @@ def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "takes_min_p", "takes_processor"),
     [(None, True, True), ("EAGLE", True, False), ("NGRAM", True, False),
-     ("DFLASH", True, True), ("DSPARK", False, True), ("UNO", False, False)],
+     ("DFLASH", True, True), ("DSPARK", True, True), ("UNO", False, False)],
 )  # fmt: skip
 def test_what_verification_ignores_is_refused(
     server_config: dict[str, Any],
@@ -243,7 +247,7 @@ def test_what_verification_ignores_is_refused(
                 admitted(**request)
 
 
-@pytest.mark.parametrize("algorithm", [None, "DFLASH"])
+@pytest.mark.parametrize("algorithm", [None, "DFLASH", "DSPARK"])
 @pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0.5}, {"frequency_penalty": 0.5}])
 def test_a_processor_that_runs_early_excludes_penalties(
     server_config: dict[str, Any], algorithm: str | None, fields: dict[str, float]
@@ -252,7 +256,7 @@ def test_a_processor_that_runs_early_excludes_penalties(
     if algorithm is None or not fields:
         admitted(processor="{}", **fields)
         return
-    with pytest.raises(ValueError, match=r"must be left out beside a penalty .* by DFLASH"):
+    with pytest.raises(ValueError, match=f"must be left out beside a penalty .* by {algorithm}"):
         admitted(processor="{}", **fields)
 
 
@@ -356,6 +360,19 @@ def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any])
         pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"),
     ):
         admit(lz_penalty=0.15)
+    assert admit(lz_penalty=0.15) == LZParams(0.15)
+
+
+def test_partly_verified_blocks_refuse_the_penalty(server_config: dict[str, Any]) -> None:
+    from sglang.srt.environ import envs
+
+    server_config["speculative_algorithm"] = "DSPARK"
+    for mode in ("cap-accept", "compact"):
+        with (
+            envs.SGLANG_RAGGED_VERIFY_MODE.override(mode),
+            pytest.raises(ValueError, match="SGLANG_RAGGED_VERIFY_MODE"),
+        ):
+            admit(lz_penalty=0.15)
     assert admit(lz_penalty=0.15) == LZParams(0.15)
 
 
@@ -476,7 +493,7 @@ class TestStartup:
     @pytest.mark.parametrize(
         ("setting", "value", "why"),
         [
-            ("speculative_algorithm", "DSPARK", "speculative decoding"),
+            ("speculative_algorithm", "UNO", "speculative decoding"),
             ("attn_cp_size", 2, "context parallelism"),
         ],
     )

@@ -1,7 +1,8 @@
 """Make a draft model for the demo model: `python -m sglang_lz.demo.drafts OUT --kind eagle`.
 
 For `--speculative-draft-model-path`. All are poor on purpose, so that some of their tokens are
-accepted and some are not: tests want to see both. Seeded; a few seconds on one core, `dflash` 15.
+accepted and some are not: tests want to see both. Seeded; a few seconds on one core, `dflash` and
+`dspark` 15.
 
 - `standalone`: the demo model itself with noise on its weights.
 - `eagle`: one Qwen2 layer on the demo model's last hidden state, trained on text that the demo
@@ -10,6 +11,7 @@ accepted and some are not: tests want to see both. Seeded; a few seconds on one 
   Source: Li et al., https://arxiv.org/abs/2503.01840, without its training-time test.
 - `dflash`: one Qwen3 layer that drafts a block at once, from the outputs of two of its layers.
   Source: Chen et al., https://arxiv.org/abs/2602.06036.
+- `dspark`: the same layer, whose drafts also depend on the draft before each, by a Markov head.
 """
 
 import argparse
@@ -41,12 +43,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from sglang_lz.demo import MODEL_PATH
 
-KINDS = ("standalone", "eagle", "eagle3", "dflash")
+KINDS = ("standalone", "eagle", "eagle3", "dflash", "dspark")
 NOISE = 0.08
 ROWS, LENGTH = 64, 96
 BATCH, STEPS = 8, 80
 HOT_TOKENS = 1024
 BLOCK, BLOCK_STEPS = 6, 150
+MARKOV_RANK = 16
 
 
 class Eagle(nn.Module):
@@ -152,8 +155,11 @@ class Eagle3(nn.Module):
 class Dflash(nn.Module):
     """One layer whose queries are a block of N tokens, all but the first masked.
 
-    They see each other, and every earlier token by its states of two target layers (2 H).
+    They see each other, and every earlier token by its states of two target layers (2 H). Each
+    draft is read where it would stand.
     """
+
+    queries, drafted = BLOCK, slice(1, None)
 
     def __init__(self, target: Qwen2ForCausalLM) -> None:
         super().__init__()
@@ -173,7 +179,7 @@ class Dflash(nn.Module):
         self._target = [target]
         self.config = config.to_dict() | {
             "architectures": ["DFlashDraftModel"],
-            "block_size": BLOCK,
+            "block_size": self.queries,
             "dflash_config": {
                 "target_layer_ids": list(self.features),
                 "num_target_layers": layers,
@@ -183,25 +189,25 @@ class Dflash(nn.Module):
         }
 
     def forward(
-        self, newest: torch.Tensor, states: torch.Tensor, before: torch.Tensor
+        self, text: torch.Tensor, states: torch.Tensor, before: torch.Tensor
     ) -> torch.Tensor:
-        """Return the logits of a block's N - 1 drafts (B, N - 1, V).
+        """Return the logits of a block's drafts (B, BLOCK - 1, V).
 
         Args:
-            newest: (B,) int64, the block's first token.
+            text: (B, L) int64.
             states: (B, L, 2 H) float, of the target after each of its two layers.
             before: (B,) int64, how many of these tokens come before the block.
         """
         target = self._target[0]
         layer: Any = self.layers[0]
-        block = torch.full((len(newest), BLOCK), self.mask_token)
-        block[:, 0] = newest
+        block = torch.full((len(text), self.queries), self.mask_token)
+        block[:, :1] = text.gather(1, before[:, None])
         hidden = target.get_input_embeddings()(block)
         normed = layer.input_layernorm(hidden)
         seen = torch.cat([self.hidden_norm(self.fc(states)), normed], 1)
         length = states.shape[1]
-        early = torch.arange(length).expand(len(newest), length)
-        own = before[:, None] + torch.arange(BLOCK)
+        early = torch.arange(length).expand(len(text), length)
+        own = before[:, None] + torch.arange(self.queries)
         visible = torch.cat([early < before[:, None], torch.ones_like(own, dtype=torch.bool)], 1)
         attention = layer.self_attn
 
@@ -218,11 +224,43 @@ class Dflash(nn.Module):
         )
         hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return target.lm_head(self.norm(hidden[:, 1:]))
+        return target.lm_head(self.norm(hidden[:, self.drafted]))
 
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """Weights under the names that SGLang's loader expects."""
         return dict(self.state_dict())
+
+
+class Dspark(Dflash):
+    """The layer of `Dflash` on a block without its last token, where each draft is read one place
+    before its own, and logits to add for each pair of tokens, of a low rank."""
+
+    queries, drafted = BLOCK - 1, slice(None)
+
+    def __init__(self, target: Qwen2ForCausalLM) -> None:
+        super().__init__(target)
+        vocab = target.config.vocab_size
+        self.markov_head = nn.ModuleDict(
+            {
+                "markov_w1": nn.Embedding(vocab, MARKOV_RANK),
+                "markov_w2": nn.Linear(MARKOV_RANK, vocab, bias=False),
+            }
+        )
+        self.config |= {
+            "architectures": ["DSparkDraftModel"],
+            "markov_rank": MARKOV_RANK,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": False,
+        }
+
+    def forward(
+        self, text: torch.Tensor, states: torch.Tensor, before: torch.Tensor
+    ) -> torch.Tensor:
+        """As in `Dflash`; here the draft before each is the text's."""
+        previous = text.gather(1, before[:, None] + torch.arange(self.queries))
+        head = self.markov_head
+        pairs: torch.Tensor = head["markov_w2"](head["markov_w1"](previous))
+        return super().forward(text, states, before) + pairs
 
 
 @torch.no_grad()
@@ -275,7 +313,7 @@ def train_block(draft: Dflash, target: Qwen2ForCausalLM, text: torch.Tensor) -> 
     rows = torch.arange(ROWS)
     for _ in range(BLOCK_STEPS):
         before = torch.randint(1, LENGTH - BLOCK, (ROWS,))
-        logits = draft(text[rows, before], states, before)
+        logits = draft(text, states, before)
         wanted = probs[rows[:, None], before[:, None] + torch.arange(BLOCK - 1)]
         loss = cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
         optimizer.zero_grad(set_to_none=True)
@@ -296,8 +334,8 @@ def make(kind: str, out: Path, seed: int = 0) -> None:
     else:
         text = write_text(target)
         draft: Eagle | Eagle3 | Dflash
-        if kind == "dflash":
-            draft = Dflash(target)
+        if kind in ("dflash", "dspark"):
+            draft = Dflash(target) if kind == "dflash" else Dspark(target)
             # Real ones are best in loops; of sampled text alone this one would learn none.
             loops = write_text(target, greedy=True)
             train_block(draft, target, torch.cat([text[::2], loops[::2]]))

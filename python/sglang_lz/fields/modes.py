@@ -7,12 +7,11 @@ from typing import Any
 
 # Apple's and Ascend's backends have their own sampling; no other backend was ever tested.
 SUPPORTED_DEVICES = ("cuda", "cpu")
-# Algorithms that verify in upstream's eagle_sample or in DFLASH's worker, where each draft node has
-# its own window. The others (DSPARK, UNO, plugins) sample elsewhere, or twice a step.
-SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "DFLASH")
-
-# Algorithms that run custom logit processors during verification.
-RUNS_PROCESSORS = ("DFLASH", "DSPARK")
+# Algorithms that draft a block at once. They run custom logit processors during verification.
+BLOCKS = ("DFLASH", "DSPARK")
+# Algorithms that verify in upstream's eagle_sample or in the workers of BLOCKS, where each draft
+# node has its own window. The others (UNO, plugins) sample elsewhere, or twice a step.
+SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", *BLOCKS)
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
@@ -26,8 +25,11 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     speculation = config("speculative_algorithm")
     if speculation is not None and speculation not in SUPPORTED_SPECULATION:
         yield f"with speculative decoding by {speculation}"
-    if speculation == "DFLASH" and config("disaggregation_mode") != "null":  # never tested
-        yield "with speculative decoding by DFLASH under prefill/decode disaggregation"
+    if speculation in BLOCKS and config("disaggregation_mode") != "null":  # never tested
+        yield f"with speculative decoding by {speculation} under prefill/decode disaggregation"
+    if speculation == "DSPARK" and envs.SGLANG_RAGGED_VERIFY_MODE.get() != "static":
+        # The drafts decide how many of them are verified, which may not be lossless.
+        yield "with SGLANG_RAGGED_VERIFY_MODE other than static, which verifies parts of blocks"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
     if speculation is not None and config("attn_dp_size") > 1:  # never tested
@@ -65,7 +67,7 @@ def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]
         return
     if speculation not in SUPPORTED_SPECULATION:
         yield "min_p", f"with speculative decoding by {speculation}, which ignores it"
-    if speculation not in RUNS_PROCESSORS:
+    if speculation not in BLOCKS:
         yield (
             "custom_logit_processor",
             f"with speculative decoding by {speculation}, which ignores it",
@@ -79,7 +81,7 @@ def early_processors(config: Callable[[str], Any]) -> Iterator[str]:
         config: as in `unsupported_modes`.
     """
     speculation = config("speculative_algorithm")
-    if speculation in RUNS_PROCESSORS:
+    if speculation in BLOCKS:
         yield (
             f"beside a penalty with speculative decoding by {speculation}, which runs it before "
             "the grammar's mask and shows it no draft"
