@@ -67,7 +67,7 @@ def main() -> None:
         write_result(arguments.out, result)
 
 
-def pairs(text: str, count: int = PAIRS) -> dict[str, int]:
+def pairs(text: str) -> dict[str, int]:
     """Pairs of tokens: how many, how many the merges break, and how many are told wrongly."""
     file = read(text)
     relation = merges.relation_of(file)
@@ -82,7 +82,7 @@ def pairs(text: str, count: int = PAIRS) -> dict[str, int]:
     usable = np.flatnonzero(relation.made != merges.UNREACHABLE).tolist()
     seen: dict[tuple[int, int], str] = {}
     parts = [(int(x), int(y)) for x, y in relation.parts]
-    while len(seen) < count:
+    while len(seen) < PAIRS:
         pair = rng.choice(parts)
         if rng.random() < 0.7:
             pair = (rng.choice(usable), rng.choice(usable))

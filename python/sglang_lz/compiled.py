@@ -64,26 +64,28 @@ _MAKERS: dict[type, Callable[..., Reference]] = {}
 
 
 def refers_to(kind: type) -> Callable[[type], type]:
-    """Name the class that a compiled function makes the references to a kind of tuple with.
+    """Register a class as the one of references to a kind of tuple.
+
+    It must stand in a module, because numba's cache on disk knows it by its name there.
 
     Args:
         kind: a `NamedTuple`.
     """
 
-    def register(reference: type) -> type:
-        structref.define_constructor(reference, _Structure, kind._fields)  # type: ignore[attr-defined]
+    def register(made: type) -> type:
+        structref.define_constructor(made, _Structure, kind._fields)  # type: ignore[attr-defined]
 
         def make(*fields: Any) -> Any:
-            return reference(*fields)
+            return made(*fields)
 
         _MAKERS[kind] = compiled(make)
-        return reference
+        return made
 
     return register
 
 
 def reference(value: Any) -> Any:
-    """The reference to a tuple for which a class is named; all else is returned as it is.
+    """A reference to a tuple of a registered kind; anything else is returned as it is.
 
     The reference holds the arrays of the tuple, and of the tuples in it, not copies of them.
     """

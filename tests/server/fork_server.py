@@ -7,12 +7,16 @@ processes are forks already (site/sitecustomize.py).
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import math
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
@@ -23,6 +27,7 @@ IMPORTS = (
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.models.registry",
 )
+POLL_SECONDS = 0.05
 
 
 def of_environment(env: Mapping[str, str]) -> ForkServer:
@@ -62,13 +67,20 @@ class ForkServer:
         return Fork(self, self.ask(arguments))
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """The answer to a request, of those of `_answer`."""
+        """The answer of `_answer` to a request.
+
+        Raises:
+            RuntimeError: the process ended; it has written why.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
+        return json.loads(answer)
 
 
 class Fork:
@@ -90,24 +102,22 @@ class Fork:
         Raises:
             subprocess.TimeoutExpired: it has not ended in time.
         """
-        waiting = threading.Event()
-        waited = 0.0
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
-            if timeout is not None and waited >= timeout:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            waiting.wait(0.05)
-            waited += 0.05
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or math.inf)
+            time.sleep(POLL_SECONDS)
         return status
 
     def terminate(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, 15)
+            os.kill(self.pid, signal.SIGTERM)
 
 
 def _serve() -> None:
     """Answer each line of the standard input with one of the standard output."""
     for name in IMPORTS:
-        __import__(name)
+        importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
@@ -127,14 +137,10 @@ def _answer(request: dict[str, Any]) -> int | None:
 def _run(command: list[str], env: dict[str, str], log: str) -> NoReturn:
     """In the fork: run a module as `python -m` does."""
     os.setsid()
-    for path, flags, numbers in (
-        (os.devnull, os.O_RDONLY, (0,)),
-        (log, os.O_WRONLY | os.O_APPEND, (1, 2)),
-    ):
-        file = os.open(path, flags)
-        for number in numbers:
-            os.dup2(file, number)
-        os.close(file)
+    with open(os.devnull) as nothing, open(log, "a") as output:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     os.environ.update(env)  # beside what the imports have set
     os.execv = _become
     status = 1

@@ -46,5 +46,5 @@ def main() -> None:
     Path(sys.argv[1]).write_text(json.dumps({"batch": batch, "bare": bare, "wrong": wrong}))
 
 
-if __name__ == "__main__":  # the engine's processes import this file anew
+if __name__ == "__main__":  # processes that are not forks import this file anew
     main()
