@@ -461,6 +461,16 @@ def slow() -> str:
 )
 def test_a_request_pauses_while_its_next_tokens_are_searched_for(server: Server) -> None:
     """It goes on as it would have without a pause, which the next one with its constraint has."""
+    can_pause = server.config.name not in ("pp2", "disaggregated")
+    # On a busy machine a search may be over before its request has to pause.
+    pauses = [answer_twice(server)]
+    while can_pause and not pauses[-1] and len(pauses) < 10:
+        pauses.append(answer_twice(server))
+    assert (pauses[-1] > 0) == can_pause, pauses
+
+
+def answer_twice(server: Server) -> int:
+    """Check that a new constraint's answer equals the next one; return how often it paused."""
     fields = {"regex": slow(), "ignore_eos": False, **PROPER}
     body = request_body([5, 6, 7, 8], 40, Lz(0.5, 64, 16, True), **fields)
     body["logprob_start_len"] = 0
@@ -476,10 +486,9 @@ def test_a_request_pauses_while_its_next_tokens_are_searched_for(server: Server)
         deviations = [abs((a or 0) - (b or 0)) for a, b in zip(first, second, strict=True)]
         assert max(deviations) < TOLERANCE, (kind, deviations)
     pauses = [answer["meta_info"]["num_retractions"] for answer in answers]
-    can_pause = server.config.name not in ("pp2", "disaggregated")
-    assert (pauses[0] > 0) == can_pause
     if server.config.name != "dp-attention":  # there another scheduler has the second one
         assert pauses[1] == 0
+    return pauses[0]
 
 
 @on("overlap")

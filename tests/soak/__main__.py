@@ -30,7 +30,7 @@ from server.summary import TOLERANCE
 from soak.check import Checker, Verdict
 from soak.drive import Driver, Log, Served
 from soak.faults import CACHES, FAULTS, folder_with, limit
-from soak.schedule import Schedule
+from soak.schedule import WAVE_SIZE, Schedule
 
 SHARES = {
     "overlap": 0.25,
@@ -167,6 +167,7 @@ class Run:
             config.name,
             self.arguments.seed,
             stream_tokens=40 if DELTAS in config.flags else 10,
+            size=self.arguments.wave_size,
             mixes="--enable-mixed-chunk" in config.flags,
         )
         began = time.monotonic()
@@ -246,6 +247,9 @@ def main() -> int:
         help="default: all, if no configuration is named",
     )
     parser.add_argument("--kill-every", type=int, default=KILL_EVERY, metavar="WAVES")
+    parser.add_argument(
+        "--wave-size", type=int, default=WAVE_SIZE, metavar="REQUESTS", help="default: %(default)s"
+    )
     parser.add_argument("--logs", type=Path, help="new folder for the servers' logs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()

@@ -44,6 +44,7 @@ SHARES: Mapping[str, float] = {
 
 TOKENS_ONLY: Mapping[str, float] = {TOKENS: 0.93, REFUSED: 0.05, HOSTILE: 0.02}
 
+WAVE_SIZE = 360
 STOPS = ("e", "the", "\n", ". ", "0", "zz")
 WRONG: tuple[tuple[Json, str], ...] = (
     ({"lz_penalty": -0.1}, "lz_penalty must be a finite number in [0, 10]"),
@@ -192,7 +193,7 @@ class Schedule:
     seed: int
     longest: int = 400
     stream_tokens: int = 10
-    size: int = 360
+    size: int = WAVE_SIZE
     mixes: bool = False
     _prompts: list[list[int]] = field(default_factory=list)
 
