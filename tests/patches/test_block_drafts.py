@@ -13,6 +13,7 @@ import torch
 
 from inprocess import LZ, make_request
 from releases import RELEASE, RELEASES
+from sglang_lz.proper import drafts as forcing
 from sglang_lz.sampling import has_penalty
 
 NODES, VOCAB, TRIALS = 3, 4, 20_000
@@ -97,9 +98,11 @@ def accepted_by_dflash(
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
     rows = len(candidates)
-    ids = torch.arange(VOCAB).expand(rows, NODES - 1, VOCAB)
+    ids = torch.arange(VOCAB).repeat(rows, NODES - 1, 1)
+    drawn = None if drafts is None else (ids, drafts.repeat(rows, 1, 1))
+    forcing.force_block(SimpleNamespace(), candidates, None, drawn)
     worker: Any = SimpleNamespace(
-        _selector_sample=None if drafts is None else (ids, drafts.expand(rows, -1, -1)),
+        _selector_sample=drawn,
         _draft_probs_buf=None,
         _block_verification=False,
         _tp_sync=SimpleNamespace(sync=lambda *_: None),
@@ -127,16 +130,18 @@ def accepted_by_dspark(
 
     rows = len(candidates)
     draft_input: Any = SimpleNamespace(max_top_k=1 << 30, uniform_top_k_value=None)
+    drawn = DraftBlockResult(
+        draft_tokens=candidates[:, 1:].clone(),
+        corrected_logits=None if drafts is None else drafts.log().repeat(rows, 1, 1),
+        greedy_mask=torch.zeros(rows, dtype=torch.bool),
+        temperatures=torch.ones(rows),
+        greedy_draft=drafts is None,
+    )
+    forcing.force_block(SimpleNamespace(), candidates, None, drawn)
     counts, bonus, _ = accept_draft_tokens(
         candidates=candidates,
         target_logits=logits,
-        draft_block=DraftBlockResult(
-            draft_tokens=candidates[:, 1:],
-            corrected_logits=None if drafts is None else drafts.log().expand(rows, -1, -1),
-            greedy_mask=torch.zeros(rows, dtype=torch.bool),
-            temperatures=torch.ones(rows),
-            greedy_draft=drafts is None,
-        ),
+        draft_block=drawn,
         sampling_info=sampling_info(rows, min_p),
         draft_input=draft_input,
         gamma=NODES - 1,
@@ -147,16 +152,35 @@ def accepted_by_dspark(
     return counts + 1, tokens
 
 
+@pytest.fixture
+def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that every request's constraint forces next."""
+    monkeypatch.setattr(forcing, "_forced_runs", lambda *_: [request.param] * TRIALS)
+    return request.param
+
+
 @pytest.mark.parametrize("accepted", [accepted_by_dflash, accepted_by_dspark])
 @pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
-@pytest.mark.parametrize("min_p", [0.0, 0.45])
+@pytest.mark.parametrize(
+    ("min_p", "forced"),
+    [(0.0, []), (0.45, []), (0.0, [3])],
+    ids=["no min_p", "min_p", "forced"],
+    indirect=["forced"],
+)
 def test_blocks_are_accepted_as_their_logits_say(
-    bench_runner: Any, min_p: float, sampled_drafts: bool, accepted: Callable[..., Any]
+    bench_runner: Any,
+    min_p: float,
+    forced: list[int],
+    sampled_drafts: bool,
+    accepted: Callable[..., Any],
 ) -> None:
     """Every token has the target's distribution after min_p, also where a selector of DFLASH's
-    drew the drafts, which needs weights that no demo has."""
+    drew the drafts, which needs weights that no demo has. A forced token is always accepted, even
+    if the drafter would never have drawn it."""
     torch.manual_seed(0)
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.15, 0.25], [0.7, 0.1, 0.1, 0.1]])
+    if forced:
+        probs[0] = torch.eye(VOCAB)[forced[0]]
     drafts = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.25, 0.25, 0.5]])
     if sampled_drafts:
         drawn = torch.stack([q.multinomial(TRIALS, replacement=True) for q in drafts], 1)
@@ -168,7 +192,7 @@ def test_blocks_are_accepted_as_their_logits_say(
         drafts if sampled_drafts else None,
         min_p,
     )
-    assert set(commit_lens.tolist()) == {1, 2, 3}
+    assert set(commit_lens.tolist()) == ({2, 3} if forced else {1, 2, 3})
     for place in range(NODES):
         reached = commit_lens > place
         counts = Counter(out_tokens[reached, place].tolist())

@@ -260,11 +260,12 @@ def test_several_outputs_of_one_request(server: Server) -> None:
     assert len(texts) > 1
 
 
-@on("ngram", "eagle", "eagle-tree", "eagle-tp2")
+@on("ngram", "eagle", "eagle-tree", "eagle-tp2", "dflash", "dspark")
 def test_forced_tokens_are_drafts(server: Server) -> None:
     """A run of tokens of which there is only one each costs a forward pass for each tree."""
     text = "The quick brown fox jumps over the lazy dog"
-    longest = 8 if server.config.name == "ngram" else 4  # the longest path of a tree
+    # The longest path of a tree, or a block.
+    longest = {"ngram": 8, "dflash": 6, "dspark": 6}.get(server.config.name, 4)
     for temperature in (0.0, 0.1, 1.0):  # a drafter is surer the lower it is
         fields = {"regex": f"(a|b){text}(c|d)", "max_new_tokens": 100, **PROPER}
         fields["temperature"] = temperature

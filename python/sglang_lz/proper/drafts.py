@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sglang_lz.proper.backend import walk_of
 
@@ -50,18 +51,7 @@ def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) ->
         barrier: makes the grammars accept the tokens of the previous step; None if they have
             already done so.
     """
-    from sglang.srt.runtime_context import get_parallel
-
-    # With pipeline parallelism, earlier stages have already processed the drafts.
-    if (
-        not any(req.sampling_params.proper_tokens for req in batch.reqs)
-        or get_parallel().pp_size > 1
-    ):
-        return
-    if barrier is not None:
-        barrier()
-    walks = [walk_of(req.grammar) for req in batch.reqs]
-    runs = [[] if walk is None else walk.forced_run(verify.spec_steps) for walk in walks]
+    runs = _forced_runs(batch, verify.spec_steps, barrier)
     if not any(runs):
         return
     child = verify.retrieve_next_token.tolist()
@@ -73,6 +63,56 @@ def force_drafts(batch: Any, verify: Any, barrier: Callable[[], None] | None) ->
             verify.draft_probs[row, : len(run)] = 0
             verify.draft_probs[row, range(len(run)), run] = 1
     verify.draft_token.copy_(verify.draft_token.new_tensor(drafts).view_as(verify.draft_token))
+
+
+def force_block(
+    batch: Any, tokens: torch.Tensor, barrier: Callable[[], None] | None, drawn: Any
+) -> None:
+    """Replace the drafts of a block with the tokens that a constraint forces (upstream's hook).
+
+    As in `force_drafts`, for a chain. A sampled draft is accepted by the distribution that it was
+    drawn from, which becomes that of the forced token alone.
+
+    Args:
+        batch: upstream's ScheduleBatch.
+        tokens: [requests, nodes], the newest token and the drafts; changed in place.
+        barrier: as in `force_drafts`.
+        drawn: what the drafts were drawn from, changed in place. DFLASH has ids and probabilities,
+            each [requests, nodes - 1, candidates], or None. DSPARK has its DraftBlockResult:
+            `draft_tokens`, [requests, nodes - 1], and `corrected_logits`,
+            [requests, nodes - 1, V], or None.
+    """
+    for row, run in enumerate(_forced_runs(batch, tokens.shape[1] - 1, barrier)):
+        if not run:
+            continue
+        forced = tokens.new_tensor(run)
+        count = len(run)
+        tokens[row, 1 : 1 + count] = forced
+        if isinstance(drawn, tuple):
+            ids, probabilities = drawn
+            ids[row, :count] = forced[:, None]
+            probabilities[row, :count] = 1.0
+        elif drawn is not None:
+            drawn.draft_tokens[row, :count] = forced
+            if drawn.corrected_logits is not None:
+                drawn.corrected_logits[row, :count] = -torch.inf
+                drawn.corrected_logits[row, :count].scatter_(1, forced[:, None], 0.0)
+
+
+def _forced_runs(batch: Any, most: int, barrier: Callable[[], None] | None) -> list[list[int]]:
+    """The tokens that are forced next in each request; empty if there are none at all."""
+    from sglang.srt.runtime_context import get_parallel
+
+    # With pipeline parallelism, earlier stages have already processed the drafts.
+    if (
+        not any(req.sampling_params.proper_tokens for req in batch.reqs)
+        or get_parallel().pp_size > 1
+    ):
+        return []
+    if barrier is not None:
+        barrier()
+    walks = [walk_of(req.grammar) for req in batch.reqs]
+    return [[] if walk is None else walk.forced_run(most) for walk in walks]
 
 
 def _put_on_path(

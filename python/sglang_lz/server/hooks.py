@@ -44,11 +44,11 @@ HOOKS = MappingProxyType(
         (
             "sglang.srt.speculative.dflash_worker_v2",
             "DFlashWorkerV2.forward_batch_generation",
-        ): ("verify_block", "forbid_nodes", "accept_block"),
+        ): ("force_block", "verify_block", "forbid_nodes", "accept_block"),
         (
             "sglang.srt.speculative.dspark_components.dspark_worker_v2",
             "DSparkWorkerV2._forward_decode",
-        ): ("has_penalty", "verify_block", "forbid_nodes", "accept_block"),
+        ): ("force_block", "has_penalty", "verify_block", "forbid_nodes", "accept_block"),
         ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): (
             "before_finish",
             "after_step",
