@@ -9,6 +9,10 @@ prefill of prompt and outputs on the same server), less frequency_penalty times 
 token in the outputs before it and presence_penalty for each that stands there, normalised again. A
 request is wrong if a logprob of a position is off by more than the tolerance, which is ten times
 what prefill and decode differ by here without any penalty.
+
+Then the same prompts are answered at more length and without logprobs. Counted are the answers that
+loop: that end in some unit of tokens at least 20 times in a row. If the server speculates, the
+accept length is theirs: tokens of a verify step, the sampled one included.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import numpy.typing as npt
 from transformers import AutoConfig
 
 from bench.common import command, date, machine, request, versions, write_result
+from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 
 Rows = npt.NDArray[np.float64]
 
@@ -37,6 +42,7 @@ PENALTIES: tuple[dict[str, float], ...] = (
 )
 REQUESTS = 20
 NEW_TOKENS = 48
+LONG_TOKENS = 512
 TOLERANCE = 2e-4
 
 
@@ -58,14 +64,21 @@ def main() -> None:
         name, _, url = server.partition("=")
         info = request(f"{url}/get_server_info")
         facts[name] = {
-            key: info.get(key) for key in ("version", "model_path", "disable_overlap_schedule")
+            key: info.get(key)
+            for key in (
+                *("version", "model_path", "disable_overlap_schedule"),
+                *("speculative_algorithm", "speculative_num_draft_tokens"),
+            )
         }
         vocab_size = vocab(url)
         for penalty in PENALTIES:
             rows.append({"server": name, "penalty": penalty, **look(url, penalty, vocab_size)})
             print(*rows[-1].values(), sep="\t")
     result = {
-        "measures": "requests with a wrong logprob at some sampled position, and the largest error",
+        "measures": (
+            "requests with a wrong logprob at some sampled position, and the largest error; of "
+            "longer answers to the same prompts, those that end in a loop, and the accept length"
+        ),
         "command": command("bench.exactness"),
         "date": date(),
         **machine(),
@@ -73,6 +86,7 @@ def main() -> None:
         "servers": facts,
         "requests": REQUESTS,
         "new_tokens": NEW_TOKENS,
+        "long_tokens": LONG_TOKENS,
         "tolerance": TOLERANCE,
         "rows": rows,
     }
@@ -92,13 +106,26 @@ def look(url: str, penalty: dict[str, float], vocab_size: int) -> dict[str, Any]
     prompts = [
         [generator.randrange(3, vocab_size) for _ in range(8 + 2 * i)] for i in range(REQUESTS)
     ]
+    sampling = {"max_new_tokens": LONG_TOKENS, "temperature": 0, "ignore_eos": True, **penalty}
     with ThreadPoolExecutor(REQUESTS) as pool:
         errors = list(pool.map(lambda prompt: error(url, prompt, penalty, vocab_size), prompts))
+        bodies = [{"input_ids": prompt, "sampling_params": sampling} for prompt in prompts]
+        answers = list(pool.map(lambda body: request(f"{url}/generate", body), bodies))
+    steps = sum(answer["meta_info"].get("spec_verify_ct", 0) for answer in answers)
     return {
         "wrong": sum(off > TOLERANCE for off in errors),
         "requests": REQUESTS,
         "largest": float(f"{max(errors):.3g}"),
+        "loops": sum(ends_in_loop(answer["output_ids"]) for answer in answers),
+        "accept_length": round(REQUESTS * LONG_TOKENS / steps, 2) if steps else None,
     }
+
+
+def ends_in_loop(tokens: Sequence[int]) -> bool:
+    """Whether the newest copy of the longest repetition is the end of an answer."""
+    found = longest_repetition(tokens)
+    end = found.start + found.period * found.repeats
+    return found.repeats >= DEGENERATE_REPEATS and len(tokens) - end < found.period
 
 
 def error(url: str, prompt: list[int], penalty: dict[str, float], vocab_size: int) -> float:
