@@ -53,7 +53,7 @@ SANITIZED = "equal_the_torch_operators or same_bits or go_round"
 """Those of KERNEL_TESTS that launch step, verify and accept on small random states."""
 SERVER_CHECKS = {
     "memory": ["memory"],
-    "speculate": ["chain", "tree", "adaptive"],
+    "speculate": ["chain", "tree", "adaptive", "dflash", "dspark"],
     "burst": ["burst"],
     "two-batch": ["two-batch"],
 }
@@ -75,8 +75,9 @@ steps, in the order in which they run:
   sanitizer  compute-sanitizer's memcheck and racecheck over the kernels' tests:
              memcheck.txt, racecheck.txt
   memory     a server without room for the windows ends with one sentence: memory.json
-  speculate  EAGLE as chain, tree and --speculative-adaptive, overlap scheduling and CUDA graphs,
-             against the same without overlap, at every node: chain.json, tree.json, adaptive.json
+  speculate  EAGLE as chain, tree and --speculative-adaptive, DFLASH and DSPARK, overlap scheduling
+             and CUDA graphs, against the same without overlap, at every node: chain.json,
+             tree.json, adaptive.json, dflash.json, dspark.json
   burst      prefills of 1 to 256 requests beside running ones, with and without: burst.json
   table      bench.serving static: serving.json, model after model
 only by its name:

@@ -286,8 +286,10 @@ def requests_of(seed: str, rehearse: bool) -> list[Case]:
 
 
 def speculation(shape: str, rehearse: bool, gpus: int) -> dict[str, Any]:
-    """Compare EAGLE with and without overlap scheduling, and check both by the contract."""
+    """Compare speculation with and without overlap scheduling, and check both by the contract."""
     flags = {
+        "dflash": ["--speculative-algorithm", "DFLASH", *PAGES],
+        "dspark": ["--speculative-algorithm", "DSPARK", *PAGES],
         "chain": [*drafts("EAGLE", 3, 1, 4), *PAGES],
         # On a CPU, upstream supports trees only with pages of one token.
         "tree": [*drafts("EAGLE", 3, 3, 8), *([] if rehearse else PAGES)],
@@ -296,6 +298,7 @@ def speculation(shape: str, rehearse: bool, gpus: int) -> dict[str, Any]:
     if shape == "adaptive" and rehearse:  # upstream captures CUDA graphs for it
         flags += ["--disable-decode-cuda-graph"]
     flags += ["--tp", "2"] if gpus > 1 else []
+    draft = shape if shape in ("dflash", "dspark") else "eagle"
     cases = requests_of(shape, rehearse)
     runs: dict[str, Run] = {}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as adaptive:
@@ -304,7 +307,7 @@ def speculation(shape: str, rehearse: bool, gpus: int) -> dict[str, Any]:
         if shape == "adaptive":
             flags += ["--speculative-adaptive-config", adaptive.name]
         for name, more in (("overlap", []), ("no overlap", ["--disable-overlap-schedule"])):
-            with watched(name, [*flags, *more], "trees", rehearse, draft="eagle") as (server, seen):
+            with watched(name, [*flags, *more], "trees", rehearse, draft=draft) as (server, seen):
                 runs[name] = run_cases(server, seen, cases, rehearse, min(max(gpus, 1), 2))
                 if not rehearse:
                     must_be_as_asked(server, overlap=name == "overlap")
@@ -565,6 +568,8 @@ CHECKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chain": lambda rehearse: speculation("chain", rehearse, count_gpus()),
     "tree": lambda rehearse: speculation("tree", rehearse, count_gpus()),
     "adaptive": lambda rehearse: speculation("adaptive", rehearse, count_gpus()),
+    "dflash": lambda rehearse: speculation("dflash", rehearse, count_gpus()),
+    "dspark": lambda rehearse: speculation("dspark", rehearse, count_gpus()),
     "memory": memory,
     "burst": burst,
     "two-batch": lambda rehearse: two_batch(rehearse, count_gpus()),

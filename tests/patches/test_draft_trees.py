@@ -133,8 +133,40 @@ def verify_dspark(batch: Any, blocks: list[Tree], logits: torch.Tensor) -> list[
     ]
 
 
+def domino_blocks(newest: list[int], nodes: int, vocab: int) -> list[Tree]:
+    """Chains that a Domino head of random weights drafts after the newest tokens."""
+    from sglang.srt.speculative.domino_utils import domino_greedy_rollout
+
+    width = 8
+    head = torch.full((vocab, width), -1.0)
+    head[TOKENS] = torch.randn(len(TOKENS), width)
+    project = torch.nn.Sequential(
+        torch.nn.Linear(2 * width, 4, bias=False),
+        torch.nn.SiLU(),
+        torch.nn.Linear(4, vocab, bias=False),
+    )
+    with torch.inference_mode():
+        drafts = domino_greedy_rollout(
+            draft_hidden=torch.rand(len(newest), nodes, width),
+            bonus_tokens=torch.tensor(newest),
+            target_embedding=torch.nn.Embedding(vocab, width),
+            lm_head_weight=head,
+            prefix_gru=torch.nn.GRU(width, width, batch_first=True, bias=False),
+            embed_proj=project,
+            vocab_size=vocab,
+            shift_label=False,
+            candidate_pool_size=len(TOKENS),
+            in_cuda_graph=False,
+        )
+    parents = [0, *range(nodes - 1)]
+    return [
+        Tree([token, *own], parents) for token, own in zip(newest, drafts.tolist(), strict=True)
+    ]
+
+
 VERIFIES = {
     "DFLASH": verify_dflash,
+    "DOMINO": verify_dflash,
     "DSPARK": verify_dspark,
 }
 
@@ -164,8 +196,12 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     lengths = []
     for round_ in range(12):
         nodes = sizes[round_ % len(sizes)] if round_ % 2 else rng.choice(sizes)
-        trees = [grow(rng, output[-1], nodes, kind != "tree") for output in outputs]
-        logits = torch.randn(len(reqs) * nodes, batch.model_config.vocab_size)
+        vocab = batch.model_config.vocab_size
+        if kind == "DOMINO":
+            trees = domino_blocks([output[-1] for output in outputs], nodes, vocab)
+        else:
+            trees = [grow(rng, output[-1], nodes, kind != "tree") for output in outputs]
+        logits = torch.randn(len(reqs) * nodes, vocab)
         logits[:, TOKENS] += 6
         for row, tree in enumerate(trees):  # a target that often agrees with its drafter
             for child in range(1, nodes):

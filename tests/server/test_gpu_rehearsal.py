@@ -34,6 +34,15 @@ def test_trees_that_change_their_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("gpu rehearsal")
+def test_blocks(tmp_path: Path) -> None:
+    """`dspark` differs from it in a flag and the draft model."""
+    found = rehearse("dflash", tmp_path / "dflash.json")
+    for name in ("overlap", "no overlap"):
+        assert found[name]["nodes"] > 20
+        assert len(found[name]["sizes of trees"]) == 1
+
+
+@pytest.mark.xdist_group("gpu rehearsal")
 def test_bursts_beside_streams_and_alone(tmp_path: Path) -> None:
     found = rehearse("burst", tmp_path / "burst.json")
     assert len(found["seconds"]) == 8

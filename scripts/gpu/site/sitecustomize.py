@@ -46,34 +46,57 @@ def note_compilations(cuda_kernels: ModuleType) -> None:
 
 
 def record_trees(sampling: Any) -> None:
-    """Keep the logits of batches of draft trees before and after the penalty, until `WRITE`."""
-    verify_step = sampling.verify_step
+    """Keep the logits of batches of drafts before and after the penalty, until `WRITE`."""
     kept: list[tuple[list[str], dict[str, Any]]] = []
     asked = Path(os.environ["LZ_GPU_CHECK"], WRITE)
     written = False
 
-    def recording(trees: Any, batch: Any, logits: Any, grammar_mask: Any) -> Any:
-        nonlocal written
-        if written:
-            return verify_step(trees, batch, logits, grammar_mask)
-        if asked.exists():
-            write(kept)
-            written = True
-        before = logits.clone()
-        verified = verify_step(trees, batch, logits, grammar_mask)
-        if verified is not None and len(kept) < TREES:
-            tensors = {
-                "before": before,
-                "after": logits.clone(),
-                "root": batch.seq_lens.clone(),
-                "tokens": trees.draft_token.view(-1, trees.draft_token_num).clone(),
-                "first_child": trees.retrieve_next_token.clone(),
-                "next_sibling": trees.retrieve_next_sibling.clone(),
-            }
-            kept.append(([req.rid for req in batch.reqs], tensors))
-        return verified
+    def record(name: str, nodes_of: Callable[[Any], dict[str, Any]]) -> None:
+        verify = getattr(sampling, name)
 
-    sampling.verify_step = recording
+        def recording(drafts: Any, batch: Any, logits: Any, grammar_mask: Any) -> Any:
+            nonlocal written
+            if written or logits is None:
+                return verify(drafts, batch, logits, grammar_mask)
+            if asked.exists():
+                write(kept)
+                written = True
+            before = logits.clone()
+            verified = verify(drafts, batch, logits, grammar_mask)
+            if verified is not None and len(kept) < TREES:
+                tensors = {
+                    "before": before,
+                    "after": logits.clone(),
+                    "root": batch.seq_lens.clone(),
+                    **nodes_of(drafts),
+                }
+                kept.append(([req.rid for req in batch.reqs], tensors))
+            return verified
+
+        setattr(sampling, name, recording)
+
+    record("verify_step", nodes_of_trees)
+    record("verify_block", nodes_of_blocks)
+
+
+def nodes_of_trees(trees: Any) -> dict[str, Any]:
+    """Tokens and links of draft trees, each [batch, nodes]."""
+    return {
+        "tokens": trees.draft_token.view(-1, trees.draft_token_num).clone(),
+        "first_child": trees.retrieve_next_token.clone(),
+        "next_sibling": trees.retrieve_next_sibling.clone(),
+    }
+
+
+def nodes_of_blocks(tokens: Any) -> dict[str, Any]:
+    """The same of blocks, whose tokens are chains."""
+    first_child = (tokens * 0 + 1).cumsum(1)
+    first_child[:, -1] = -1
+    return {
+        "tokens": tokens.clone(),
+        "first_child": first_child,
+        "next_sibling": tokens * 0 - 1,
+    }
 
 
 def write(kept: Sequence[tuple[list[str], dict[str, Any]]]) -> None:
