@@ -14,7 +14,8 @@ def admitted(model_path: str, flags: list[str]) -> str | None:
     """Resolve and publish the arguments as a server does, then ask for a penalty.
 
     Returns:
-        the refusal, or None if the request was admitted.
+        the refusal, which begins with "upstream: " if the server would not even start, or None if
+        the request was admitted.
     """
     from sglang.benchmark import one_batch
     from sglang.srt.sampling.sampling_params import SamplingParams
@@ -23,7 +24,10 @@ def admitted(model_path: str, flags: list[str]) -> str | None:
     from sglang_lz.admission import admit
 
     args = prepare_server_args(["--model-path", model_path, "--device", "cpu", *flags])
-    args.resolve_once()
+    try:
+        args.resolve_once()
+    except ValueError as error:
+        return f"upstream: {error}"
     world_rank = one_batch.spawn_world_rank(args, tp_rank=0, pp_rank=0)
     ranks = one_batch.SpawnRanks(world_rank=world_rank, gpu_id=0)
     one_batch.publish(args, role="scheduler", ranks=ranks)

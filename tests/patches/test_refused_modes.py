@@ -17,10 +17,16 @@ REFUSED = [
     ("--tp 2 --dcp-size 2", "context parallelism"),
     ("--enable-pdmux", "prefill/decode multiplexing"),
 ]
+DP_ATTENTION = "--tp 2 --dp 2 --enable-dp-attention"
+# Upstream itself does not start with these on a CPU, so nothing can be shown of them.
+NOT_STARTED = [
+    f"{DP_ATTENTION} --speculative-algorithm {algorithm}"
+    for algorithm in ("NGRAM", "STANDALONE", "DFLASH")
+]
 SERVED = [
     *("", "--tp 2", "--dp 2", "--page-size 16", "--disable-overlap-schedule"),
     *("--speculative-algorithm NGRAM", "--speculative-algorithm NGRAM --tp 2"),
-    *("--tp 2 --attn-dp-size 2", "--tp 2 --dp 2 --enable-dp-attention", "--pp-size 2"),
+    *("--tp 2 --attn-dp-size 2", DP_ATTENTION, "--pp-size 2"),
     *("--disaggregation-mode prefill", "--disaggregation-mode decode"),
 ]
 
@@ -28,7 +34,8 @@ SERVED = [
 @pytest.fixture(scope="module")
 def answers(model_path: str) -> dict[str, str | None]:
     """What `admit` says of a penalty under each list of flags."""
-    flags = [line.split() for line in [*SERVED, *(line for line, _ in REFUSED)]]
+    lines = [*SERVED, *NOT_STARTED, *(line for line, _ in REFUSED)]
+    flags = [line.split() for line in lines]
     script = Path(__file__).with_name("resolve_modes.py")
     result = subprocess.run(
         [sys.executable, str(script), model_path, json.dumps(flags)],
@@ -48,6 +55,16 @@ def test_a_mode_that_is_not_covered_refuses(
     assert answer is not None
     assert answer.startswith("lz_penalty must be 0 with")
     assert why in answer
+
+
+@pytest.mark.parametrize("flags", NOT_STARTED)
+def test_upstream_does_not_speculate_so_under_data_parallel_attention(
+    answers: dict[str, str | None], flags: str
+) -> None:
+    answer = answers[flags]
+    assert answer is not None
+    assert answer.startswith("upstream: ")
+    assert "attention" in answer
 
 
 @pytest.mark.parametrize("flags", SERVED)

@@ -32,7 +32,8 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with SGLANG_RAGGED_VERIFY_MODE other than static, which verifies parts of blocks"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
-    if speculation is not None and config("attn_dp_size") > 1:  # never tested
+    # Never tested: on a CPU, upstream itself refuses NGRAM, STANDALONE and DFLASH there.
+    if speculation is not None and config("attn_dp_size") > 1:
         yield "with speculative decoding under data-parallel attention"
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
