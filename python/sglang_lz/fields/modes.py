@@ -38,10 +38,11 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
     if config("enable_streaming_session"):
-        # Upstream's own answers are wrong there, and a decode server cannot recognize a new turn.
+        # Upstream's own answers are wrong there: a session keeps the place of its newest token,
+        # which no step has cached, and a verify step has reserved it (try_cache_finished_req).
         if speculation is not None:
             yield "with speculative decoding under --enable-streaming-session"
-        if config("disaggregation_mode") == "decode":
+        if config("disaggregation_mode") == "decode":  # which cannot recognize a new turn
             yield "on a decode server under --enable-streaming-session"
     if config("decoupled_spec_role") != "null":
         yield "with decoupled speculative decoding"
