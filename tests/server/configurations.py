@@ -24,12 +24,6 @@ HELPED = (
 # Started in a fraction of the time; `overlap`, `tp2` and `stock` start as they do for a user.
 FORKED = (*HELPED, IS_FORKED)
 
-# The demo model's weights as a Qwen3: upstream's Qwen2 knows no data-parallel attention.
-QWEN3 = (
-    "--json-model-override-args",
-    '{"architectures": ["Qwen3ForCausalLM"], "attention_bias": true, "head_dim": 32}',
-)
-
 # Upstream would find an address of the machine's own, would wait for a CUDA event, and would take
 # a prefill server that is slow to answer for dead.
 DISAGGREGATION = (
@@ -51,6 +45,11 @@ HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 SPECULATION = (
     *("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive"),
     *("dflash", "dflash-tp2", "dspark", "dspark-tp2"),
+)
+# What each part does is shown on servers that have it alone: these run few tests.
+COMBINED = (
+    *("disaggregated-dflash", "disaggregated-dspark"),
+    *("dp-attention-eagle3", "dp-attention-dspark"),
 )
 
 
@@ -132,6 +131,20 @@ CONFIGURATIONS = {
             draft="eagle",
         ),
         Config(
+            "disaggregated-dflash",
+            ("--speculative-algorithm", "DFLASH", *THINKS),
+            (*DISAGGREGATION, *FORKED),
+            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+            draft="dflash",
+        ),
+        Config(
+            "disaggregated-dspark",
+            ("--speculative-algorithm", "DSPARK", *THINKS),
+            (*DISAGGREGATION, *FORKED),
+            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+            draft="dspark",
+        ),
+        Config(
             "disaggregated",
             env=(*DISAGGREGATION, *FORKED),
             decode_flags=(
@@ -179,8 +192,26 @@ CONFIGURATIONS = {
         Config("pp2", ("--pp-size", "2"), FORKED),
         Config(
             "dp-attention",
-            (*("--tp", "2", "--dp", "2", "--enable-dp-attention"), *QWEN3),
+            ("--tp", "2", "--dp", "2", "--enable-dp-attention"),
             FORKED,
+            as_qwen3=True,
+        ),
+        Config(
+            "dp-attention-eagle3",
+            ("--tp", "2", "--dp", "2", "--enable-dp-attention", *drafts("EAGLE3", 3, 2, 6)),
+            FORKED,
+            draft="eagle3",
+            as_qwen3=True,
+        ),
+        Config(
+            "dp-attention-dspark",
+            (
+                *("--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"),
+                *("--speculative-algorithm", "DSPARK"),
+            ),
+            FORKED,
+            draft="dspark",
+            as_qwen3=True,
         ),
         Config(
             "adapters",
@@ -220,10 +251,10 @@ SCHEDULERS = ("overlap", "no-overlap", "chunked", "mixed-chunk")
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on the servers of these configurations (fixture `server`).
 
-    With pytest-xdist one worker has all of a configuration, and all of SPECULATION, which share
-    what a server without speculation answers. That is the most, so it comes first.
+    With pytest-xdist one worker has all of a configuration, and all of SPECULATION and COMBINED,
+    which share what a server without speculation answers. That is the most, so it comes first.
     """
-    groups = ("speculation" if name in SPECULATION else name for name in names)
+    groups = ("speculation" if name in (*SPECULATION, *COMBINED) else name for name in names)
     servers = [
         pytest.param(name, marks=pytest.mark.xdist_group(group))
         for name, group in zip(names, groups, strict=True)

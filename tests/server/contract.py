@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from server.client import (
     generate,
     penalty_fields,
 )
-from server.launch import Server, vocab_size
+from server.launch import Server, model_path, vocab_size
 from server.model import normalisers, sequences, stop_ids
 from server.summary import SUMMARY, TOLERANCE
 
@@ -142,7 +143,7 @@ def check(
         AssertionError: some position deviates by more than TOLERANCE.
     """
     base = base_rows(server, sample.prompt, sample.outputs)
-    logits_of = None if case is None else case.logits_of(sample.outputs, server.config.flags)
+    logits_of = None if case is None else case.logits_of(sample.outputs, server.model)
     found = deviations(
         sample, base, lz, temperature=temperature, transform=transform, logits_of=logits_of
     )
@@ -214,22 +215,22 @@ class Case:
         whole = self.whole_penalties()
         return self.transform(penalised(logits + normaliser, self.prompt, before, whole), before)
 
-    def normalisers(self, outputs: Sequence[int], flags: Sequence[str] = ()) -> list[float]:
+    def normalisers(self, outputs: Sequence[int], model: Path | None = None) -> list[float]:
         """`normaliser` of `changed` after each number of outputs; 0 where it does not matter.
 
         Args:
             outputs: ids.
-            flags: those of the server.
+            model: the server's; None = `model_path`.
         """
         if self.penalties.repetition_penalty == 1:
             return [0.0] * len(outputs)
-        return normalisers(flags, self.prompt, outputs)
+        return normalisers(model or model_path(), self.prompt, outputs)
 
     def logits_of(
-        self, outputs: Sequence[int], flags: Sequence[str] = ()
+        self, outputs: Sequence[int], model: Path | None = None
     ) -> Callable[[Rows, Sequence[int]], Rows]:
         """What `deviations` takes; arguments as `normalisers`."""
-        constants = self.normalisers(outputs, flags)
+        constants = self.normalisers(outputs, model)
         return lambda base, before: self.changed(base, before, constants[len(before)])
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:

@@ -55,6 +55,7 @@ class Config:
         decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
             being the decode server's own.
         draft: the kind of draft model to speculate with (`sglang_lz.demo.drafts`).
+        as_qwen3: serve `qwen3_path`.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Config:
     stock: bool = False
     decode_flags: tuple[str, ...] | None = None
     draft: str | None = None
+    as_qwen3: bool = False
 
 
 def model_path() -> Path:
@@ -106,13 +108,33 @@ def environment(config: Config) -> dict[str, str]:
 
 
 @cache
+def qwen3_path() -> Path:
+    """The model's weights as a Qwen3, made once; gone when this process ends.
+
+    Upstream's Qwen2 knows no data-parallel attention. A server flag can change the architecture,
+    too, but changes that of a draft model with it.
+    """
+    path = Path(_made_folder().name) / "qwen3"
+    path.mkdir()
+    for file in model_path().iterdir():
+        (path / file.name).symlink_to(file)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    config |= {"attention_bias": True}
+    config |= {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
+    (path / "config.json").unlink()
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@cache
 def draft_path(kind: str) -> Path:
     """A draft model for the demo model, made once; gone when this process ends.
 
     Raises:
         RuntimeError: it could not be made; the message is what its maker wrote.
     """
-    path = Path(_draft_folder().name) / kind
+    path = Path(_made_folder().name) / kind
     command = [sys.executable, "-P", str(DRAFTS), str(path), "--kind", kind]
     made = subprocess.run(
         command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
@@ -123,8 +145,8 @@ def draft_path(kind: str) -> Path:
 
 
 @cache
-def _draft_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="drafts-")
+def _made_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="models-")
 
 
 class Server:
@@ -140,7 +162,7 @@ class Server:
         # The stock package has no command of its own.
         module = ("sglang.launch_server",) if config.stock else ("sglang_lz", "serve")
         command = [sys.executable, "-m", *module, *_BASE_FLAGS]
-        command += ["--model-path", str(model_path()), "--port", str(port)]
+        command += ["--model-path", str(self.model), "--port", str(port)]
         command += [
             part for name in flags if name not in config.flags for part in (name, flags[name])
         ]
@@ -157,6 +179,11 @@ class Server:
             grace=SHUTDOWN_SECONDS,
             launch=of_environment(env).launch if is_forked else subprocess.Popen,
         )
+
+    @property
+    def model(self) -> Path:
+        """The folder of its model, unless the flags name another."""
+        return qwen3_path() if self.config.as_qwen3 else model_path()
 
     def _for_site(self) -> dict[str, str]:
         """What site/sitecustomize.py asks for, where a configuration has it run."""

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oracle import Logprobs
 from server.launch import model_path
 
 
 @functools.cache
-def _model(overrides: str) -> Any:
-    config = AutoConfig.from_pretrained(model_path())
-    if overrides:  # the same weights as another architecture
-        given = json.loads(overrides)
-        (architecture,) = given.pop("architectures")
-        kind = architecture.removesuffix("ForCausalLM").lower()
-        settings = {k: v for k, v in (config.to_dict() | given).items() if k != "model_type"}
-        config = AutoConfig.for_model(kind, **settings)
+def _model(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
-        model_path(), config=config, dtype=torch.float32, attn_implementation="eager"
+        path, dtype=torch.float32, attn_implementation="eager"
     )
 
 
@@ -34,28 +27,26 @@ def _tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(model_path())
 
 
-def logits(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> Logprobs:
+def logits(model: Path, prompt: Sequence[int], outputs: Sequence[int]) -> Logprobs:
     """The model's logits after the prompt and each number of outputs, float64 [len(outputs), V].
 
     Args:
-        flags: those of the server whose model it is.
+        model: its folder.
         prompt: ids.
         outputs: ids.
     """
-    name = "--json-model-override-args"
-    overrides = flags[flags.index(name) + 1] if name in flags else ""
     tokens = torch.tensor([[*prompt, *outputs]])
     with torch.inference_mode():
-        after = _model(overrides)(tokens, logits_to_keep=len(outputs) + 1).logits[0, :-1]
+        after = _model(model)(tokens, logits_to_keep=len(outputs) + 1).logits[0, :-1]
     return after.double().numpy()
 
 
-def normalisers(flags: Sequence[str], prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
+def normalisers(model: Path, prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
     """The log of the sum of exp(logits) after the prompt and each number of outputs.
 
     Arguments are as in `logits`.
     """
-    return [float(np.logaddexp.reduce(row)) for row in logits(flags, prompt, outputs)]
+    return [float(np.logaddexp.reduce(row)) for row in logits(model, prompt, outputs)]
 
 
 def stop_ids() -> tuple[int, ...]:

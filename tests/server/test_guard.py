@@ -40,6 +40,7 @@ THINKING = (
     *("no-overlap", "mixed-chunk", "tiny-pool", "ngram", "eagle-tree", "disaggregated-eagle"),
     "dflash",
     "dspark",
+    "disaggregated-dflash",
 )
 LOOP: Json = {"max_pattern_size": 64, "min_count": 4}
 

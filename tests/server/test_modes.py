@@ -27,7 +27,7 @@ from server.client import (
     to_sample,
     top_rows,
 )
-from server.configurations import SCHEDULERS, SPECULATION, on
+from server.configurations import COMBINED, SCHEDULERS, SPECULATION, on
 from server.contract import (
     NO_PENALTIES,
     SUMMARY,
@@ -59,7 +59,7 @@ def test_noise_without_a_penalty(server: Server) -> None:
     assert worst < TOLERANCE / 2
 
 
-@on(*EVERYWHERE)
+@on(*EVERYWHERE, *COMBINED)
 def test_mixed_batch(server: Server) -> None:
     """Many requests at once, their parameters mixed, a third without the penalty."""
     rng = random.Random(f"batch {server.config.name}")
@@ -253,7 +253,7 @@ def check_greedy(server: Server, cases: list[Case]) -> None:
     assert len(beside) > 10, "no chunk was prefilled beside running requests"
     for c, outputs in zip(cases, answers, strict=True):
         base = base_rows(server, c.prompt, outputs)
-        logits_of = c.logits_of(outputs, server.config.flags)
+        logits_of = c.logits_of(outputs, server.model)
         short = []
         for i, token in enumerate(outputs):
             expected = logits_of(base[i], outputs[:i])

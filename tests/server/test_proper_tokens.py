@@ -79,6 +79,7 @@ def assert_proper(answer: dict[str, Any]) -> str:
 @on(
     *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
     "disaggregated",
+    "disaggregated-dflash",
     "dflash",
     "dspark",
 )

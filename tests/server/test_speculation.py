@@ -93,7 +93,7 @@ def plain_outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
         return [answer["output_ids"] for answer in answers(plain, greedy_cases())]
 
 
-@on(*SPECULATION)
+@on(*SPECULATION, "disaggregated-dflash", "disaggregated-dspark")
 def test_greedy_output_is_that_of_plain_decoding(
     server: Server, plain_outputs: list[list[int]]
 ) -> None:
@@ -165,7 +165,7 @@ def is_near_tie(server: Server, case: Case, before: list[int], pair: tuple[int, 
     """Whether the contract leaves two tokens within the tolerance of each other."""
     outputs = [*before, 0]
     base = base_rows(server, case.prompt, outputs)[-1]
-    row = case.logits_of(outputs, server.config.flags)(base, before)
+    row = case.logits_of(outputs, server.model)(base, before)
     return bool(abs(row[pair[0]] - row[pair[1]]) < TOLERANCE)
 
 
@@ -237,7 +237,7 @@ def test_sampling_is_lossless(server: Server, lz: Lz, penalties: Penalties, min_
     def normaliser(outputs: tuple[int, ...]) -> float:
         if penalties.repetition_penalty == 1:
             return 0.0
-        return normalisers(server.config.flags, prompt, [*outputs, 0])[-1]
+        return normalisers(server.model, prompt, [*outputs, 0])[-1]
 
     def changed(outputs: tuple[int, ...], seen: int) -> np.ndarray:
         history = [*prompt, *outputs[:seen]]

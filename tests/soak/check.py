@@ -23,7 +23,7 @@ import numpy as np
 from oracle import log_softmax, memory_of_steps, visible_history
 from server.client import OFF, Json, Rows, top_rows
 from server.contract import NO_PENALTIES, bits, row_deviation
-from server.launch import vocab_size
+from server.launch import model_path, vocab_size
 from server.model import logits
 from server.summary import TOLERANCE
 from soak.schedule import ANSWER, PROMPT, TOKENS, Request
@@ -156,7 +156,7 @@ def _output(answer: Json) -> Output:
 
 def expected_rows(request: Request, tokens: Sequence[int]) -> Rows:
     """The logprobs that the contract asks for at every position, float64 [len(tokens), V]."""
-    base = logits((), request.prompt, tokens)
+    base = logits(model_path(), request.prompt, tokens)
     rows = np.empty_like(base)
     lz = request.lz
     seen = request.prompt, tokens, lz.include_prompt, lz.window

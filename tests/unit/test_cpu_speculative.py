@@ -541,8 +541,10 @@ def extend(kernels: ModuleType, pool: Pool, lengths: list[tuple[int, int]], **op
 def test_attention_to_a_tree(
     kernels: ModuleType, forest: list[Tree], window: int, data: st.DataObject
 ) -> None:
-    """A node sees the tokens before the tree and its ancestors, of them the newest `window`."""
+    """A node sees the tokens before the tree and its ancestors, of them the newest `window`. What
+    pads a batch has no tree, and is taken for a chain."""
     nodes = len(forest[0].parents)
+    trees = data.draw(st.integers(1, len(forest)))
     prefixes = [data.draw(st.integers(0, COLUMNS - nodes)) for _ in forest]
     mask = torch.zeros(3, nodes, nodes, dtype=torch.bool)
     for request, tree in enumerate(forest):
@@ -554,13 +556,14 @@ def test_attention_to_a_tree(
         kernels,
         pool,
         [(prefix, nodes) for prefix in prefixes],
-        tree_mask=mask.flatten(),
+        tree_mask=mask[:trees].flatten(),
         sliding_window=window,
     )
 
     for request, (tree, prefix) in enumerate(zip(forest, prefixes, strict=True)):
         for node in range(nodes):
-            way = [*range(prefix), *(prefix + above for above in reversed(tree.path(node)))]
+            path = reversed(tree.path(node)) if request < trees else range(node + 1)
+            way = [*range(prefix), *(prefix + above for above in path)]
             slots = [pool.slot(request, place) for place in way[-window:]]  # [-0:] is all
             wanted = attention(query[request * nodes + node], pool.keys[slots], pool.values[slots])
             torch.testing.assert_close(output[request * nodes + node], wanted, atol=1e-5, rtol=0)

@@ -57,14 +57,6 @@ def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any
 UNSUPPORTED = [
     ({"speculative_algorithm": "UNO"}, "speculative decoding by UNO"),
     (
-        {"speculative_algorithm": "DFLASH", "disaggregation_mode": "decode"},
-        "speculative decoding by DFLASH under prefill/decode disaggregation",
-    ),
-    (
-        {"speculative_algorithm": "DSPARK", "disaggregation_mode": "prefill"},
-        "speculative decoding by DSPARK under prefill/decode disaggregation",
-    ),
-    (
         {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.9},
         "not lossless",
     ),
@@ -73,8 +65,8 @@ UNSUPPORTED = [
         "not lossless",
     ),
     (
-        {"speculative_algorithm": "EAGLE", "attn_dp_size": 2},
-        "speculative decoding under data-parallel attention",
+        {"speculative_algorithm": "DFLASH", "attn_dp_size": 2},
+        "speculative decoding by DFLASH under data-parallel attention",
     ),
     (
         {"speculative_algorithm": "NGRAM", "enable_streaming_session": True},

@@ -13,6 +13,9 @@ BLOCKS = ("DFLASH", "DSPARK")
 # node has its own window. The others (UNO, plugins) sample elsewhere, or twice a step.
 SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", *BLOCKS)
 
+SHOWN_BESIDE_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
+"""Of the algorithms that verify in these places. EAGLE and MTP are EAGLE-3 with other drafts."""
+
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     """Server modes in which the penalty is not exact, or not known to be.
@@ -25,16 +28,14 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     speculation = config("speculative_algorithm")
     if speculation is not None and speculation not in SUPPORTED_SPECULATION:
         yield f"with speculative decoding by {speculation}"
-    if speculation in BLOCKS and config("disaggregation_mode") != "null":  # never tested
-        yield f"with speculative decoding by {speculation} under prefill/decode disaggregation"
     if speculation == "DSPARK" and envs.SGLANG_RAGGED_VERIFY_MODE.get() != "static":
         # The drafts decide how many of them are verified, which may not be lossless.
         yield "with SGLANG_RAGGED_VERIFY_MODE other than static, which verifies parts of blocks"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
-    # Never tested: on a CPU, upstream itself refuses NGRAM, STANDALONE and DFLASH there.
-    if speculation is not None and config("attn_dp_size") > 1:
-        yield "with speculative decoding under data-parallel attention"
+    # On a CPU, upstream itself refuses the others.
+    if config("attn_dp_size") > 1 and speculation not in (None, *SHOWN_BESIDE_DP_ATTENTION):
+        yield f"with speculative decoding by {speculation} under data-parallel attention"
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"
     if config("enable_streaming_session"):

@@ -107,7 +107,8 @@ def extend_attention_cpu(
         k_scale: must be 1, as v_scale.
         v_scale: see k_scale.
         req_to_token: (S, T) int32.
-        req_pool_indices: (B,) int, row of each request.
+        req_pool_indices: (B,) int, row of each request; what is behind them pads the batch, and
+            the output of its tokens is 0.
         seq_lens: (B,) int, tokens of each request with the new ones.
         extend_seq_lens: (B,) int, how many are new.
         extend_start_loc: (B,) int, where a request's new tokens begin in `query`.
@@ -119,7 +120,7 @@ def extend_attention_cpu(
         encoder_lens: part of the kernel's signature.
         sinks: must be None.
         tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, if N tokens are new for each
-            request; None = as `is_causal` says.
+            request; None = as `is_causal` says. Requests behind it pad the batch.
         is_causal: whether a new token sees only those before it, or all of its request's.
 
     Raises:
@@ -132,7 +133,9 @@ def extend_attention_cpu(
         bidirectional_window=not is_causal and sliding_window > 0,
         scaled_cache=(k_scale, v_scale) != (1.0, 1.0),
     )
-    lengths = (req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
+    rows = req_pool_indices[: len(seq_lens)]
+    lengths = (rows, seq_lens, extend_seq_lens, extend_start_loc)
+    output[int(extend_seq_lens.sum()) :] = 0
     for request, (row, total, new, start) in enumerate(
         zip(*(x.tolist() for x in lengths), strict=True)
     ):
@@ -142,7 +145,7 @@ def extend_attention_cpu(
         if key is not None and value is not None:
             keys[prefix:] = key[here].reshape(keys[prefix:].shape)
             values[prefix:] = value[here].reshape(values[prefix:].shape)
-        if tree_mask is None:
+        if tree_mask is None or request * new * new >= tree_mask.numel():
             tree = torch.ones(new, new, dtype=torch.bool)
             tree = tree.tril() if is_causal else tree
         else:
