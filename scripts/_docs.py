@@ -76,6 +76,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "hostile"): judge.section,
     ("bench/README.md", "soak-configurations"): lambda: soak.configurations(soak.load()),
     ("bench/README.md", "penalties-exactness"): penalties.exactness,
+    ("bench/README.md", "penalties-blocks"): penalties.blocks,
     ("bench/README.md", "penalties-cost"): penalties.cost,
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
 }

@@ -44,13 +44,29 @@ def cost() -> str:
 def exactness() -> str:
     """Wrong requests and the largest error, a line for each penalty and server."""
     lines = ["| server | penalty | wrong requests | largest error, nats |", "|---|---|---|---|"]
-    for row in load("exactness.json")["rows"]:
-        penalty = ", ".join(f"`{name}` {value:g}" for name, value in row["penalty"].items())
-        lines.append(
-            f"| {row['server']} | {penalty or 'none'} | {row['wrong']} of {row['requests']} | "
-            f"{row['largest']:.2g} |"
-        )
+    lines += [_exactness(row) for row in load("exactness.json")["rows"]]
     return "".join(f"{line}\n" for line in lines)
+
+
+def blocks() -> str:
+    """The same of servers that speculate with DFLASH; also answers that loop, and drafts."""
+    lines = [
+        "| server | penalty | wrong requests | largest error, nats | loops | accept length |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"{_exactness(row)} {row['loops']} of {row['requests']} | {row['accept_length']:.2f} |"
+        for row in load("exactness-dflash.json")["rows"]
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _exactness(row: dict[str, Any]) -> str:
+    penalty = ", ".join(f"`{name}` {value:g}" for name, value in row["penalty"].items())
+    return (
+        f"| {row['server']} | {penalty or 'none'} | {row['wrong']} of {row['requests']} | "
+        f"{row['largest']:.2g} |"
+    )
 
 
 def sweep() -> str:
