@@ -10,9 +10,9 @@ token in the outputs before it and presence_penalty for each that stands there, 
 request is wrong if a logprob of a position is off by more than the tolerance, which is ten times
 what prefill and decode differ by here without any penalty.
 
-Then the same prompts are answered at more length and without logprobs. Counted are the answers that
-loop: that end in some unit of tokens at least 20 times in a row. If the server speculates, the
-accept length is theirs: tokens of a verify step, the sampled one included.
+Then the same prompts are answered at more length and without logprobs. An answer loops if it ends
+in some unit of tokens at least 20 times in a row. If the server speculates, the accept length of
+these answers is the tokens of a verify step, the sampled one included.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_upstream_does_not_speculate_so_under_data_parallel_attention(
     answer = answers[flags]
     assert answer is not None
     assert answer.startswith("upstream: ")
-    assert "attention" in answer
+    assert "dp attention" in answer
 
 
 @pytest.mark.parametrize("flags", SERVED)

@@ -34,12 +34,12 @@ def test_trees_that_change_their_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("gpu rehearsal")
-def test_blocks(tmp_path: Path) -> None:
-    """`dspark` differs from it in a flag and the draft model."""
-    found = rehearse("dflash", tmp_path / "dflash.json")
+@pytest.mark.parametrize("check", ["dflash", "dspark"])
+def test_blocks(tmp_path: Path, check: str) -> None:
+    found = rehearse(check, tmp_path / f"{check}.json")
     for name in ("overlap", "no overlap"):
         assert found[name]["nodes"] > 20
-        assert len(found[name]["sizes of trees"]) == 1
+        assert found[name]["sizes of trees"] == [6]
 
 
 @pytest.mark.xdist_group("gpu rehearsal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -37,7 +38,8 @@ def abandoned_threads_end() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == matchers._ABANDONED:
             # Or they would wait for an idle processor, while other tests keep all of them busy.
-            os.sched_setscheduler(thread.native_id or 0, os.SCHED_OTHER, os.sched_param(0))
+            with contextlib.suppress(OSError):  # it has ended, or we may not
+                os.sched_setscheduler(thread.native_id or 0, os.SCHED_OTHER, os.sched_param(0))
             thread.join()
 
 

@@ -13,8 +13,8 @@ BLOCKS = ("DFLASH", "DSPARK")
 # node has its own window. The others (UNO, plugins) sample elsewhere, or twice a step.
 SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", *BLOCKS)
 
-SHOWN_BESIDE_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
-"""Of the algorithms that verify in these places. EAGLE and MTP are EAGLE-3 with other drafts."""
+WITH_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
+"""Of these algorithms, those that may run under data-parallel attention."""
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
@@ -33,8 +33,9 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield "with SGLANG_RAGGED_VERIFY_MODE other than static, which verifies parts of blocks"
     if speculation is not None and _accepts_too_much(config):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
-    # On a CPU, upstream itself refuses the others.
-    if config("attn_dp_size") > 1 and speculation not in (None, *SHOWN_BESIDE_DP_ATTENTION):
+    # Upstream itself does not start with the others, except with DFLASH on CUDA, where it was
+    # never tested.
+    if config("attn_dp_size") > 1 and speculation not in (None, *WITH_DP_ATTENTION):
         yield f"with speculative decoding by {speculation} under data-parallel attention"
     if speculation is not None and envs.SGLANG_SIMULATE_ACC_LEN.get() > 0:
         yield "with SGLANG_SIMULATE_ACC_LEN, which makes up what is accepted"

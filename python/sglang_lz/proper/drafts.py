@@ -70,8 +70,8 @@ def force_block(
 ) -> None:
     """Replace the drafts of a block with the tokens that a constraint forces (upstream's hook).
 
-    As in `force_drafts`, for a chain. A sampled draft is accepted by the distribution that it was
-    drawn from, which becomes that of the forced token alone.
+    As in `force_drafts`, for a chain. A sampled draft is judged against the distribution that it
+    was drawn from. For a forced token, that becomes the one in which it has probability 1.
 
     Args:
         batch: upstream's ScheduleBatch.

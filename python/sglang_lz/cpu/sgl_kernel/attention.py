@@ -107,8 +107,8 @@ def extend_attention_cpu(
         k_scale: must be 1, as v_scale.
         v_scale: see k_scale.
         req_to_token: (S, T) int32.
-        req_pool_indices: (B,) int, row of each request; what is behind them pads the batch, and
-            the output of its tokens is 0.
+        req_pool_indices: (B,) int, row of each request. Rows beyond `seq_lens` pad the batch; the
+            output of their tokens is 0.
         seq_lens: (B,) int, tokens of each request with the new ones.
         extend_seq_lens: (B,) int, how many are new.
         extend_start_loc: (B,) int, where a request's new tokens begin in `query`.
@@ -120,7 +120,7 @@ def extend_attention_cpu(
         encoder_lens: part of the kernel's signature.
         sinks: must be None.
         tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, if N tokens are new for each
-            request; None = as `is_causal` says. Requests behind it pad the batch.
+            request; None = as `is_causal` says. Requests beyond it pad the batch, as chains.
         is_causal: whether a new token sees only those before it, or all of its request's.
 
     Raises:
