@@ -251,12 +251,18 @@ SCHEDULERS = ("overlap", "no-overlap", "chunked", "mixed-chunk")
 def on(*names: str) -> pytest.MarkDecorator:
     """Run a test on the servers of these configurations (fixture `server`).
 
-    With pytest-xdist one worker has all of a configuration, and all of SPECULATION and COMBINED,
-    which share what a server without speculation answers. That is the most, so it comes first.
+    With pytest-xdist one worker has all of a configuration. Those of one kind of draft share a
+    worker, too: its draft models, and what a server without speculation answers, are made once.
+    They take longest, so they come first.
     """
-    groups = ("speculation" if name in (*SPECULATION, *COMBINED) else name for name in names)
     servers = [
-        pytest.param(name, marks=pytest.mark.xdist_group(group))
-        for name, group in zip(names, groups, strict=True)
+        pytest.param(name, marks=pytest.mark.xdist_group(_group_of(CONFIGURATIONS[name])))
+        for name in names
     ]
     return pytest.mark.parametrize("server", servers, indirect=True)
+
+
+def _group_of(config: Config) -> str:
+    if config.draft in ("dflash", "dspark"):
+        return "blocks of drafts"
+    return "trees of drafts" if config.name in SPECULATION else config.name
