@@ -130,19 +130,15 @@ CONFIGURATIONS = {
             decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
             draft="eagle",
         ),
-        Config(
-            "disaggregated-dflash",
-            ("--speculative-algorithm", "DFLASH", *THINKS),
-            (*DISAGGREGATION, *FORKED),
-            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-            draft="dflash",
-        ),
-        Config(
-            "disaggregated-dspark",
-            ("--speculative-algorithm", "DSPARK", *THINKS),
-            (*DISAGGREGATION, *FORKED),
-            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
-            draft="dspark",
+        *(
+            Config(
+                f"disaggregated-{draft}",
+                ("--speculative-algorithm", draft.upper(), *THINKS),
+                (*DISAGGREGATION, *FORKED),
+                decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+                draft=draft,
+            )
+            for draft in ("dflash", "dspark")
         ),
         Config(
             "disaggregated",
