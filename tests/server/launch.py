@@ -55,6 +55,7 @@ class Config:
         decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
             being the decode server's own.
         draft: the kind of draft model to speculate with (`sglang_lz.demo.drafts`).
+        trained: whether that model is trained; its weights are random otherwise.
         as_qwen3: serve `qwen3_path`.
     """
 
@@ -64,6 +65,7 @@ class Config:
     stock: bool = False
     decode_flags: tuple[str, ...] | None = None
     draft: str | None = None
+    trained: bool = True
     as_qwen3: bool = False
 
 
@@ -128,14 +130,16 @@ def qwen3_path() -> Path:
 
 
 @cache
-def draft_path(kind: str) -> Path:
+def draft_path(kind: str, *, trained: bool) -> Path:
     """A draft model for the demo model, made once; gone when this process ends.
 
     Raises:
         RuntimeError: it could not be made; the message is what its maker wrote.
     """
-    path = Path(_made_folder().name) / kind
+    path = Path(_made_folder().name) / (kind if trained else f"untrained-{kind}")
     command = [sys.executable, "-P", str(DRAFTS), str(path), "--kind", kind]
+    if not trained:
+        command.append("--untrained")
     made = subprocess.run(
         command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
     )
@@ -168,7 +172,8 @@ class Server:
         ]
         command += config.flags
         if config.draft is not None:
-            command += ["--speculative-draft-model-path", str(draft_path(config.draft))]
+            draft = draft_path(config.draft, trained=config.trained)
+            command += ["--speculative-draft-model-path", str(draft)]
         env = environment(config)
         is_forked = FORKED in config.env
         self.process = Background(

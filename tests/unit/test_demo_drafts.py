@@ -24,14 +24,17 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", drafts.KINDS)
-def test_the_seed_decides(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("training", [(), ("--untrained",)], ids=["trained", "untrained"])
+def test_the_seed_decides(tmp_path: Path, kind: str, training: tuple[str, ...]) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        drafts.main([str(tmp_path / name), "--kind", kind, "--seed", str(seed)])
-    a, b, c = (
+        drafts.main([str(tmp_path / name), "--kind", kind, "--seed", str(seed), *training])
+    drafts.main([str(tmp_path / "other"), "--kind", kind, *({"--untrained"} - set(training))])
+    a, b, c, other = (
         hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).digest()
-        for name in "abc"
+        for name in ("a", "b", "c", "other")
     )
-    assert a == b != c
+    assert a == b
+    assert len({a, c, other}) == 3
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     target = json.loads((demo.MODEL_PATH / "config.json").read_text())
     for name in ("vocab_size", "hidden_size", "eos_token_id"):

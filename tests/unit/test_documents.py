@@ -211,7 +211,7 @@ def test_figures_of_the_loop_guard_are_those_of_the_result_files() -> None:
         assert not any(v.get("right without, wrong now", 0) for v in recommended)
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "dflash"])
+@pytest.mark.parametrize("drafter", ["ngram", "dflash", "dspark"])
 def test_figures_of_speculation_are_those_of_the_result_file(drafter: str) -> None:
     path = ROOT / f"bench/results/speculation-{drafter}.json"
     result = json.loads(path.read_text())

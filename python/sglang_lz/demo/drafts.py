@@ -1,8 +1,8 @@
 """Make a draft model for the demo model: `python -m sglang_lz.demo.drafts OUT --kind eagle`.
 
 For `--speculative-draft-model-path`. All are poor on purpose, so that some of their tokens are
-accepted and some are not: tests want to see both. Seeded; a few seconds on one core, `dflash` and
-`dspark` 15.
+accepted and some are not: tests want to see both. With `--untrained` the weights are random, and
+nearly no token is accepted. Seeded; a few seconds on one core, `dflash` and `dspark` 15.
 
 - `standalone`: the demo model itself with noise on its weights.
 - `eagle`: one Qwen2 layer on the demo model's last hidden state, trained on text that the demo
@@ -321,32 +321,52 @@ def train_block(draft: Dflash, target: Qwen2ForCausalLM, text: torch.Tensor) -> 
         optimizer.step()
 
 
-def make(kind: str, out: Path, seed: int = 0) -> None:
+@torch.no_grad()
+def make_standalone(target: Qwen2ForCausalLM, *, trained: bool) -> Qwen2ForCausalLM:
+    """Return the target with noise on its weights, or a model of its shape with random weights."""
+    if not trained:
+        return Qwen2ForCausalLM(target.config)
+    for weight in target.parameters():
+        weight.add_(NOISE * weight.std(correction=0) * torch.randn_like(weight))
+    return target
+
+
+def make_block(kind: str, target: Qwen2ForCausalLM, *, trained: bool) -> Dflash:
+    """Return a draft that drafts a block at once."""
+    text = write_text(target) if trained else None
+    draft = Dflash(target) if kind == "dflash" else Dspark(target)
+    if text is not None:
+        # Real ones are best in loops; of sampled text alone this one would learn none.
+        loops = write_text(target, greedy=True)
+        train_block(draft, target, torch.cat([text[::2], loops[::2]]))
+    return draft
+
+
+def make_eagle(kind: str, target: Qwen2ForCausalLM, *, trained: bool) -> Eagle | Eagle3:
+    """Return a draft that drafts token by token from the target's states."""
+    vocab = target.config.vocab_size
+    text = write_text(target) if trained else torch.randint(vocab, (ROWS, LENGTH))
+    if kind == "eagle":
+        draft: Eagle | Eagle3 = Eagle(target)
+    else:
+        counts = text.flatten().bincount(minlength=vocab)
+        hot = counts.argsort(descending=True, stable=True)[:HOT_TOKENS].sort().values
+        draft = Eagle3(target, hot)
+    if trained:
+        train(draft, target, text)
+    return draft
+
+
+def make(kind: str, out: Path, seed: int = 0, *, trained: bool = True) -> None:
     """Write a draft of one of KINDS to the directory `out`, seeding torch's global generator."""
     torch.manual_seed(seed)
     target = Qwen2ForCausalLM.from_pretrained(MODEL_PATH, dtype=torch.float32)
     out.mkdir(parents=True, exist_ok=True)
     if kind == "standalone":
-        with torch.no_grad():
-            for weight in target.parameters():
-                weight.add_(NOISE * weight.std(correction=0) * torch.randn_like(weight))
-        target.save_pretrained(out)
+        make_standalone(target, trained=trained).save_pretrained(out)
     else:
-        text = write_text(target)
-        draft: Eagle | Eagle3 | Dflash
-        if kind in ("dflash", "dspark"):
-            draft = Dflash(target) if kind == "dflash" else Dspark(target)
-            # Real ones are best in loops; of sampled text alone this one would learn none.
-            loops = write_text(target, greedy=True)
-            train_block(draft, target, torch.cat([text[::2], loops[::2]]))
-        elif kind == "eagle":
-            draft = Eagle(target)
-            train(draft, target, text)
-        else:
-            counts = text.flatten().bincount(minlength=target.config.vocab_size)
-            hot = counts.argsort(descending=True, stable=True)[:HOT_TOKENS].sort().values
-            draft = Eagle3(target, hot)
-            train(draft, target, text)
+        make_draft = make_block if kind in ("dflash", "dspark") else make_eagle
+        draft: Eagle | Eagle3 | Dflash = make_draft(kind, target, trained=trained)
         save_file(draft.checkpoint(), out / "model.safetensors")
         config: dict[str, Any] = draft.config
         (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -363,9 +383,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="directory to write the draft to")
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--untrained", action="store_true", help="leave its weights random")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)  # the weights depend slightly on the number
-    make(arguments.kind, arguments.out, arguments.seed)
+    make(arguments.kind, arguments.out, arguments.seed, trained=not arguments.untrained)
     print(f"wrote {arguments.out}")
 
 
