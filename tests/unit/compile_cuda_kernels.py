@@ -1,15 +1,24 @@
-"""Compile the kernels for Hopper as a server would use them, and say of each program:
+"""Compile the kernels for Hopper as a server would use them, and say what each program takes.
 
-kernel, whether with histories, block, registers, bytes of stack, order of its memory operations.
+Prints one JSON object a line (`Program`). With `--write` it also renews this Triton's part of
+kernel_budget.json, with which a test compares:
+
+    PYTHONPATH=python python tests/unit/compile_cuda_kernels.py --write
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import re
 import subprocess
 import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -34,7 +43,8 @@ POINTERS = {
     **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-
+BUDGET = Path(__file__).with_name("kernel_budget.json")
+COUNTS = ("registers", "instructions", "barriers", "loads", "chain")
 
 # How the intermediate code of Triton 3.6 and of 3.9 names what the order of memory depends on.
 MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
@@ -51,31 +61,164 @@ def compiled_for_hopper(kernel, block: int, history: bool, nodes: int, launch: d
     return triton.compile(source, HOPPER, launch)
 
 
-def resources(compiled) -> str:
+@dataclass(frozen=True)
+class Program:
+    """A kernel compiled for one shape.
+
+    Attributes:
+        kernel: its name.
+        histories: whether it also applies the penalties over a whole history.
+        block: window columns.
+        registers: of a thread.
+        stack: bytes of a thread's registers that are spilled to memory.
+        instructions: in the program; without histories, a warp executes each at most once.
+        barriers: among them.
+        loads: among them, from global memory.
+        chain: how many of these loads wait for one another (`longest_chain`).
+        order: loads, stores, atomics and barriers as they stand in Triton's intermediate code, a
+            letter each.
+    """
+
+    kernel: str
+    histories: bool
+    block: int
+    registers: int
+    stack: int
+    instructions: int
+    barriers: int
+    loads: int
+    chain: int
+    order: str
+
+
+def dump(compiled: Any) -> str:
+    """What a thread of the program takes, and its instructions."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(compiled.asm["cubin"])
         binary.flush()
-        command = [CUOBJDUMP, "--dump-resource-usage", binary.name]
+        command = [CUOBJDUMP, "--dump-resource-usage", "--dump-sass", binary.name]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def order(compiled) -> str:
-    """Loads, stores, atomics and barriers as they stand in the program, a letter each."""
+def order(compiled: Any) -> str:
     return "".join(
         LETTERS[found[1] or found[2]] for found in MEMORY.finditer(compiled.asm["ttgir"])
     )
 
 
-def say(name: str, block: int, history: bool, nodes: int, launch: dict[str, int]) -> None:
-    program = compiled_for_hopper(getattr(cuda_kernels, name), block, history, nodes, launch)
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", resources(program)).groups()
-    print(f"{name} {int(history)} {block} {registers} {stack} {order(program)}")
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.MULTILINE)
+REGISTER = re.compile(r"\b(U?R|U?P)(\d+)\b")
+WIDE = {".64": 2, ".128": 4, ".WIDE": 2}
+"""How many registers in a row an operand has, by the suffix of its instruction."""
 
 
-blocks = [1 << n for n in range(7, 14)]
-assert (blocks[0], blocks[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
-for name, block, history in itertools.product(("_step", "_verify", "_accept"), blocks, (0, 1)):
-    launch = cuda_kernels._launch(block)
-    say(name, block, bool(history), cuda_kernels.SMALLEST_TREE, launch)
-say("_verify", 1024, True, 512, cuda_kernels._launch(1024))
-say("_forbid", 0, False, 0, {"num_warps": cuda_kernels.FORBID_WARPS})
+def longest_chain(instructions: Sequence[str]) -> int:
+    """How many loads from global memory wait for one another, as the program stands.
+
+    A load waits for the loads whose results are in its address, directly or through other
+    instructions, and for those that decide whether the program goes on to it. What is read from
+    shared memory waits for all that was written to it before. Loops count once.
+    """
+    waits: Counter[tuple[str, int]] = Counter()  # by register, the loads behind its value
+    shared = control = longest = 0
+    for text in instructions:
+        guard, operation, operands = re.fullmatch(r"(@!?\S+)?\s*(\S+)\s*(.*)", text).groups()
+        width = max((n for suffix, n in WIDE.items() if suffix in operation), default=1)
+        first, _, rest = operands.partition(",")
+        has_result = not operation.startswith(("ST", "RED", "BRA", "EXIT", "BAR", "ATOM"))
+        sources = (rest if has_result else operands) + (guard or "")
+        here = control
+        for kind, number in REGISTER.findall(sources):
+            wide = 2 if ".64" in text or width > 1 else 1
+            here = max(here, *(waits[kind, int(number) + i] for i in range(wide)))
+        if operation.startswith("LDS"):
+            here = max(here, shared)
+        elif operation.startswith("STS"):
+            shared = max(shared, here)
+        elif operation.startswith(("EXIT", "BRA")):
+            control = max(control, here)
+        elif operation.startswith(("LDG", "ATOMG")):
+            here += 1
+            longest = max(longest, here)
+        if has_result:
+            written = REGISTER.findall(first)
+            if operation.split(".")[0].endswith("SETP"):  # a second predicate follows
+                written += REGISTER.findall(rest.partition(",")[0])
+            for kind, number in written:
+                for i in range(width if kind.endswith("R") else 1):
+                    waits[kind, int(number) + i] = here
+    return longest
+
+
+def program(name: str, block: int, histories: bool, nodes: int, launch: dict[str, int]) -> Program:
+    compiled = compiled_for_hopper(getattr(cuda_kernels, name), block, histories, nodes, launch)
+    text = dump(compiled)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    instructions = [one for one in INSTRUCTION.findall(text) if not one.startswith("NOP")]
+    operations = Counter(
+        re.sub(r"^@!?\S+\s+", "", one).split()[0].split(".")[0] for one in instructions
+    )
+    return Program(
+        name,
+        histories,
+        block,
+        int(registers),
+        int(stack),
+        len(instructions),
+        operations["BAR"],
+        operations["LDG"],
+        longest_chain(instructions),
+        order(compiled),
+    )
+
+
+def programs() -> list[Program]:
+    blocks = [1 << n for n in range(7, 14)]
+    assert (blocks[0], blocks[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
+    found = [
+        program(name, block, histories, cuda_kernels.SMALLEST_TREE, cuda_kernels._launch(block))
+        for name, block, histories in itertools.product(
+            ("_step", "_verify", "_accept"), blocks, (False, True)
+        )
+    ]
+    found.append(program("_verify", 1024, True, 512, cuda_kernels._launch(1024)))
+    found.append(program("_forbid", 0, False, 0, {"num_warps": cuda_kernels.FORBID_WARPS}))
+    return found
+
+
+def budget_key(one: dict[str, Any], seen: set[str]) -> str:
+    """The name of a program in the budget; the second of one shape has the largest tree."""
+    key = f"{one['kernel']} {one['block']}{' with histories' if one['histories'] else ''}"
+    return f"{key}, 512 nodes" if key in seen else key
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew kernel_budget.json")
+    write = parser.parse_args().write
+    found = [asdict(one) for one in programs()]
+    for one in found:
+        print(json.dumps(one))
+    if write:
+        version = ".".join(triton.__version__.split(".")[:2])
+        known = json.loads(BUDGET.read_text()) if BUDGET.exists() else {"counts": COUNTS}
+        rows: dict[str, list[int]] = {}
+        for one in found:
+            rows[budget_key(one, set(rows))] = [one[name] for name in COUNTS]
+        known[version] = rows
+        lines = [
+            f' "{name}": '
+            + (
+                json.dumps(value)
+                if name == "counts"
+                else "{\n"
+                + ",\n".join(f'  "{key}": {json.dumps(row)}' for key, row in value.items())
+                + "\n }"
+            )
+            for name, value in known.items()
+        ]
+        BUDGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

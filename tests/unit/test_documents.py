@@ -302,3 +302,14 @@ def test_figures_of_the_scheduler_s_thread_are_those_of_the_result_file() -> Non
             for pool in (4096, 100_000)
         ]
         assert f"| {held} | {' | '.join(cells)} |" in page
+
+
+def test_figures_of_a_compiled_step_are_those_of_the_budget() -> None:
+    budget = json.loads((ROOT / "tests/unit/kernel_budget.json").read_text())
+    step = dict(zip(budget["counts"], budget["3.7"]["_step 512"], strict=True))
+    words = " ".join((ROOT / "docs/GPU.md").read_text().split())
+    assert (
+        f"{step['registers']} registers, {step['instructions']} instructions, {step['barriers']}"
+        f" barriers and {step['loads']} loads, {step['chain']} of them in a chain"
+    ) in words
+    assert f"in {len(budget['3.7'])} shapes" in words
