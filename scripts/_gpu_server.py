@@ -83,11 +83,11 @@ class Run:
 
 
 def configuration(
-    name: str, flags: Sequence[str], watch: str, folder: Path, rehearse: bool, **options: Any
+    name: str, flags: Sequence[str], watch: str, rehearse: bool, **options: Any
 ) -> Config:
-    """A configuration of tests/server on the GPU, watched; the watch writes into `folder`."""
+    """A configuration of tests/server on the GPU, watched."""
     site = os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH"))))
-    env = [("PYTHONPATH", site), ("LZ_GPU_CHECK", str(folder)), ("LZ_GPU_WATCH", watch)]
+    env = [("PYTHONPATH", site), ("LZ_GPU_WATCH", watch)]
     if not rehearse:
         flags = [*GPU, *flags]
         env += GPU_ENVIRONMENT
@@ -102,10 +102,9 @@ def watched(
 ) -> Iterator[tuple[Server, Path]]:
     """A running server and the folder into which its watch writes."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as temporary:
-        folder = Path(temporary)
-        config = configuration(name, flags, watch, folder, rehearse, **options)
-        with serving(config, folder / "server.log") as server:
-            yield server, folder
+        config = configuration(name, flags, watch, rehearse, **options)
+        with serving(config, Path(temporary, "server.log")) as server:
+            yield server, server.notes
 
 
 def lines_of(folder: Path, name: str) -> list[Any]:
@@ -364,9 +363,8 @@ def drafted(run: Run) -> None:
 def memory(rehearse: bool) -> dict[str, Any]:
     """Check that a server whose windows do not fit exits at start-up and says why."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as temporary:
-        folder = Path(temporary)
-        config = configuration("memory", [], "memory", folder, rehearse)
-        server = Server(config, folder / "server.log")
+        config = configuration("memory", [], "memory", rehearse)
+        server = Server(config, Path(temporary, "server.log"))
         try:
             began = time.monotonic()
             while server.process.poll() is None and READY not in server.log():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -99,6 +101,7 @@ def environment(config: Config) -> dict[str, str]:
         RuntimeError: the configuration wants the stock package and LZ_STOCK_SITE names no folder.
     """
     env = {**_ENVIRONMENT, **os.environ, **dict(config.env)}
+    env.pop("PYTEST_CURRENT_TEST", None)  # with it, no two servers could be forks of one process
     if config.stock:
         site = os.environ.get("LZ_STOCK_SITE", "")
         if not (Path(site) / "sglang").is_dir():
@@ -131,21 +134,46 @@ def qwen3_path() -> Path:
 
 @cache
 def draft_path(kind: str, *, trained: bool) -> Path:
-    """A draft model for the demo model, made once; gone when this process ends.
+    """A draft model for the demo model.
+
+    It is made once, in the folder that LZ_TEST_DRAFTS names; without one it is gone when this
+    process ends.
 
     Raises:
         RuntimeError: it could not be made; the message is what its maker wrote.
     """
-    path = Path(_made_folder().name) / (kind if trained else f"untrained-{kind}")
-    command = [sys.executable, "-P", str(DRAFTS), str(path), "--kind", kind]
-    if not trained:
-        command.append("--untrained")
-    made = subprocess.run(
-        command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        raise RuntimeError(f"no draft of kind {kind}\n{made.stdout}{made.stderr}")
+    folder = os.environ.get("LZ_TEST_DRAFTS") or _made_folder().name
+    path = Path(folder, _made_from(), kind if trained else f"untrained-{kind}")
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        unfinished = Path(temporary, "draft")
+        command = [sys.executable, "-P", str(DRAFTS), str(unfinished), "--kind", kind]
+        if not trained:
+            command.append("--untrained")
+        made = subprocess.run(
+            command, env={**_ENVIRONMENT, **os.environ}, capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            raise RuntimeError(f"no draft of kind {kind}\n{made.stdout}{made.stderr}")
+        try:
+            unfinished.rename(path)
+        except OSError:
+            if not path.exists():  # otherwise another process has made the same
+                raise
     return path
+
+
+@cache
+def _made_from() -> str:
+    """A digest of what draft models are made from."""
+    digest = hashlib.sha256()
+    for file in (DRAFTS, model_path() / "config.json", model_path() / "model.safetensors"):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    for package in ("torch", "transformers"):
+        digest.update(importlib.metadata.version(package).encode())
+    return digest.hexdigest()[:16]
 
 
 @cache
@@ -159,7 +187,7 @@ class Server:
     def __init__(self, config: Config, log_path: Path) -> None:
         self.config = config
         self.log_path = log_path
-        self.digests = log_path.with_suffix(".digests")
+        self.notes = log_path.with_suffix(".notes")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         flags = dict(_DEFAULT_FLAGS)
@@ -191,10 +219,10 @@ class Server:
         return qwen3_path() if self.config.as_qwen3 else model_path()
 
     def _for_site(self) -> dict[str, str]:
-        """What site/sitecustomize.py asks for, where a configuration has it run."""
-        self.digests.mkdir()
+        """What a sitecustomize.py asks for, where a configuration has one run."""
+        self.notes.mkdir()
         return {
-            "LZ_TEST_DIGESTS": str(self.digests),
+            "LZ_TEST_NOTES": str(self.notes),
             "LZ_TEST_TOP_LOGPROBS": str(vocab_size()),
         }
 

@@ -15,7 +15,7 @@ Step = tuple[str, list[int], str]
 
 def steps(server: Server, rank: int) -> list[Step]:
     """The penalised steps of a rank so far, oldest first."""
-    path = server.digests / f"{rank}.jsonl"
+    path = server.notes / f"{rank}.jsonl"
     text = path.read_text() if path.exists() else ""
     return [tuple(json.loads(line)) for line in text.split("\n")[:-1]]  # the last may be half there
 

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def rehearse(check: str, out: Path) -> dict[str, Any]:
-    """The result of a check."""
-    script = ROOT / "scripts" / "_gpu_server.py"
-    command = [sys.executable, "-B", str(script), check, "--rehearse", "--out", str(out)]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(out.read_text())
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+gpu_server = importlib.import_module("_gpu_server")
 
 
 @pytest.mark.xdist_group("gpu rehearsal")
-def test_trees_that_change_their_size(tmp_path: Path) -> None:
+def test_trees_that_change_their_size() -> None:
     """Two servers; `chain` and `tree` differ in their flags only."""
-    found = rehearse("adaptive", tmp_path / "adaptive.json")
+    found = gpu_server.CHECKS["adaptive"](True)
     for name in ("overlap", "no overlap"):
         assert found[name]["nodes"] > 20
         assert len(found[name]["sizes of trees"]) > 1
@@ -35,16 +28,16 @@ def test_trees_that_change_their_size(tmp_path: Path) -> None:
 
 @pytest.mark.xdist_group("gpu rehearsal")
 @pytest.mark.parametrize("check", ["dflash", "dspark"])
-def test_blocks(tmp_path: Path, check: str) -> None:
-    found = rehearse(check, tmp_path / f"{check}.json")
+def test_blocks(check: str) -> None:
+    found = gpu_server.CHECKS[check](True)
     for name in ("overlap", "no overlap"):
         assert found[name]["nodes"] > 20
         assert found[name]["sizes of trees"] == [6]
 
 
 @pytest.mark.xdist_group("gpu rehearsal")
-def test_bursts_beside_streams_and_alone(tmp_path: Path) -> None:
-    found = rehearse("burst", tmp_path / "burst.json")
+def test_bursts_beside_streams_and_alone() -> None:
+    found = gpu_server.CHECKS["burst"](True)
     assert len(found["seconds"]) == 8
     for row in found["seconds"]:
         assert ("gap" in row) == (row["running"] > 0)
@@ -53,5 +46,11 @@ def test_bursts_beside_streams_and_alone(tmp_path: Path) -> None:
 
 @pytest.mark.xdist_group("gpu rehearsal")
 def test_a_server_without_room_for_its_windows(tmp_path: Path) -> None:
-    found = rehearse("memory", tmp_path / "memory.json")
-    assert "--lz-max-window-size" in found["sentence"]
+    """As scripts/gpu-check calls each check."""
+    out = tmp_path / "memory.json"
+    command = [sys.executable, "-B", str(SCRIPTS / "_gpu_server.py"), "memory", "--rehearse"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], env=os.environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "--lz-max-window-size" in json.loads(out.read_text())["sentence"]

@@ -1,7 +1,7 @@
 """Imported first by every process of a server that scripts/_gpu_server.py starts: watches it.
 
 Python imports a module of this name from PYTHONPATH at its start. Each function of `WATCHED` is
-handed one module of ours right after its import. All is written into the folder that LZ_GPU_CHECK
+handed one module of ours right after its import. All is written into the folder that LZ_TEST_NOTES
 names, in files that begin with the process's id, so that each rank has its own.
 
 Nothing here waits for the device while requests run, or what is to be seen might go away.
@@ -27,7 +27,7 @@ WRITE = "write"
 
 def append(name: str, line: Any) -> None:
     """Append a line of JSON to this process's file of that name."""
-    with Path(os.environ["LZ_GPU_CHECK"], f"{os.getpid()}-{name}.jsonl").open("a") as file:
+    with Path(os.environ["LZ_TEST_NOTES"], f"{os.getpid()}-{name}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -48,7 +48,6 @@ def note_compilations(cuda_kernels: ModuleType) -> None:
 def record_trees(sampling: Any) -> None:
     """Keep the logits of batches of drafts before and after the penalty, until `WRITE`."""
     kept: list[tuple[list[str], dict[str, Any]]] = []
-    asked = Path(os.environ["LZ_GPU_CHECK"], WRITE)
     written = False
 
     def record(name: str, nodes_of: Callable[[Any], dict[str, Any]]) -> None:
@@ -58,7 +57,7 @@ def record_trees(sampling: Any) -> None:
             nonlocal written
             if written or logits is None:
                 return verify(drafts, batch, logits, grammar_mask)
-            if asked.exists():
+            if Path(os.environ["LZ_TEST_NOTES"], WRITE).exists():
                 write(kept)
                 written = True
             before = logits.clone()
@@ -104,7 +103,7 @@ def write(kept: Sequence[tuple[list[str], dict[str, Any]]]) -> None:
     import numpy as np
 
     for number, (rids, tensors) in enumerate(kept):
-        path = Path(os.environ["LZ_GPU_CHECK"], f"{os.getpid()}-{number}.npz")
+        path = Path(os.environ["LZ_TEST_NOTES"], f"{os.getpid()}-{number}.npz")
         np.savez(path, **{name: tensor.cpu().numpy() for name, tensor in tensors.items()})
         append("trees", {"file": path.name, "requests": rids})
     append("written", len(kept))
@@ -193,5 +192,5 @@ WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "sglang.srt.entrypoints.engine": fork_children,
 }
 
-if "LZ_GPU_CHECK" in os.environ:
+if "LZ_GPU_WATCH" in os.environ:
     AfterImport(WATCHED).insert()

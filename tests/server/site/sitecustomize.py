@@ -18,13 +18,13 @@ from after_import import AfterImport, fork_children
 
 
 def record_digests(sampling: ModuleType) -> None:
-    """Append a line for each penalised step to the file of this rank in LZ_TEST_DIGESTS."""
+    """Append a line for each penalised step to the file of this rank in LZ_TEST_NOTES."""
     import torch
 
     apply_step = sampling.apply_step
 
     def note(hook: str, step: Any, request_rows: torch.Tensor, logits: torch.Tensor) -> None:
-        folder = os.environ.get("LZ_TEST_DIGESTS")
+        folder = os.environ.get("LZ_TEST_NOTES")
         if step is None or not folder:
             return
         penalty = step.penalizer.state.params[request_rows, 0]
