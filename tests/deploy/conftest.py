@@ -17,25 +17,37 @@ from _tools import IMAGE_TOOLS
 from deploy.containers import CONTAINERS, PYTHON_OF_BASE, Podman, add_torch, pip_mounts
 from system_tools import require
 
+_in_use: list[Podman] = []
+_removals: list[subprocess.Popen[bytes]] = []
+
 
 @pytest.fixture(scope="session")
-def removals() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Removing what podman keeps takes minutes; other tests may run meanwhile."""
-    found: list[subprocess.Popen[bytes]] = []
-    yield found
-    for removal in found:
+def podman() -> Iterator[Podman]:
+    require(IMAGE_TOOLS)
+    podman = Podman(CONTAINERS / "podman")
+    _in_use.append(podman)
+    yield podman
+    _begin_to_remove()
+    for removal in _removals:
         removal.wait()
 
 
-@pytest.fixture(scope="package")
-def podman(removals: list[subprocess.Popen[bytes]]) -> Iterator[Podman]:
-    require(IMAGE_TOOLS)
-    podman = Podman(CONTAINERS / "podman")
-    yield podman
-    removals.append(podman.clear())
+def _begin_to_remove() -> None:
+    while _in_use:
+        _removals.append(_in_use.pop().clear())
 
 
-@pytest.fixture(scope="package")
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last of these tests, remove what podman keeps while others run.
+
+    It takes minutes, and a fixture of theirs would end only with the session.
+    """
+    if nextitem is not None and nextitem.path.parent != item.path.parent:
+        _begin_to_remove()
+
+
+@pytest.fixture(scope="session")
 def base(podman: Podman) -> str:
     """Name of an image that stands in for the slim Python of a registry, and may bring torch."""
     torch = distribution("torch").version if sys.version_info[:2] == PYTHON_OF_BASE else "none"
