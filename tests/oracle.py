@@ -171,7 +171,8 @@ def delta_bits(
         if length > longest or (length == longest and length >= 1):  # the later j is the nearer
             longest, nearest = length, distance
 
-    runs, counts = run_lengths(history, window), copies(history, window)
+    runs = run_lengths(history, window) if onset else {}
+    counts = copies(history, window) if onset else {}
     for p, token in enumerate(h):
         if not 0 <= token < vocab_size:
             continue

@@ -21,7 +21,7 @@ HELPED = (
         os.pathsep.join(filter(None, (str(SITE), str(HOOKED), os.environ.get("PYTHONPATH")))),
     ),
 )
-# Started in a fraction of the time; `overlap`, `tp2` and `stock` start as they do for a user.
+# Started in a fraction of the time; `overlap` and `stock` start as they do for a user.
 FORKED = (*HELPED, IS_FORKED)
 
 # Upstream would find an address of the machine's own, would wait for a CUDA event, and would take
@@ -73,7 +73,7 @@ CONFIGURATIONS = {
             "eagle",
             (
                 *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
-                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                *("--chunked-prefill-size", "32", "--page-size", "16"),
                 "--enable-return-hidden-states",
             ),
             FORKED,
@@ -94,7 +94,7 @@ CONFIGURATIONS = {
             "dflash",
             (
                 *("--speculative-algorithm", "DFLASH", *THINKS),
-                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                *("--chunked-prefill-size", "32", "--page-size", "16"),
             ),
             FORKED,
             draft="dflash",
@@ -110,7 +110,7 @@ CONFIGURATIONS = {
             "dspark",
             (
                 *("--speculative-algorithm", "DSPARK", *THINKS),
-                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                *("--chunked-prefill-size", "32", "--page-size", "16"),
             ),
             FORKED,
             draft="dspark",
@@ -178,7 +178,7 @@ CONFIGURATIONS = {
             ),
             (*HOPE, *FORKED),
         ),
-        Config("tp2", ("--tp", "2", *OBSERVES), HELPED),
+        Config("tp2", ("--tp", "2", *OBSERVES), FORKED),
         # Here also seeds count, whichever server a request comes to and whatever else is there.
         Config(
             "dp2",

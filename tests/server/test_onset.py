@@ -12,7 +12,7 @@ from pathlib import Path
 
 from oracle import copies
 from server.client import OFF, Lz, post_ok, request_body
-from server.configurations import on
+from server.configurations import SPECULATION, on
 from server.contract import TOLERANCE
 from server.launch import Server, model_path
 from sglang_lz.demo import REASONER_PATH
@@ -96,6 +96,8 @@ def check_until_something_repeats(server: Server, asked: list[list[int]]) -> dic
 def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server: Server) -> None:
     """Over the demo model's prompts, which nearly always loop."""
     asked = prompts(model_path(), "prompts.jsonl")
+    if server.config.name in SPECULATION:  # slower on a CPU
+        asked = asked[::3]
     assert min(check_until_something_repeats(server, asked).values()) > len(asked) // 2
 
 
@@ -104,5 +106,5 @@ def test_greedy_answers_are_those_without_a_penalty_until_something_repeats(
     server: Server,
 ) -> None:
     """Over the pocket reasoner's puzzles, which mostly do not loop."""
-    asked = prompts(REASONER_PATH, "pocket.jsonl")
+    asked = prompts(REASONER_PATH, "pocket.jsonl")[::2]
     assert min(check_until_something_repeats(server, asked).values()) > 0

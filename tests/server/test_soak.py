@@ -26,7 +26,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     command = [sys.executable, "-m", "soak", "--positions", str(POSITIONS), "--seed", "7"]
     command += ["--configuration", "tiny-pool", "--configuration", "ngram", "--kill-every", "2"]
-    command += ["--wave-size", "80"]
+    command += ["--wave-size", "80", "--keep-caches"]
     done = subprocess.run(
         [*command, "--logs", str(tmp_path / "logs"), "--out", str(out)],
         cwd=ROOT,

@@ -99,7 +99,8 @@ def test_greedy_output_is_that_of_plain_decoding(
     server: Server, plain_outputs: list[list[int]]
 ) -> None:
     """Token for token, with drafts accepted and drafts rejected on the way."""
-    correct, proposed = assert_as_plain(server, plain_outputs)
+    is_alone = server.config.name in ("ngram", "eagle", "eagle-tree", "dflash", "dspark")
+    correct, proposed = assert_as_plain(server, plain_outputs, every=1 if is_alone else 2)
     assert 0 < correct < proposed
 
 

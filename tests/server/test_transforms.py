@@ -11,6 +11,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -235,17 +236,21 @@ def test_nothing_leaves_a_server_without_a_token(server: Server) -> None:
     """Each answers HTTP 200 or 400, sampled and greedy, and the server lives on."""
     plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     before = post_ok(server, "/generate", plain)["output_ids"]
-    for sampling in HARMFUL:
-        for temperature in {sampling.get("temperature", 1.0), 0.0}:
-            asked = {"max_new_tokens": 40, **sampling, "temperature": temperature}
-            body = {"text": "a b a b", "sampling_params": asked}
-            answer = post(server, "/generate", body)
-            assert answer.status_code in (200, 400), (asked, answer.text[:500])
-            if answer.status_code == 400:
-                assert any(f"{name} must" in answer.text for name in sampling), answer.text
-            elif "regex" in sampling:
-                reason = answer.json()["meta_info"]["finish_reason"]["type"]
-                assert reason in ("stop", "length"), (asked, reason)
+    asked = [
+        {"max_new_tokens": 40, **sampling, "temperature": temperature}
+        for sampling in HARMFUL
+        for temperature in {sampling.get("temperature", 1.0), 0.0}
+    ]
+    bodies = [{"text": "a b a b", "sampling_params": sampling} for sampling in asked]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda body: post(server, "/generate", body), bodies))
+    for sampling, answer in zip(asked, answers, strict=True):
+        assert answer.status_code in (200, 400), (sampling, answer.text[:500])
+        if answer.status_code == 400:
+            assert any(f"{name} must" in answer.text for name in sampling), answer.text
+        elif "regex" in sampling:
+            reason = answer.json()["meta_info"]["finish_reason"]["type"]
+            assert reason in ("stop", "length"), (sampling, reason)
     assert post_ok(server, "/generate", plain)["output_ids"] == before
 
 

@@ -250,6 +250,11 @@ def main() -> int:
     parser.add_argument(
         "--wave-size", type=int, default=WAVE_SIZE, metavar="REQUESTS", help="default: %(default)s"
     )
+    parser.add_argument(
+        "--keep-caches",
+        action="store_true",
+        help="serve with what is compiled already; kills then meet nothing half written",
+    )
     parser.add_argument("--logs", type=Path, help="new folder for the servers' logs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
@@ -261,10 +266,10 @@ def main() -> int:
         run.folder.mkdir(parents=True)
         for fault in faults:
             run.fault(fault)
-        # New at the begin, so that kills meet what is half written.
-        caches = dict.fromkeys(CACHES, str(Path(own, "caches")))
+        # New ones, so that kills meet what is half written.
+        new = {} if arguments.keep_caches else dict.fromkeys(CACHES, str(Path(own, "caches")))
         for name in names:
-            run.soak(configuration(name, caches), SHARES[name] / whole)
+            run.soak(configuration(name, new), SHARES[name] / whole)
     print(json.dumps(run.result(), indent=1))
     run.write()
     return int(run.failed)
