@@ -6,6 +6,7 @@ and a test compares them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +64,15 @@ def _calls(patch: Patch) -> list[str]:
     return found
 
 
+def seconds_of_tests() -> str:
+    """The test files that took a full run longest; on two workers."""
+    files = json.loads((ROOT / "bench" / "results" / "tests.json").read_text())["files"]
+    rows = [f"| [{name}]({name}) | {seconds} |" for name, (_, seconds) in files.items()]
+    return "\n".join(("| tests | seconds |", "|---|---|", *rows[:12])) + "\n"
+
+
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("CONTRIBUTING.md", "seconds-of-tests"): seconds_of_tests,
     ("README.md", "fields"): markdown_table,
     ("README.md", "puzzles"): repetition.readme,
     ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
