@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -97,7 +98,14 @@ class _Kept(FunctionCache):  # type: ignore[misc]
     """A cache on disk. If the disk is full, the code is compiled again at the next start."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        file = self._cache_file
         try:
+            if not file._load_index():
+                # Numba writes the index before the code. Killed in between, it would leave an
+                # index that names the code of an older version.
+                pattern = file._data_name_pattern.replace("{number:d}", "*")
+                for old in Path(self.cache_path).glob(pattern):
+                    old.unlink(missing_ok=True)
             super().save_overload(sig, data)
         except OSError as error:
             logger.warning("what was compiled is not kept in %s: %s", self.cache_path, error)
