@@ -73,12 +73,10 @@ OLDER = (
     *(f"tests/server/test_{name}.py" for name in CONTRACT),
     "-k",
     "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
-    " or chunked or (eagle and not (tree or sglang)))"
-    " and (test_modes or patches or not (no-overlap] or ngram] or dspark]))",
+    " or chunked or (eagle and not (tree or sglang)))",
 )
 """What `all` runs of an older release: with every mode, both would take an hour. Chunks are in
-`mixed-chunk`, chains of drafts in `eagle-tree`. What does not depend on the way from one token to
-the next is shown with `overlap`, `mixed-chunk`, `eagle-tree` and `dflash`."""
+`mixed-chunk`, chains of drafts in `eagle-tree`."""
 
 COMPILE = """
 import threading
