@@ -8,6 +8,7 @@ inside the checkout:
     .cache/upstream/         upstream's wheels, downloaded and verified
     .cache/dist/             our wheels; dist-<release> as above
     .cache/stock/            SGLang without the LZ patches, for comparison in tests; as above
+    .cache/drafts/           draft models for tests, by what they are made from
     .cache/pip/              pip's cache
     .cache/home/             HOME of child processes, so that no library writes to the user's home
     .cache/tmp/<pid>/        TMPDIR of child processes
