@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.processes import free_port
+from server.configurations import CONFIGURATIONS
+from server.launch import environment
 from sglang_lz.distribution.serve import server_arguments
 
 STARTUP_SECONDS = 600
@@ -61,3 +65,14 @@ def test_a_port_in_use() -> None:
         )
         said = last_line(done.returncode, done.stderr)
     assert said == f"sglang-lz: port {port} of 127.0.0.1 is in use; choose another with --port."
+
+
+def test_servers_of_one_environment_are_forks_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever test starts them: pytest names the one that runs in the environment."""
+    found = []
+    for test in ("one", "another"):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
+        found.append(environment(CONFIGURATIONS["ngram"]))
+    assert found[0] == found[1]

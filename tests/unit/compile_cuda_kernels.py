@@ -3,7 +3,7 @@
 Prints one JSON object a line (`Program`). With `--write` it also renews this Triton's part of
 kernel_budget.json, with which a test compares:
 
-    PYTHONPATH=python python tests/unit/compile_cuda_kernels.py --write
+    PYTHONPATH=python:. python tests/unit/compile_cuda_kernels.py --write
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Program:
     """A kernel compiled for one shape.
 
     Attributes:
-        kernel: its name.
+        name: what the budget calls it.
+        kernel: the kernel's name.
         histories: whether it also applies the penalties over a whole history.
         block: window columns.
         registers: of a thread.
@@ -79,6 +80,7 @@ class Program:
             letter each.
     """
 
+    name: str
     kernel: str
     histories: bool
     block: int
@@ -150,16 +152,22 @@ def longest_chain(instructions: Sequence[str]) -> int:
     return longest
 
 
-def program(name: str, block: int, histories: bool, nodes: int, launch: dict[str, int]) -> Program:
-    compiled = compiled_for_hopper(getattr(cuda_kernels, name), block, histories, nodes, launch)
+def program(
+    kernel: str, block: int, histories: bool, nodes: int, launch: dict[str, int]
+) -> Program:
+    compiled = compiled_for_hopper(getattr(cuda_kernels, kernel), block, histories, nodes, launch)
     text = dump(compiled)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
     instructions = [one for one in INSTRUCTION.findall(text) if not one.startswith("NOP")]
     operations = Counter(
         re.sub(r"^@!?\S+\s+", "", one).split()[0].split(".")[0] for one in instructions
     )
+    name = f"{kernel} {block}"
+    name += " with histories" if histories else ""
+    name += f", {nodes} nodes" if nodes > cuda_kernels.SMALLEST_TREE else ""
     return Program(
         name,
+        kernel,
         histories,
         block,
         int(registers),
@@ -176,8 +184,8 @@ def programs() -> list[Program]:
     blocks = [1 << n for n in range(7, 14)]
     assert (blocks[0], blocks[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
     found = [
-        program(name, block, histories, cuda_kernels.SMALLEST_TREE, cuda_kernels._launch(block))
-        for name, block, histories in itertools.product(
+        program(kernel, block, histories, cuda_kernels.SMALLEST_TREE, cuda_kernels._launch(block))
+        for kernel, block, histories in itertools.product(
             ("_step", "_verify", "_accept"), blocks, (False, True)
         )
     ]
@@ -186,38 +194,20 @@ def programs() -> list[Program]:
     return found
 
 
-def budget_key(one: dict[str, Any], seen: set[str]) -> str:
-    """The name of a program in the budget; the second of one shape has the largest tree."""
-    key = f"{one['kernel']} {one['block']}{' with histories' if one['histories'] else ''}"
-    return f"{key}, 512 nodes" if key in seen else key
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="renew kernel_budget.json")
     write = parser.parse_args().write
-    found = [asdict(one) for one in programs()]
+    found = programs()
     for one in found:
-        print(json.dumps(one))
+        print(json.dumps(asdict(one)))
     if write:
+        from bench.common import write_result
+
         version = ".".join(triton.__version__.split(".")[:2])
-        known = json.loads(BUDGET.read_text()) if BUDGET.exists() else {"counts": COUNTS}
-        rows: dict[str, list[int]] = {}
-        for one in found:
-            rows[budget_key(one, set(rows))] = [one[name] for name in COUNTS]
-        known[version] = rows
-        lines = [
-            f' "{name}": '
-            + (
-                json.dumps(value)
-                if name == "counts"
-                else "{\n"
-                + ",\n".join(f'  "{key}": {json.dumps(row)}' for key, row in value.items())
-                + "\n }"
-            )
-            for name, value in known.items()
-        ]
-        BUDGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        rows = {one.name: [getattr(one, count) for count in COUNTS] for one in found}
+        known = json.loads(BUDGET.read_text())
+        write_result(BUDGET, known | {"counts": COUNTS, version: rows})
 
 
 if __name__ == "__main__":
