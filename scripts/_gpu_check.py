@@ -85,8 +85,7 @@ only by its name:
 
 What is done is not done again: the state is {STATE} in --out, beside what was measured. Where only
 what a command wrote comes back from the machine, put that into {BEFORE.relative_to(ROOT)}/, and
-the next run begins with it. All steps that start SGLang need .gpu/ (scripts/gpu-bundle) where it
-is not installed.
+the next run begins with it. Where SGLang is not installed, .gpu/ is needed (scripts/gpu-bundle).
 
 exit status: {DONE} all done, {FAILED} a step failed or cannot run, 2 wrong arguments,
 {MORE} the time was up: run it again
@@ -165,7 +164,7 @@ class Machine:
         """The environment variables of a step's commands.
 
         Raises:
-            SetupError: the step needs SGLang, which is not available.
+            SetupError: SGLang is neither installed nor in a bundle.
         """
         env = dict(os.environ)
         env["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
@@ -177,14 +176,14 @@ class Machine:
             # Otherwise, torch allocates parts of a large block, and an access past the end of one
             # goes unnoticed.
             env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-        if step in ("kernel", "bench", "sanitizer", "compile"):
-            _prepend(env, "PYTHONPATH", ROOT / "python")
-        elif not self.rehearse and importlib.util.find_spec("sglang") is None:
+        if not self.rehearse and importlib.util.find_spec("sglang") is None:
             _prepend(env, "PYTHONPATH", unpack(BUNDLE, CACHE / "gpu-site"))
             # sglang-kernel is older than upstream requires: scripts/requirements-gpu.txt.
             env["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] = "1"
             # SGLang compiles some kernels on first use, with the ninja of this Python.
             _prepend(env, "PATH", Path(self.python).parent)
+        if step in ("kernel", "bench", "sanitizer", "compile"):
+            _prepend(env, "PYTHONPATH", ROOT / "python")
         return env
 
 

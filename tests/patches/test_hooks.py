@@ -151,6 +151,21 @@ def test_a_patch_by_hand_may_keep_the_original(
     assert len(hooks.missing()) == 3
 
 
+def test_nothing_is_imported_to_look_for_a_function(
+    registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's modules keep objects that import a module when asked for any attribute."""
+    from sglang.srt.speculative import eagle_utils
+    from sglang.utils import LazyImport
+
+    lazy = LazyImport("not_installed", "anything")
+    function = eagle_utils.eagle_sample
+    monkeypatch.setitem(function.__globals__, function.__code__.co_names[0], lazy)
+    assert hooks.missing() == []
+    monkeypatch.setattr(eagle_utils, "eagle_sample", lambda *args, inner=lazy: inner(*args))
+    assert len(hooks.missing()) == 3
+
+
 def test_naming_the_original_is_not_calling_it(
     registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

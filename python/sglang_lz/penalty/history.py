@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sglang_lz.fields.histories import MOST_TAILS
+from sglang_lz.penalty.upload import upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,11 +193,8 @@ class BreakerTables:
 
     def write(self, number: int, mask: NDArray[np.int64], tails: NDArray[np.int32]) -> None:
         """Store the tables of one list under its number."""
-        is_pinned = self.mask.is_cuda  # so that the host does not wait
         for own, given in ((self.mask, mask), (self.tails, tails)):
-            values = torch.from_numpy(given)
-            values = values.pin_memory() if is_pinned else values
-            own[number] = values.to(own.device, non_blocking=True)
+            own[number] = upload(torch.from_numpy(given), own.device)
 
 
 class HistoryState:

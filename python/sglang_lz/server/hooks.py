@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import CellType, CodeType, FunctionType, MappingProxyType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 
 _OPENAI = "sglang.srt.entrypoints.openai"
 
@@ -159,15 +159,27 @@ def _wrapped(value: object, name: str, seen: set[int]) -> Iterator[FunctionType]
         cells = (value.__closure__ or ()) + tuple(map(CellType, value.__defaults__ or ()))
         inner = [cell.cell_contents for cell in cells if _is_filled(cell)]
         used = (value.__globals__.get(other) for other in value.__code__.co_names)
-        inner += [other for other in used if getattr(other, "__name__", None) == name]
+        inner += [other for other in used if _name_of(other) == name]
     elif isinstance(value, partial):
         inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, staticmethod | classmethod | MethodType):
+        inner = [value.__func__]
     else:
-        inner = [getattr(value, attribute, None) for attribute in ("__func__", "__wrapped__")]
-        inner += [vars(type(value)).get("__call__"), *getattr(value, "__dict__", {}).values()]
+        inner = [vars(type(value)).get("__call__"), *getattr(value, "__dict__", {}).values()]
     for other in inner:
         if callable(other) and not isinstance(other, type):
             yield from _wrapped(other, name, seen)
+
+
+def _name_of(value: object) -> object:
+    """A function's name, or that of an object that has one of its own.
+
+    No other attribute may be asked for: upstream's `LazyImport` would import its module then, which
+    takes time and fails if the module is not installed.
+    """
+    if isinstance(value, FunctionType | MethodType):
+        return value.__name__
+    return getattr(value, "__dict__", {}).get("__name__")
 
 
 def _is_filled(cell: CellType) -> bool:

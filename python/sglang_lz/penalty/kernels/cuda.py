@@ -54,6 +54,7 @@ from sglang_lz.penalty.history import (
     HistoryState,
 )
 from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
+from sglang_lz.penalty.upload import upload
 from sglang_lz.penalty.window import Seed, WindowState
 
 PARAMS = tl.constexpr(window.PARAMS)
@@ -425,21 +426,17 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
     """See `history_cpu.seed`. The host builds the histories at their small initial size, and the
     device fetches them."""
     device = state.device
-    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
-
-    def fetched(values: Tensor) -> Tensor:
-        return (values.pin_memory() if pinned else values).to(device, non_blocking=True)
-
     at_of = {one.row: one.at for one in seeds}  # the last one of a row counts
-    rows = fetched(torch.tensor([*at_of]))
-    state.numbers[rows, history.AT] = fetched(torch.tensor([*at_of.values()], dtype=torch.int32))
+    rows = upload(torch.tensor([*at_of]), device)
+    at = torch.tensor([*at_of.values()], dtype=torch.int32)
+    state.numbers[rows, history.AT] = upload(at, device)
     given = [one for one in seeds if one.at != NOWHERE]
     if not given:
         return
     sizes = [_size_at_first(one) for one in given]
     ends = np.cumsum([size.stored for size in sizes]).tolist()
     room = HistoryRoom(vocab_size=1, words=ends[-1], lists=0)
-    staged = HistoryState(len(given), "cpu", room, pinned)
+    staged = HistoryState(len(given), "cpu", room, pinned=device.type == "cuda")
     staged.breakers = state.host_breakers
     short = []
     for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
@@ -448,7 +445,7 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
         numbers[[RING, history.PERIODS]] = size.ring, size.periods
         short.append(replace(one, row=row, at=end - size.stored, numbers=numbers))
     history_cpu.seed(staged, short)
-    memory = staged.memory.to(device, non_blocking=True)
+    memory = upload(staged.memory, device)
     for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
         state.memory[one.at : one.at + one.words].zero_()
         of_device = _parts(state.memory, one.at, one.numbers)
@@ -460,9 +457,9 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
             row, [history.LENGTH, history.BREAK_HEAD, history.BREAK_END]
         ]
         staged.numbers[row] = torch.from_numpy(numbers)
-    rows = fetched(torch.tensor([one.row for one in given]))
-    state.numbers[rows] = staged.numbers.to(device, non_blocking=True)
-    state.strengths[rows] = staged.strengths.to(device, non_blocking=True)
+    rows = upload(torch.tensor([one.row for one in given]), device)
+    state.numbers[rows] = upload(staged.numbers, device)
+    state.strengths[rows] = upload(staged.strengths, device)
 
 
 def _size_at_first(seed: HistorySeed) -> HistorySize:
@@ -484,16 +481,16 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
     device = state.tokens.device
-    pinned = device.type == "cuda"  # so that the host does not wait until they are fetched
     count, is_seen = len(seed.rows), len(seed.history) > 0
-    staged = WindowState(count, state.capacity if is_seen else 1, "cpu", pinned)
+    capacity = state.capacity if is_seen else 1
+    staged = WindowState(count, capacity, "cpu", pinned=device.type == "cuda")
     cpu.seed(staged, replace(seed, rows=np.arange(count)))
-    rows = torch.tensor(seed.rows, pin_memory=pinned).to(device, non_blocking=True)
-    state.params[rows] = staged.params.to(device, non_blocking=True)
-    state.cover[rows] = staged.cover.to(device, non_blocking=True)
+    rows = upload(torch.from_numpy(seed.rows), device)
+    state.params[rows] = upload(staged.params, device)
+    state.cover[rows] = upload(staged.cover, device)
     if is_seen:
-        state.tokens[rows] = staged.tokens.to(device, non_blocking=True)
-        state.run[rows] = staged.run.to(device, non_blocking=True)
+        state.tokens[rows] = upload(staged.tokens, device)
+        state.run[rows] = upload(staged.run, device)
 
 
 def step(
