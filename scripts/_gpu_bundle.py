@@ -16,8 +16,15 @@ from _environment import CACHE, ROOT, SetupError, main, say
 BUNDLE = ROOT / ".gpu" / "site.zip"
 LIMIT_MIB = 50
 REQUIREMENTS = ROOT / "scripts" / "requirements-gpu.txt"
-STAND_IN = ROOT / "scripts" / "gpu" / "cutedsl_dual_gemm.py"
-STOOD_IN_FOR = "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py"
+_GPU = ROOT / "scripts" / "gpu"
+STAND_INS = {
+    "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py": _GPU / "cutedsl_dual_gemm.py",
+    **{
+        f"flash_mla/{name}": _GPU / "flash_mla" / name
+        for name in ("__init__.py", "flash_mla_interface.py")
+    },
+}
+"""What takes the place of a file in the bundle, or of a package that is not in it."""
 
 LEFT_OUT = re.compile(
     # SGLang's: diffusion, tests, and compiled code that no Python server loads.
@@ -53,15 +60,18 @@ def pack(wheels: Iterable[Path], bundle: Path, limit_mib: float) -> int:
     bundle.parent.mkdir(parents=True, exist_ok=True)
     new = bundle.with_suffix(".new")
     with zipfile.ZipFile(new, "w") as archive:
+
+        def add(name: str, data: bytes) -> None:
+            # ZipInfo has a fixed date, so the same wheels give the same bundle.
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_LZMA)
+
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as source:
                 for name in source.namelist():
-                    if LEFT_OUT.match(name) or name.endswith("/"):
-                        continue
-                    stands_in = name == STOOD_IN_FOR
-                    data = STAND_IN.read_bytes() if stands_in else source.read(name)
-                    # ZipInfo has a fixed date, so the same wheels give the same bundle.
-                    archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
+                    if name not in STAND_INS and not LEFT_OUT.match(name) and name[-1] != "/":
+                        add(name, source.read(name))
+        for name, file in STAND_INS.items():
+            add(name, file.read_bytes())
     size = new.stat().st_size
     if size > limit_mib * 2**20:
         new.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import importlib.util
 import json
@@ -201,6 +202,8 @@ def unpack(bundle: Path, folder: Path) -> Path:
         new = site.with_suffix(".new")
         with zipfile.ZipFile(bundle) as archive:
             archive.extractall(new)
+        # Otherwise, every process of the first server compiles all that it imports.
+        compileall.compile_dir(new, quiet=2, workers=0)
         new.rename(site)
     return site
 

@@ -345,12 +345,13 @@ class Empty(Implementation):
 
 
 def empty_kernel() -> Any:
-    """A kernel with the arguments of a step, compiled once whatever their values, as ours is."""
+    """A kernel with the arguments of a step, compiled once whatever their values, as ours is (see
+    `sglang_lz.penalty.kernels.cuda` for names that no argument may have)."""
     import triton
 
     def empty(  # type: ignore[no-untyped-def] # noqa: PLR0917
         logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
-        offset, tokens, run, params, cover, capacity,
+        offset, tokens, run, strengths, cover, capacity,
     ):  # fmt: skip
         pass
 

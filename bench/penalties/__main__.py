@@ -100,7 +100,7 @@ class Ours:
             penalties["tables"] = lambda: tables_of(
                 breakers, Vocabulary([]), lambda text: [], case.vocab
             )
-        room = HistoryRoom(case.vocab, nodes=int(device.type != "cpu"))
+        room = HistoryRoom(case.vocab, nodes=int(device.type != "cpu"), logits=case.rows)
         generation = np.ones(case.rows, dtype=np.int64)
         histories = {
             i: RowHistory(own, 0, 2 * case.history, **penalties)

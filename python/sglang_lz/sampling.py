@@ -421,6 +421,10 @@ def _plan(
         offset: as in `StepPlan`.
         is_verified: whether the batch verifies draft trees, instead of sampling a token a row.
     """
+    if not prefilled:
+        again = penalizer.plan_again(batch.req_pool_indices_cpu, len(batch.reqs), offset)
+        if again is not None:
+            return again
     ends = {
         i: req.extend_end
         for i, req in enumerate(batch.reqs[:prefilled])
@@ -446,6 +450,7 @@ def _plan(
         prefilled=prefilled,
         offset=offset,
     )
+    penalizer.remember(batch.req_pool_indices_cpu, plan)
     if plan is not None and plan.history is not None:
         for i in plan.history.refused:
             _end_without_room(reqs[i])

@@ -367,14 +367,15 @@ def wheel(path: Path, **files: bytes) -> Path:
 def test_a_bundle_holds_what_is_needed(tmp_path: Path) -> None:
     kept: dict[str, bytes] = {"sglang/srt/a.py": b"a", "sgl_kernel/sm90/common_ops.abi3.so": b"b"}
     dropped = {"sglang/test/c.py": b"c", "sgl_kernel/flash_ops.abi3.so": b"d"}
-    replaced = {gpu_bundle.STOOD_IN_FOR: b"import cutlass"}
+    stand_ins = {name: file.read_bytes() for name, file in gpu_bundle.STAND_INS.items()}
+    replaced = dict.fromkeys(stand_ins, b"import cutlass")
     made = wheel(tmp_path / "a.whl", **kept, **dropped, **replaced)
     bundle = tmp_path / "bundle.zip"
     size = gpu_bundle.pack([made], bundle, 1)
     assert size == bundle.stat().st_size
     with zipfile.ZipFile(bundle) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
-    assert found == kept | {gpu_bundle.STOOD_IN_FOR: gpu_bundle.STAND_IN.read_bytes()}
+    assert found == kept | stand_ins
     first = bundle.read_bytes()
     gpu_bundle.pack([made], bundle, 1)
     assert bundle.read_bytes() == first

@@ -116,6 +116,15 @@ class Pool:
         self.req_to_token = torch.zeros(ROWS + 1, 1)
         self.req_generation = torch.zeros(ROWS + 1, dtype=torch.int64)
         self.free_slots = list(range(1, ROWS + 1))
+        self._batch: list[tuple[int, int]] = []
+        self._rows = torch.empty(0, dtype=torch.int64)
+
+    def rows_of(self, reqs: Sequence[Request]) -> torch.Tensor:
+        """The rows of a batch, in the same tensor until the batch changes."""
+        batch = [(id(req), req.row) for req in reqs]
+        if batch != self._batch:
+            self._batch, self._rows = batch, torch.tensor([req.row for req in reqs])
+        return self._rows
 
     def alloc(self) -> int:
         row = self.free_slots.pop()
@@ -245,7 +254,7 @@ def batch_tensor(values: object, dtype: torch.dtype = torch.int64) -> torch.Tens
 def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request]) -> SimpleNamespace:
     """Run the planning hook on one batch; returns the forward batch."""
     reqs = [*prefills, *decodes]
-    rows = torch.tensor([req.row for req in reqs])
+    rows = pool.rows_of(reqs)
     # Prefills bring their uncached suffix (here its last one or two tokens), decodes one token.
     suffixes = [list(req.full_untruncated_fill_ids[: req.extend_end][-2:]) for req in prefills]
     suffixes += [[req.known[-1]] for req in decodes]
@@ -333,7 +342,7 @@ def verify_forward(
 ) -> list[list[int]]:
     """Run both hooks of a verify step, check every node; returns the tokens of each request."""
     nodes = len(trees[0].tokens)
-    rows = torch.tensor([req.row for req in reqs])
+    rows = pool.rows_of(reqs)
     batch = SimpleNamespace(
         reqs=reqs,
         model_config=RUNNER.model_config,
@@ -1023,6 +1032,20 @@ def test_the_decode_plan_does_not_look_at_requests() -> None:
     forward_batch = SimpleNamespace()
     sampling.plan_step(batch, RUNNER, forward_batch)
     assert forward_batch.lz_step is not None
+
+
+def test_a_batch_that_only_decodes_is_planned_once() -> None:
+    pool = reserved_pool()
+    one, other = admitted(pool, request([1, 2, 1])), admitted(pool, request([1, 2, 1]))
+    forward(pool, "extend", [one], [])
+    steps = [forward(pool, "decode", [], [one])[0] for _ in range(3)]
+    assert steps[1] is steps[0]
+    assert steps[2] is steps[0]
+    forward(pool, "extend", [other], [])
+    both = [forward(pool, "decode", [], [one, other])[0] for _ in range(2)]
+    assert both[1] is both[0]
+    forward(pool, "extend", [admitted(pool, request([1], lz_penalty=0.0))], [])
+    assert forward(pool, "decode", [], [one, other])[0] is not both[0]
 
 
 @pytest.mark.usefixtures("decode_server")

@@ -122,6 +122,11 @@ class HistoryStep:
     refused: list[int] = field(default_factory=list)
     forbids: bool = False
 
+    @property
+    def is_still(self) -> bool:
+        """Whether there is nothing to change."""
+        return not (self.moves or self.tables or self.seeds or self.refused)
+
 
 class HistoryPenalizer:
     """The histories of all requests that share one pool of request rows.

@@ -63,7 +63,7 @@ class RowWindow(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """The plan for one batch in which some rows have a penalty.
+    """The plan for one batch in which some rows have a penalty, for one step or several.
 
     Attributes:
         penalizer: the penalizer that made it.
@@ -85,6 +85,12 @@ class StepPlan:
     width: int
     history: HistoryStep | None = None
     waits: bool = False
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the plan is only to step: no row starts, ends or moves."""
+        is_still = self.history is None or self.history.is_still
+        return not self.prefilled and self.seed is None and is_still
 
 
 @dataclass(slots=True)
@@ -147,6 +153,8 @@ class Penalizer:
         # Rows whose penalty on the device is not 0. Inactive ones are cleared in the next step of a
         # batch that contains them.
         self._seeded = np.zeros(rows, dtype=bool)
+        # The request rows of the last batch, and its plan if that holds for the next step, too.
+        self._last: tuple[Tensor | None, StepPlan | None] = None, None
 
     @property
     def has_users(self) -> bool:
@@ -159,6 +167,35 @@ class Penalizer:
         unknown: list[int] = (self._seen[rows] != generation).nonzero()[0].tolist()
         self._seen[rows] = generation
         return unknown
+
+    def plan_again(self, rows: Tensor, count: int, offset: int) -> StepPlan | None:
+        """The plan of the last batch, if that was the same batch and no row has started since.
+
+        Most steps decode the batch of the step before. For these, `plan` would take most of the
+        time that the penalty costs the host.
+
+        Args:
+            rows: the tensor of the request rows; upstream makes another when a batch changes.
+            count: how many of them are requests.
+            offset: as in `StepPlan`.
+
+        Returns:
+            The same object, or None if `plan` must make another.
+        """
+        last_rows, last = self._last
+        if last is None or rows is not last_rows or last.rows != count or last.offset != offset:
+            return None
+        return last
+
+    def remember(self, rows: Tensor, plan: StepPlan | None) -> None:
+        """Keep what `plan` made of a batch for `plan_again`, if a second step would get the same.
+
+        Args:
+            rows: as in `plan_again`.
+            plan: the plan of the batch.
+        """
+        holds = plan is not None and plan.is_steady
+        self._last = (rows, plan) if holds else (None, None)
 
     def plan(
         self,

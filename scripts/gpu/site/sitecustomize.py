@@ -185,10 +185,18 @@ def exhaust_memory(window: ModuleType) -> None:
     window.WindowState.__init__ = make_too_large
 
 
+def capture_for_blocks(qwen2: ModuleType) -> None:
+    """Let DFLASH and DSPARK draft for the demo model, as the CPU flavour's block-drafts does."""
+    model = qwen2.Qwen2ForCausalLM
+    if not hasattr(model, "set_dflash_layers_to_capture"):
+        model.set_dflash_layers_to_capture = model.set_eagle3_layers_to_capture
+
+
 WATCHED: dict[str, Callable[[ModuleType], None]] = {
     "sglang_lz.penalty.kernels.cuda": note_compilations,
     "sglang_lz.sampling": watch_sampling,
     "sglang_lz.penalty.window": exhaust_memory,
+    "sglang.srt.models.qwen2": capture_for_blocks,
     "sglang.srt.entrypoints.engine": fork_children,
 }
 
