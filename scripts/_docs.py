@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.constraints import tables as constraints
 from bench.harm import result as harm
+from bench.kernel import tables as kernel
 from bench.penalties import tables as penalties
 from bench.repetition import tables as repetition
 from hostile import judge
@@ -87,6 +88,9 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "penalties-exactness"): penalties.exactness,
     ("bench/README.md", "penalties-blocks"): penalties.blocks,
     ("bench/README.md", "penalties-cost"): penalties.cost,
+    ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,
+    ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
+    ("bench/README.md", "served-on-a-gpu"): kernel.served_on_gpu,
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
 }
 """What makes each block, by its page and name."""

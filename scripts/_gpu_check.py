@@ -11,10 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from _environment import CACHE, ROOT, SetupError, digest, files_below, main, say
@@ -22,7 +25,7 @@ from _gpu_bundle import BUNDLE
 
 sys.path.append(str(ROOT))
 from bench import records
-from bench.processes import Background
+from bench.processes import Background, tail_of
 
 DONE, FAILED, MORE = 0, 1, 3
 """Exit statuses; argparse has 2."""
@@ -36,11 +39,15 @@ HOST_TESTS = tuple(
     )
 )
 STATE = "gpu-check.json"
+ARCHIVE = "gpu-check.zip"
+"""All results in one file, for machines that send only a few files back."""
 BEFORE = ROOT / ".gpu" / "results"
 START_SECONDS = 20.0
 """A command gets at least this long, or is left to the next run."""
 GRACE_SECONDS = 25.0
 """How long a command may take to end when its time is up: bench.serving gives its own 20 s."""
+MOST_AT_ONCE = 8
+"""Commands, each of which starts several processes."""
 
 GPU_SERVER = [
     *["--attention-backend", "triton", "--sampling-backend", "pytorch"],
@@ -68,9 +75,8 @@ COMPILED = {
 MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 
 EPILOG = f"""\
-steps, in the order in which they run:
+steps that check, on a GPU all at once:
   kernel     the kernels' tests against torch and tests/oracle.py
-  bench      bench.kernel: kernel.json, and with matplotlib kernel.png; bench.penalties
   sglang     the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
   compile    kernels that Triton compiles after the warm-up, none: compile-*.json
   sanitizer  compute-sanitizer's memcheck and racecheck over the kernels' tests:
@@ -79,14 +85,18 @@ steps, in the order in which they run:
   speculate  EAGLE as chain, tree and --speculative-adaptive, DFLASH and DSPARK, overlap scheduling
              and CUDA graphs, against the same without overlap, at every node: chain.json,
              tree.json, adaptive.json, dflash.json, dspark.json
-  burst      prefills of 1 to 256 requests beside running ones, with and without: burst.json
+steps that measure, one after the other:
+  step       a decode step with and without penalties, on the host and on the GPU: step.json
   table      bench.serving static: serving.json, model after model
+  bench      bench.kernel: kernel.json, and with matplotlib kernel.png; bench.penalties
+  burst      prefills of 1 to 256 requests beside running ones, with and without: burst.json
 only by its name:
   two-batch  two-batch overlap against the same without; needs two GPUs and DeepEP: two-batch.json
 
-What is done is not done again: the state is {STATE} in --out, beside what was measured. Where only
-what a command wrote comes back from the machine, put that into {BEFORE.relative_to(ROOT)}/, and
-the next run begins with it. Where SGLang is not installed, .gpu/ is needed (scripts/gpu-bundle).
+What is done is not done again: the state is {STATE} in --out, beside what was measured. What a
+command printed is in logs/. All of it is in {ARCHIVE}, too. Where only what a command wrote comes
+back from the machine, put {ARCHIVE} into {BEFORE.relative_to(ROOT)}/, and the next run begins with
+it. Where SGLang is not installed, .gpu/ is needed (scripts/gpu-bundle).
 
 exit status: {DONE} all done, {FAILED} a step failed or cannot run, 2 wrong arguments,
 {MORE} the time was up: run it again
@@ -152,7 +162,18 @@ class Machine:
             ]
         if step == "sglang":
             smoke = [self.python, str(ROOT / "scripts" / "_gpu_smoke.py")]
-            return [[*smoke, *(CPU_SERVER if self.rehearse else GPU_SERVER)]]
+            # The servers of other steps need memory at the same time.
+            on_gpu = [*GPU_SERVER, "--mem-fraction-static", "0.2"]
+            return [[*smoke, *(CPU_SERVER if self.rehearse else on_gpu)]]
+        if step == "step":
+            steps = [self.python, str(ROOT / "scripts" / "_gpu_step.py")]
+            steps += ["--out", str(self.out / "step.json")]
+            small = ["--model", "demo", "--input-len", "64", "--rounds", "1"]
+            return [
+                [*steps, *small, "--", *CPU_SERVER]
+                if self.rehearse
+                else [*steps, "--", *GPU_SERVER]
+            ]
         table = [self.python, "-m", "bench.serving", "static"]
         table += ["--out", str(self.out / "serving.json")]
         if self.rehearse:
@@ -224,9 +245,10 @@ class State:
         out.mkdir(parents=True, exist_ok=True)
         self._file = out / STATE
         self._key = key
+        self._lock = threading.Lock()
         self.done: dict[str, float] = {}
-        if not self._file.exists() and (before / STATE).exists():
-            shutil.copytree(before, out, dirs_exist_ok=True)
+        if not self._file.exists() and (before / ARCHIVE).exists():
+            shutil.unpack_archive(before / ARCHIVE, out)
         if self._file.exists():
             found = json.loads(self._file.read_text())
             if found["key"] != key:
@@ -237,25 +259,45 @@ class State:
 
     def finish(self, command: str, seconds: float) -> None:
         """Record a command as done, with an atomic rename."""
-        self.done[command] = round(seconds, 1)
-        text = json.dumps({"key": self._key, "seconds": self.done}, indent=1)
-        records.write(self._file, text + "\n")
+        with self._lock:
+            self.done[command] = round(seconds, 1)
+            text = json.dumps({"key": self._key, "seconds": self.done}, indent=1)
+            records.write(self._file, text + "\n")
+
+    def pack(self) -> None:
+        """Write all results into `ARCHIVE`."""
+        out = self._file.parent
+        new = out.parent / f"{out.name}.zip.new"
+        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(out.rglob("*")):
+                if file.is_file() and file.name != ARCHIVE:
+                    archive.write(file, file.relative_to(out))
+        new.replace(out / ARCHIVE)
 
 
-def run_for(command: Sequence[str], env: dict[str, str], seconds: float) -> int | None:
+def run_for(command: Sequence[str], env: dict[str, str], seconds: float, log: Path) -> int | None:
     """Run a command in its own process group; return its exit status, or None if it timed out.
+
+    Its output goes to `log`.
 
     On a timeout it gets a SIGTERM, so that it can stop what it started. Whatever is left of its
     group after `GRACE_SECONDS` is killed.
     """
-    with Background(command, cwd=ROOT, env=env, grace=GRACE_SECONDS) as process:
+    with Background(command, cwd=ROOT, env=env, log=log, grace=GRACE_SECONDS) as process:
         status = process.wait(seconds)
         if status is not None:
             process.stop(grace=0)  # kill what the command left behind
         return status
 
 
-def run_steps(machine: Machine, state: State, steps: Sequence[str], deadline: float) -> int:
+def run_steps(
+    machine: Machine,
+    state: State,
+    steps: Sequence[str],
+    deadline: float,
+    *,
+    side_by_side: Collection[str] = (),
+) -> int:
     """Run the outstanding commands of some steps.
 
     If a step fails, the others still run. Prints one line per step at the end.
@@ -265,43 +307,97 @@ def run_steps(machine: Machine, state: State, steps: Sequence[str], deadline: fl
         state: the completed commands.
         steps: the names of the steps.
         deadline: the time.monotonic() at which to stop.
+        side_by_side: those of which all commands run at once, before the others.
 
     Returns:
         DONE, FAILED or MORE; FAILED takes precedence.
     """
-    lines, status = [], DONE
+    deadline -= GRACE_SECONDS
+    outcomes: dict[str, tuple[str, int]] = {}
+    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+        running = {}
+        for step in steps:
+            if step in side_by_side:
+                try:
+                    tasks = _outstanding(machine, state, step, deadline)
+                except SetupError as error:
+                    outcomes[step] = str(error), FAILED
+                else:
+                    running[step] = [pool.submit(task) for task in tasks]
+        for step, futures in running.items():
+            outcomes[step] = _sum_up([future.result() for future in futures])
     for step in steps:
-        try:
-            words, result = _run_step(machine, state, step, deadline - GRACE_SECONDS)
-        except SetupError as error:
-            words, result = str(error), FAILED
-        lines.append(f"{step}: {words}")
-        if result == FAILED or status == DONE:
-            status = result
-    print("\n".join(["", *lines]), flush=True)
-    return status
+        if step not in outcomes:
+            outcomes[step] = _run_in_turn(machine, state, step, deadline)
+    print("\n".join(["", *(f"{step}: {outcomes[step][0]}" for step in steps)]), flush=True)
+    results = {result for _, result in outcomes.values()}
+    return next(result for result in (FAILED, MORE, DONE) if result in results)
 
 
-def _run_step(machine: Machine, state: State, step: str, deadline: float) -> tuple[str, int]:
-    commands = machine.commands(step)
-    for number, command in enumerate(commands, 1):
-        name = f"{step} {number}"
-        if name in state.done:
-            continue
-        left = deadline - time.monotonic()
-        part = f"{number - 1} of {len(commands)} parts done"
-        if left < START_SECONDS:
-            return f"{part}, no time left: run it again", MORE
-        env = machine.variables(step)
-        say(f"{step}, part {number} of {len(commands)}, {left:.0f} s left")
-        began = time.monotonic()
-        result = run_for(command, env, deadline - began)
-        if result is None:
-            return f"{part}, stopped because the time was up: run it again", MORE
-        if result:
-            return f"failed with exit status {result}, {part}", FAILED
-        state.finish(name, time.monotonic() - began)
+def _outstanding(
+    machine: Machine, state: State, step: str, deadline: float
+) -> list[Callable[[], tuple[str, int]]]:
+    """What runs each command of a step that is not done yet, as `_run_command`.
+
+    Raises:
+        SetupError: the step cannot run here.
+    """
+    env = machine.variables(step)
+    commands = {f"{step} {i}": command for i, command in enumerate(machine.commands(step), 1)}
+    return [
+        partial(_run_command, machine, state, name, command=command, env=env, deadline=deadline)
+        for name, command in commands.items()
+        if name not in state.done
+    ]
+
+
+def _run_in_turn(machine: Machine, state: State, step: str, deadline: float) -> tuple[str, int]:
+    """Run the outstanding commands of a step until one fails or the time is up."""
+    outcomes = []
+    try:
+        for run in _outstanding(machine, state, step, deadline):
+            outcomes.append(run())
+            if outcomes[-1][1] != DONE:
+                break
+    except SetupError as error:
+        return str(error), FAILED
+    return _sum_up(outcomes)
+
+
+def _sum_up(outcomes: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    """The outcome of a step: that of its worst command."""
+    for worst in (FAILED, MORE):
+        for words, result in outcomes:
+            if result == worst:
+                return words, worst
     return "done", DONE
+
+
+def _run_command(
+    machine: Machine,
+    state: State,
+    name: str,
+    *,
+    command: list[str],
+    env: dict[str, str],
+    deadline: float,
+) -> tuple[str, int]:
+    """Run a command; returns words for its step's line, and its result."""
+    left = deadline - time.monotonic()
+    if left < START_SECONDS:
+        return f"no time left for {name}: run it again", MORE
+    log = machine.out / "logs" / f"{name.replace(' ', '-')}.txt"
+    log.parent.mkdir(exist_ok=True)
+    say(f"{name}: {left:.0f} s left, its output in logs/{log.name}")
+    began = time.monotonic()
+    result = run_for(command, env, left, log)
+    if result is None:
+        return f"{name} was stopped because the time was up: run it again", MORE
+    if result:
+        print(tail_of(log), file=sys.stderr, flush=True)
+        return f"{name} failed with exit status {result}", FAILED
+    state.finish(name, time.monotonic() - began)
+    return "", DONE
 
 
 def describe_gpu(python: str) -> str:
@@ -330,10 +426,8 @@ def _prepend(env: dict[str, str], name: str, path: Path) -> None:
     env[name] = os.pathsep.join(filter(None, [str(path), env.get(name)]))
 
 
-STEPS = (
-    *("kernel", "bench", "sglang", "compile", "sanitizer", "memory", "speculate", "burst"),
-    "table",  # last, because it takes most of the time
-)
+CHECKS = ("kernel", "sglang", "compile", "sanitizer", "memory", "speculate")
+STEPS = (*CHECKS, "step", "table", "bench", "burst")
 NAMED = ("two-batch",)
 """Steps that run only when they are named, since one GPU cannot."""
 
@@ -367,7 +461,12 @@ def check(arguments: list[str]) -> int:
     say(key)
     state = State(machine.out, BEFORE, key)
     steps = [step for step in every if step in given.step] if given.step else STEPS
-    return run_steps(machine, state, steps, began + given.seconds)
+    try:
+        # On few cores each would take as much longer as there are of them.
+        side_by_side = () if machine.rehearse else CHECKS
+        return run_steps(machine, state, steps, began + given.seconds, side_by_side=side_by_side)
+    finally:
+        state.pack()
 
 
 if __name__ == "__main__":

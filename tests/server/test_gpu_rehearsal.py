@@ -13,6 +13,7 @@ import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
+gpu_check = importlib.import_module("_gpu_check")
 gpu_server = importlib.import_module("_gpu_server")
 
 
@@ -54,3 +55,18 @@ def test_a_server_without_room_for_its_windows(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "--lz-max-window-size" in json.loads(out.read_text())["sentence"]
+
+
+@pytest.mark.xdist_group("gpu rehearsal")
+def test_a_decode_step_is_timed_in_every_way(tmp_path: Path) -> None:
+    machine = gpu_check.Machine(tmp_path, rehearse=True)
+    (command,) = machine.commands("step")
+    done = subprocess.run(
+        command, env=machine.variables("step"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "step.json").read_text())
+    ways = [way for way, *_ in result["runs"]]
+    assert ways == [*result["ways"], *reversed(result["ways"])]
+    assert set(result["longer_than_off_us"]) == set(ways) - {"off"}
+    assert all(min(times) > 0 for _, *times in result["runs"])

@@ -85,8 +85,8 @@ def test_a_command_is_stopped_in_time_and_run_again(
     assert time.monotonic() - began < 20
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [
-        "kernel: 0 of 1 parts done, stopped because the time was up: run it again",
-        "bench: 0 of 1 parts done, no time left: run it again",
+        "kernel: kernel 1 was stopped because the time was up: run it again",
+        "bench: no time left for bench 1: run it again",
     ]
     fast = FakeMachine(tmp_path, kernel=[NOTE.format("2")], bench=[NOTE.format("3")])
     assert run(fast, "kernel", "bench", seconds=60) == gpu_check.DONE
@@ -115,11 +115,47 @@ def test_a_step_that_cannot_run_does_not_keep_others_from_it(
 def test_results_that_came_back_are_taken_over(tmp_path: Path, quick: None) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert run(FakeMachine(first, kernel=[NOTE.format("1")]), "kernel") == gpu_check.DONE
-    first.rename(tmp_path / "before")
+    gpu_check.State(first, tmp_path / "none", "key").pack()
+    (tmp_path / "before").mkdir()
+    (first / gpu_check.ARCHIVE).rename(tmp_path / "before" / gpu_check.ARCHIVE)
     state = gpu_check.State(second, tmp_path / "before", "key")
     assert (second / "ran").read_text() == "1"
     again = FakeMachine(second, kernel=[FAIL])
     assert gpu_check.run_steps(again, state, ["kernel"], time.monotonic() + 9) == gpu_check.DONE
+
+
+def test_steps_side_by_side_run_all_their_commands_at_once(
+    tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two commands waits for what the other writes; one more fails, one more comes last."""
+    meets = (
+        "import pathlib, sys, time; out = pathlib.Path(sys.argv[1]); (out / {!r}).touch()\n"
+        "while not (out / {!r}).exists(): time.sleep(0.01)"
+    )
+    last = "import pathlib, sys; assert {{'a', 'b'}} <= {{p.name for p in {}.iterdir()}}"
+    machine = FakeMachine(
+        tmp_path,
+        bench=[last.format("pathlib.Path(sys.argv[1])")],
+        kernel=[meets.format("a", "b"), FAIL],
+        compile=[meets.format("b", "a")],
+        table=[],
+    )
+    state = gpu_check.State(tmp_path, tmp_path / "before", "key")
+    status = gpu_check.run_steps(
+        machine,
+        state,
+        ["bench", "kernel", "compile", "table"],
+        time.monotonic() + 60,
+        side_by_side=("kernel", "compile", "table"),
+    )
+    assert status == gpu_check.FAILED
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "bench: done",
+        "kernel: kernel 2 failed with exit status 7",
+        "compile: done",
+        "table: there is no SGLang.",
+    ]
+    assert set(state.done) == {"bench 1", "kernel 1", "compile 1"}
 
 
 def test_results_of_other_sources_are_refused(tmp_path: Path, quick: None) -> None:
@@ -133,7 +169,7 @@ def test_results_of_other_sources_are_refused(tmp_path: Path, quick: None) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["kernels"], "no step is named 'kernels'; there are kernel, bench, sglang, compile"),
+        (["kernels"], "no step is named 'kernels'; there are kernel, sglang, compile, sanitizer"),
         (["--seconds", "45"], "--seconds must be above 45"),
     ],
 )
