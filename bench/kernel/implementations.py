@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -337,17 +336,17 @@ class Empty(Implementation):
         """See `Implementation.call`."""
         inputs, state = self.inputs, self.state
         logits = inputs.logits[k]
-        self.kernel[self.grid](
+        self.kernel(
+            self.grid,
             logits, *logits.stride(), logits.shape[1], inputs.request_rows[k], inputs.seq_lens,
             inputs.newest[k], 0, 0, state.tokens, state.run, state.params, state.cover,
-            state.capacity, num_warps=WARPS,
+            state.capacity,
         )  # fmt: skip
 
 
 def empty_kernel() -> Any:
-    """A kernel with the arguments of a step, compiled once whatever their values, as ours is (see
-    `sglang_lz.penalty.kernels.cuda` for names that no argument may have)."""
-    import triton
+    """A kernel with the arguments of a step, launched as ours is."""
+    from sglang_lz.penalty.kernels.launch import Kernel
 
     def empty(  # type: ignore[no-untyped-def] # noqa: PLR0917
         logits, row_stride, token_stride, vocab_size, request_rows, seq_lens, input_ids, prefilled,
@@ -355,8 +354,7 @@ def empty_kernel() -> Any:
     ):  # fmt: skip
         pass
 
-    arguments = list(inspect.signature(empty).parameters)
-    return triton.jit(empty, do_not_specialize=arguments, do_not_specialize_on_alignment=arguments)
+    return Kernel(empty, lambda: {"num_warps": WARPS})
 
 
 class Copy(Implementation):

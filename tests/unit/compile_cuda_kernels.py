@@ -155,7 +155,9 @@ def longest_chain(instructions: Sequence[str]) -> int:
 def program(
     kernel: str, block: int, histories: bool, nodes: int, launch: dict[str, int]
 ) -> Program:
-    compiled = compiled_for_hopper(getattr(cuda_kernels, kernel), block, histories, nodes, launch)
+    compiled = compiled_for_hopper(
+        getattr(cuda_kernels, kernel).jit, block, histories, nodes, launch
+    )
     text = dump(compiled)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
     instructions = [one for one in INSTRUCTION.findall(text) if not one.startswith("NOP")]

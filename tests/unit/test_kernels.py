@@ -26,6 +26,7 @@ from onset_examples import EXAMPLES, FADING, LAST_STEP
 from oracle import has_memory, run_lengths
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import warm_up
+from sglang_lz.penalty.kernels.launch import Kernel
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, WindowState, tokens_to_seed
 from trees import Tree
@@ -458,6 +459,44 @@ ORDER_WITH_HISTORIES = {
     "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
     "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
 }
+
+
+def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType) -> None:
+    """tests/ptx runs the same over Triton's own launcher."""
+    calls: list[tuple[object, ...]] = []
+
+    class Binary:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments: calls.append(("launched", grid, arguments))
+
+    class Jit:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Binary]:
+            def search(*arguments: object, **options: object) -> Binary:
+                calls.append(("searched", grid, arguments, options))
+                return Binary()
+
+            return search
+
+    def kernel(x_ptr, size, BLOCK, HISTORY):
+        pass
+
+    launched = Kernel(kernel, lambda block, history: {"num_warps": block})
+    launched.jit = Jit()
+    for size, block, types in (
+        (7, 2, (torch.int32,)),
+        (8, 2, (torch.int32,)),
+        (8, 4, (torch.int32,)),
+        (9, 2, (torch.int64,)),
+        (1, 2, (torch.int32,)),
+    ):
+        launched((3,), "x", size, constants=(block, True), types=types)
+    assert calls == [
+        ("searched", (3,), ("x", 7, 2, True), {"num_warps": 2}),
+        ("launched", (3, 1, 1), ("x", 8, 2, True)),
+        ("searched", (3,), ("x", 8, 4, True), {"num_warps": 4}),
+        ("searched", (3,), ("x", 9, 2, True), {"num_warps": 2}),
+        ("launched", (3, 1, 1), ("x", 1, 2, True)),
+    ]
 
 
 def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget() -> None:

@@ -829,15 +829,21 @@ class Launches:
     def __init__(self) -> None:
         self.grids: list[tuple[int, ...]] = []
         self.binaries: set[object] = set()
+        self.keys: dict[object, object] = {}
 
-    def __getitem__(self, grid: tuple[int, ...]):
-        def launch(*args: object, **options: object) -> None:
-            self.grids.append(grid)
-            # Triton's key, where nothing is specialised on values: types, and what is constant.
-            types = tuple(getattr(arg, "dtype", type(arg)) for arg in args)
-            self.binaries.add((types, tuple(sorted(options.items()))))
-
-        return launch
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        *args: object,
+        constants: tuple[int, ...] = (),
+        types: tuple[torch.dtype, ...] = (),
+    ) -> None:
+        self.grids.append(grid)
+        # Triton's key, where nothing is specialised on values: types, and what is constant.
+        given = tuple(getattr(arg, "dtype", type(arg)) for arg in args)
+        # What `Kernel` takes for it must not say less.
+        assert self.keys.setdefault((constants, types), given) == given
+        self.binaries.add((given, constants))
 
 
 @pytest.fixture

@@ -289,7 +289,9 @@ class Penalizer:
         self.kernels.step(
             self.state,
             logits,
-            request_rows=request_rows[: plan.rows],
+            request_rows=(
+                request_rows if len(request_rows) == plan.rows else request_rows[: plan.rows]
+            ),
             seq_lens=seq_lens,
             input_ids=input_ids,
             prefilled=plan.prefilled,

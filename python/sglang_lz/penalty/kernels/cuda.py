@@ -32,7 +32,7 @@ the sampled token at decode, nothing after a prefill, and a draft node with all 
 
 from __future__ import annotations
 
-import inspect
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,7 @@ from sglang_lz.penalty.history import (
     HistoryState,
 )
 from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
+from sglang_lz.penalty.kernels.launch import Kernel
 from sglang_lz.penalty.upload import upload
 from sglang_lz.penalty.window import Seed, WindowState
 
@@ -510,12 +511,14 @@ def step(
     block = _block(width, state.capacity)
     _assert_dense(request_rows, seq_lens, input_ids)
     _assert_bits(history, logits)
-    _step[(len(request_rows),)](
+    rows = len(request_rows)
+    _step(
+        (rows,),
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, state.tokens, state.run, state.params, state.cover,
-        state.capacity,
-        *_of_history(state, history, len(request_rows), 1), int(forbids),
-        BLOCK=block, HISTORY=history is not None, **_launch(block),
+        offset, state.tokens, state.run, state.params, state.cover, state.capacity,
+        *_of_history(state, history, rows, 1), int(forbids),
+        constants=(block, history is not None),
+        types=(request_rows.dtype, seq_lens.dtype, input_ids.dtype),
     )  # fmt: skip
 
 
@@ -540,14 +543,15 @@ def verify(
     block = _block(width, state.capacity)
     _assert_dense(request_rows, root)
     _assert_bits(history, logits)
-    _verify[(batch, nodes)](
+    most_nodes = triton.next_power_of_2(max(nodes, SMALLEST_TREE))
+    _verify(
+        (batch, nodes),
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        state.tokens, state.run, state.params, state.cover,
-        state.capacity,
+        state.tokens, state.run, state.params, state.cover, state.capacity,
         *_of_history(state, history, batch * nodes, depth), int(forbids),
-        NODES=triton.next_power_of_2(max(nodes, SMALLEST_TREE)), BLOCK=block,
-        HISTORY=history is not None, **_launch(block),
+        constants=(most_nodes, block, history is not None),
+        types=(request_rows.dtype, root.dtype, first_child.dtype, next_sibling.dtype),
     )  # fmt: skip
     return paths
 
@@ -567,12 +571,13 @@ def accept(
     batch, _, depth = paths.shape
     block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
     _assert_dense(request_rows, root, num_correct_drafts, accept_index[:1])
-    _accept[(batch,)](
+    _accept(
+        (batch,),
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
-        num_correct_drafts, state.tokens, state.run, state.params, state.cover,
-        state.capacity,
+        num_correct_drafts, state.tokens, state.run, state.params, state.cover, state.capacity,
         *_of_history(state, history, batch, depth), 0,
-        BLOCK=block, HISTORY=history is not None, **_launch(block),
+        constants=(block, history is not None),
+        types=(request_rows.dtype, root.dtype, accept_index.dtype, num_correct_drafts.dtype),
     )  # fmt: skip
 
 
@@ -588,9 +593,9 @@ def forbid(history: HistoryState, logits: Tensor) -> None:
     """
     rows, vocab_size = logits.shape
     _assert_bits(history, logits)
-    _forbid[(rows,)](
+    _forbid(
+        (rows,),
         logits, *logits.stride(), vocab_size, history.forbidden, history.forbidden.shape[1],
-        num_warps=FORBID_WARPS,
     )  # fmt: skip
 
 
@@ -610,23 +615,13 @@ def _of_history(
     )  # fmt: skip
 
 
-def _compiled_once(kernel: Any) -> Any:
-    """A kernel whose single binary serves every batch, vocabulary and slice of a buffer.
-
-    Unless told otherwise, Triton compiles again for arguments that are 1 or divisible by 16, which
-    would block the server while it serves. (No argument may be called `params`, `options` or
-    `specialization`: the launcher that Triton generates has variables of these names.)
-    """
-    arguments = [name for name in inspect.signature(kernel).parameters if not name.isupper()]
-    return triton.jit(kernel, do_not_specialize=arguments, do_not_specialize_on_alignment=arguments)
+_step = Kernel(_step_kernel, lambda block, history: _launch(block))
+_verify = Kernel(_verify_kernel, lambda nodes, block, history: _launch(block))
+_accept = Kernel(_accept_kernel, lambda block, history: _launch(block))
+_forbid = Kernel(_forbid_kernel, lambda: {"num_warps": FORBID_WARPS})
 
 
-_step = _compiled_once(_step_kernel)
-_verify = _compiled_once(_verify_kernel)
-_accept = _compiled_once(_accept_kernel)
-_forbid = _compiled_once(_forbid_kernel)
-
-
+@functools.cache  # of as many pairs as there are window sizes
 def _block(width: int, capacity: int) -> int:
     """Columns of a program: one of two sizes, so that there are few binaries."""
     usual = min(DEFAULT_WINDOW_SIZE, capacity)
@@ -647,12 +642,13 @@ def _launch(block: int) -> dict[str, int]:
 
 def _assert_dense(*tensors: Tensor) -> None:
     """Check that tensors are contiguous, because the kernels read them without strides."""
-    assert all(tensor.is_contiguous() for tensor in tensors)
+    for tensor in tensors:
+        assert tensor.is_contiguous()
 
 
 def _assert_bits(history: HistoryState | None, logits: Tensor) -> None:
     """Check that every row of logits has its bits."""
-    rows, vocab_size = logits.shape
-    assert history is None or (
-        rows <= len(history.forbidden) and vocab_size <= history.room.vocab_size
-    ), "no bits were reserved for such a batch"
+    if history is not None:
+        rows, vocab_size = logits.shape
+        has_room = rows <= len(history.forbidden) and vocab_size <= history.room.vocab_size
+        assert has_room, "no bits were reserved for such a batch"

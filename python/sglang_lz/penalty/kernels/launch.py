@@ -1,0 +1,64 @@
+"""Launching Triton kernels from a scheduler's thread."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+
+class Kernel:
+    """A kernel with few binaries, which is launched without Triton's search for the right one.
+
+    One binary serves every batch, vocabulary and slice of a buffer. Unless told otherwise, Triton
+    compiles again for arguments that are 1 or divisible by 16, which would block the server while
+    it serves. (No argument may be called `params`, `options` or `specialization`: the launcher that
+    Triton generates has variables of these names.)
+
+    At each launch Triton examines every argument to find the binary, which takes the host several
+    times as long as the launch itself. Here the caller says what a binary depends on.
+
+    Attributes:
+        jit: Triton's kernel.
+    """
+
+    def __init__(self, function: Any, options: Callable[..., dict[str, int]]) -> None:
+        """Compile nothing yet.
+
+        Args:
+            function: the kernel. Its constants come last, in capitals.
+            options: Triton's launch options for these constants.
+        """
+        names = [name for name in inspect.signature(function).parameters if not name.isupper()]
+        self.jit = triton.jit(
+            function, do_not_specialize=names, do_not_specialize_on_alignment=names
+        )
+        self._options = options
+        self._binaries: dict[tuple[object, ...], Any] = {}
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        *arguments: object,
+        constants: tuple[int, ...] = (),
+        types: tuple[torch.dtype, ...] = (),
+    ) -> None:
+        """Launch the kernel on the current device and stream.
+
+        Args:
+            grid: how many programs there are, in one or two directions.
+            arguments: the kernel's arguments that are no constants, in order.
+            constants: its constants, in order.
+            types: the types of those tensors whose type may differ between calls.
+        """
+        key = constants, types
+        binary = self._binaries.get(key)
+        if binary is not None:
+            binary[(*grid, 1, 1)](*arguments, *constants)
+            return
+        made = self.jit[grid](*arguments, *constants, **self._options(*constants))
+        if made is not None:  # the interpreter makes no binary
+            self._binaries[key] = made
