@@ -446,6 +446,7 @@ ORDER = {
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
     "_accept": "L+BSSSLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
+    "_seed": "L(LS)+",  # copy everything
 }
 # Windows that fill the registers: the runs are made again instead of kept.
 ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSSLS"}
@@ -507,7 +508,7 @@ def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget() -> No
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     programs = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(programs) == 3 * 2 * 7 + 2
+    assert len(programs) == 3 * 2 * 7 + 3
     for one in programs:
         kernel, block = one["kernel"], one["block"]
         expected = (ORDER_OF_LARGEST.get(kernel) if block > 4096 else None) or ORDER[kernel]

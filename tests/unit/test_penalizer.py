@@ -34,7 +34,7 @@ from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import HistoryRoom
-from sglang_lz.penalty.window import WindowState
+from sglang_lz.penalty.window import WindowState, bytes_of_row
 from sglang_lz.server import request_rows
 from trees import Tree
 
@@ -849,7 +849,7 @@ class Launches:
 @pytest.fixture
 def launches(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
     """Let the device be one without data, on which no kernel runs."""
-    made = {name: Launches() for name in ("_step", "_verify", "_accept", "_forbid")}
+    made = {name: Launches() for name in ("_seed", "_step", "_verify", "_accept", "_forbid")}
     for name, stand_in in made.items():
         monkeypatch.setattr(cuda_kernels, name, stand_in)
     monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
@@ -904,7 +904,8 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
         if mode == "decode":
             assert watch.made == ([2 * rows] if others else [])
         else:
-            assert max(watch.made) <= (8 * 2048 * rows if others else rows * MAX_WINDOW)
+            windows = rows * (8 + bytes_of_row(MAX_WINDOW))
+            assert max(watch.made) <= (8 * 2048 * rows if others else windows)
     assert launches["_step"].grids == [(rows,), (rows,)]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,14 +96,32 @@ class WindowState:
     """
 
     def __init__(
-        self, rows: int, capacity: int, device: torch.device | str, pinned: bool = False
+        self,
+        rows: int,
+        capacity: int,
+        device: torch.device | str,
+        memory: Tensor | None = None,
     ) -> None:
-        """Allocate for `rows` request rows and windows of at most `capacity` tokens."""
+        """Allocate for `rows` request rows and windows of at most `capacity` tokens.
+
+        Args:
+            rows: how many request rows there are.
+            capacity: the largest window, in tokens.
+            device: where the state is.
+            memory: uint8 [rows x `bytes_of_row`] to use instead, all 0, at a multiple of 8 bytes.
+        """
         self.capacity = capacity
-        where: dict[str, Any] = {"device": device, "pin_memory": pinned}
-        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, **where)
-        self.run = torch.zeros(rows, capacity, dtype=torch.int16, **where)
-        self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, **where)
-        self.cover = torch.zeros(rows, COVER, dtype=torch.int64, **where)
+        if memory is None:
+            memory = torch.zeros(rows * bytes_of_row(capacity), dtype=torch.uint8, device=device)
+        # From the largest element to the smallest, so that each is aligned.
+        parts = (
+            *((COVER, torch.int64), (PARAMS, torch.float32)),
+            *((capacity, torch.int32), (capacity, torch.int16)),
+        )
+        sizes = [rows * columns * dtype.itemsize for columns, dtype in parts]
+        self.cover, self.params, self.tokens, self.run = (
+            part.view(dtype).view(rows, columns)
+            for part, (columns, dtype) in zip(torch.split(memory, sizes), parts, strict=True)
+        )
         tensors = (self.tokens, self.run, self.params, self.cover)
         self.arrays = tuple(map(torch.Tensor.numpy, tensors)) if self.tokens.is_cpu else ()

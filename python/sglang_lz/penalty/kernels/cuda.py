@@ -56,7 +56,7 @@ from sglang_lz.penalty.history import (
 from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
 from sglang_lz.penalty.kernels.launch import Kernel
 from sglang_lz.penalty.upload import upload
-from sglang_lz.penalty.window import Seed, WindowState
+from sglang_lz.penalty.window import Seed, WindowState, bytes_of_row
 
 PARAMS = tl.constexpr(window.PARAMS)
 PENALTY = tl.constexpr(window.PENALTY)
@@ -87,6 +87,8 @@ SMALLEST_BLOCK = 128
 SMALLEST_TREE = 32
 # The whole vocabulary is read where the grammar leaves only what is forbidden.
 FORBID_WARPS = 8
+# Columns that a program copies at a time, 4 of each thread.
+SEED_BLOCK, SEED_WARPS = 1024, 8
 
 
 @triton.jit
@@ -416,6 +418,26 @@ def _accept_kernel(
     tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
 
 
+def _seed_kernel(
+    rows_ptr, new_tokens_ptr, new_run_ptr, new_params_ptr, new_cover_ptr, width, tokens_ptr,
+    run_ptr, params_ptr, cover_ptr, capacity,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + number)
+    column = tl.arange(0, BLOCK)
+    in_params, in_cover = column < PARAMS, column < COVER
+    params = tl.load(new_params_ptr + number * PARAMS + column, mask=in_params)
+    tl.store(params_ptr + row * PARAMS + column, params, mask=in_params)
+    cover = tl.load(new_cover_ptr + number * COVER + column, mask=in_cover)
+    tl.store(cover_ptr + row * COVER + column, cover, mask=in_cover)
+    for start in range(0, width, BLOCK):
+        new, old = number * width + start + column, row * capacity + start + column
+        in_width = start + column < width
+        tl.store(tokens_ptr + old, tl.load(new_tokens_ptr + new, mask=in_width), mask=in_width)
+        tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
+
+
 def _forbid_kernel(logits_ptr, row_stride, token_stride, vocab_size, forbidden_ptr, words):
     row = tl.program_id(0).to(tl.int64)
     history_cuda.forbid(
@@ -481,17 +503,23 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
-    device = state.tokens.device
-    count, is_seen = len(seed.rows), len(seed.history) > 0
-    capacity = state.capacity if is_seen else 1
-    staged = WindowState(count, capacity, "cpu", pinned=device.type == "cuda")
+    count, width = len(seed.rows), state.capacity if len(seed.history) else 0
+    rows_bytes, capacity = count * torch.int64.itemsize, max(width, 1)
+    # All in one block of memory, which takes one copy and one launch.
+    size = rows_bytes + count * bytes_of_row(capacity)
+    is_cuda = state.tokens.is_cuda
+    block = torch.zeros(size, dtype=torch.uint8, pin_memory=is_cuda)
+    block[:rows_bytes].view(torch.int64).numpy()[:] = seed.rows
+    staged = WindowState(count, capacity, "cpu", block[rows_bytes:])
     cpu.seed(staged, replace(seed, rows=np.arange(count)))
-    rows = upload(torch.from_numpy(seed.rows), device)
-    state.params[rows] = upload(staged.params, device)
-    state.cover[rows] = upload(staged.cover, device)
-    if is_seen:
-        state.tokens[rows] = upload(staged.tokens, device)
-        state.run[rows] = upload(staged.run, device)
+    block = upload(block, state.tokens.device)
+    staged = WindowState(count, capacity, block.device, block[rows_bytes:])
+    _seed(
+        (count,),
+        block[:rows_bytes].view(torch.int64), staged.tokens, staged.run, staged.params,
+        staged.cover, width, state.tokens, state.run, state.params, state.cover, state.capacity,
+        constants=(SEED_BLOCK,),
+    )  # fmt: skip
 
 
 def step(
@@ -615,6 +643,7 @@ def _of_history(
     )  # fmt: skip
 
 
+_seed = Kernel(_seed_kernel, lambda block: {"num_warps": SEED_WARPS})
 _step = Kernel(_step_kernel, lambda block, history: _launch(block))
 _verify = Kernel(_verify_kernel, lambda nodes, block, history: _launch(block))
 _accept = Kernel(_accept_kernel, lambda block, history: _launch(block))
