@@ -48,6 +48,8 @@ GRACE_SECONDS = 25.0
 """How long a command may take to end when its time is up: bench.serving gives its own 20 s."""
 MOST_AT_ONCE = 8
 """Commands, each of which starts several processes."""
+RUNNING: set[Background] = set()
+"""The commands that run now, each in a thread."""
 
 GPU_SERVER = [
     *["--attention-backend", "triton", "--sampling-backend", "pytorch"],
@@ -75,7 +77,7 @@ COMPILED = {
 MODELS = ["qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-32b"]
 
 EPILOG = f"""\
-steps that check, on a GPU all at once:
+steps that check, on a GPU side by side:
   kernel     the kernels' tests against torch and tests/oracle.py
   sglang     the static benchmark of SGLang with the demo model, its logits against tests/oracle.py
   compile    kernels that Triton compiles after the warm-up, none: compile-*.json
@@ -163,7 +165,7 @@ class Machine:
         if step == "sglang":
             smoke = [self.python, str(ROOT / "scripts" / "_gpu_smoke.py")]
             # The servers of other steps need memory at the same time.
-            on_gpu = [*GPU_SERVER, "--mem-fraction-static", "0.2"]
+            on_gpu = [*GPU_SERVER, "--mem-fraction-static", "0.5", "--max-total-tokens", "8192"]
             return [[*smoke, *(CPU_SERVER if self.rehearse else on_gpu)]]
         if step == "step":
             steps = [self.python, str(ROOT / "scripts" / "_gpu_step.py")]
@@ -267,10 +269,10 @@ class State:
     def pack(self) -> None:
         """Write all results into `ARCHIVE`."""
         out = self._file.parent
-        new = out.parent / f"{out.name}.zip.new"
+        new = out / f"{ARCHIVE}.new"
         with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
             for file in sorted(out.rglob("*")):
-                if file.is_file() and file.name != ARCHIVE:
+                if file.is_file() and not file.name.startswith(ARCHIVE):
                     archive.write(file, file.relative_to(out))
         new.replace(out / ARCHIVE)
 
@@ -284,7 +286,11 @@ def run_for(command: Sequence[str], env: dict[str, str], seconds: float, log: Pa
     group after `GRACE_SECONDS` is killed.
     """
     with Background(command, cwd=ROOT, env=env, log=log, grace=GRACE_SECONDS) as process:
-        status = process.wait(seconds)
+        RUNNING.add(process)
+        try:
+            status = process.wait(seconds)
+        finally:
+            RUNNING.discard(process)
         if status is not None:
             process.stop(grace=0)  # kill what the command left behind
         return status
@@ -307,7 +313,8 @@ def run_steps(
         state: the completed commands.
         steps: the names of the steps.
         deadline: the time.monotonic() at which to stop.
-        side_by_side: those of which all commands run at once, before the others.
+        side_by_side: those of which the commands run at the same time, before the others, up to
+            `MOST_AT_ONCE` of them.
 
     Returns:
         DONE, FAILED or MORE; FAILED takes precedence.
@@ -324,8 +331,14 @@ def run_steps(
                     outcomes[step] = str(error), FAILED
                 else:
                     running[step] = [pool.submit(task) for task in tasks]
-        for step, futures in running.items():
-            outcomes[step] = _sum_up([future.result() for future in futures])
+        try:
+            for step, futures in running.items():
+                outcomes[step] = _sum_up([future.result() for future in futures])
+        except BaseException:  # such as Ctrl-C, which their own sessions do not get
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(RUNNING):
+                process.stop()
+            raise
     for step in steps:
         if step not in outcomes:
             outcomes[step] = _run_in_turn(machine, state, step, deadline)
@@ -390,7 +403,10 @@ def _run_command(
     log.parent.mkdir(exist_ok=True)
     say(f"{name}: {left:.0f} s left, its output in logs/{log.name}")
     began = time.monotonic()
-    result = run_for(command, env, left, log)
+    try:
+        result = run_for(command, env, left, log)
+    except OSError as error:
+        return f"{name} cannot run: {error}", FAILED
     if result is None:
         return f"{name} was stopped because the time was up: run it again", MORE
     if result:

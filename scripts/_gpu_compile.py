@@ -39,8 +39,8 @@ def compile_only() -> None:
     run: Callable[..., Any] = JITFunction.run
 
     def run_nothing(self: Any, *args: Any, **options: Any) -> None:
+        # It returns no binary, so that `Kernel` asks again instead of launching it.
         run(self, *args, **options | {"warmup": True})
-        # It returns no binary, so `Kernel` asks again instead of launching it.
 
     JITFunction.run = run_nothing
 

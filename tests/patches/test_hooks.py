@@ -202,6 +202,19 @@ def wrap_in_partial(original: Any) -> Any:
     return functools.partial(lambda wrapped, *args: wrapped(*args), original)
 
 
+def wrap_in_slots(original: Any) -> Any:
+    class Caller:
+        __slots__ = ("__wrapped__",)
+
+        def __init__(self) -> None:
+            self.__wrapped__ = original
+
+        def __call__(self, *args: Any) -> Any:
+            return self.__wrapped__(*args)
+
+    return Caller()
+
+
 def wrap_in_object(original: Any) -> Any:
     class Caller:
         def __init__(self) -> None:
@@ -244,7 +257,15 @@ def wrap_with_helpers(original: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "wrap", [wrap_in_partial, wrap_in_object, wrap_in_cache, wrap_by_default, wrap_with_helpers]
+    "wrap",
+    [
+        wrap_in_partial,
+        wrap_in_object,
+        wrap_in_slots,
+        wrap_in_cache,
+        wrap_by_default,
+        wrap_with_helpers,
+    ],
 )
 def test_other_wrappers_are_looked_through(
     registry: Any, monkeypatch: pytest.MonkeyPatch, wrap: Any

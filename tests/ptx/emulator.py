@@ -38,7 +38,8 @@ SCRATCH = ("walk_ptr", "paths_ptr")
 READ_ONLY = (
     *("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"),
     *("first_child_ptr", "next_sibling_ptr", "accept_index_ptr", "num_correct_drafts_ptr"),
-    *("strengths_ptr", "mask_ptr", "tails_ptr"),
+    *("strengths_ptr", "mask_ptr", "tails_ptr", "rows_ptr"),
+    *("new_tokens_ptr", "new_run_ptr", "new_params_ptr", "new_cover_ptr"),
 )
 READ_ONLY_OF_VERIFY = ("tokens_ptr", "run_ptr", "params_ptr", "cover_ptr", "numbers_ptr")
 

@@ -8,6 +8,7 @@ before, and as `sglang_lz.penalty.kernels.launch` does, in turn. CPU time of thi
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import sys
 import time
@@ -71,7 +72,7 @@ def main() -> None:
         "measures": "CPU time of this thread for launching a decode step over a driver that does "
         "nothing, microseconds: median, 10th and 90th percentile of the rounds",
         "date": common.date(),
-        "command": "python tests/ptx/time_launch.py --out bench/results/launch-cpu.json",
+        "command": shlex.join(["python", *sys.argv]),
         **common.machine(),
         **common.versions("torch", "triton"),
         "commit": common.commit(),

@@ -158,6 +158,26 @@ def test_steps_side_by_side_run_all_their_commands_at_once(
     assert set(state.done) == {"bench 1", "kernel 1", "compile 1"}
 
 
+def test_an_interruption_ends_what_runs_side_by_side(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = "import os, sys, time; open(sys.argv[1] + '/pid', 'w').write(str(os.getpid()))"
+    machine = FakeMachine(tmp_path, kernel=[f"{begins}; time.sleep(600)"], bench=[FAIL])
+    state = gpu_check.State(tmp_path, tmp_path / "before", "key")
+
+    def interrupt(outcomes: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_check, "_sum_up", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run_steps(
+            machine, state, ["bench", "kernel"], time.monotonic() + 900,
+            side_by_side=("bench", "kernel"),
+        )  # fmt: skip
+    pid = tmp_path / "pid"
+    assert not pid.exists() or not Path("/proc", pid.read_text()).exists()
+
+
 def test_results_of_other_sources_are_refused(tmp_path: Path, quick: None) -> None:
     machine = FakeMachine(tmp_path, kernel=[NOTE.format("1")])
     run(machine, "kernel", key="the GPU of before")

@@ -108,20 +108,25 @@ class WindowState:
             rows: how many request rows there are.
             capacity: the largest window, in tokens.
             device: where the state is.
-            memory: uint8 [rows x `bytes_of_row`] to use instead, all 0, at a multiple of 8 bytes.
+            memory: zeroed memory to use instead of allocating, uint8 [rows x `bytes_of_row`]; its
+                address is a multiple of 8.
         """
         self.capacity = capacity
-        if memory is None:
-            memory = torch.zeros(rows * bytes_of_row(capacity), dtype=torch.uint8, device=device)
-        # From the largest element to the smallest, so that each is aligned.
+        # From the largest element to the smallest, so that each part of `memory` is aligned.
         parts = (
             *((COVER, torch.int64), (PARAMS, torch.float32)),
             *((capacity, torch.int32), (capacity, torch.int16)),
         )
-        sizes = [rows * columns * dtype.itemsize for columns, dtype in parts]
-        self.cover, self.params, self.tokens, self.run = (
-            part.view(dtype).view(rows, columns)
-            for part, (columns, dtype) in zip(torch.split(memory, sizes), parts, strict=True)
-        )
-        tensors = (self.tokens, self.run, self.params, self.cover)
-        self.arrays = tuple(map(torch.Tensor.numpy, tensors)) if self.tokens.is_cpu else ()
+        if memory is None:  # each by itself, so that tools find accesses past its end
+            tensors = [
+                torch.zeros(rows, columns, dtype=dtype, device=device) for columns, dtype in parts
+            ]
+        else:
+            sizes = [rows * columns * dtype.itemsize for columns, dtype in parts]
+            tensors = [
+                part.view(dtype).view(rows, columns)
+                for part, (columns, dtype) in zip(torch.split(memory, sizes), parts, strict=True)
+            ]
+        self.cover, self.params, self.tokens, self.run = tensors
+        order = (self.tokens, self.run, self.params, self.cover)
+        self.arrays = tuple(map(torch.Tensor.numpy, order)) if self.tokens.is_cpu else ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
+from inspect import getattr_static
 from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
 
 _OPENAI = "sglang.srt.entrypoints.openai"
@@ -166,20 +167,22 @@ def _wrapped(value: object, name: str, seen: set[int]) -> Iterator[FunctionType]
         inner = [value.__func__]
     else:
         inner = [vars(type(value)).get("__call__"), *getattr(value, "__dict__", {}).values()]
+        if getattr_static(value, "__wrapped__", None) is not None:
+            inner.append(getattr(value, "__wrapped__", None))
     for other in inner:
         if callable(other) and not isinstance(other, type):
             yield from _wrapped(other, name, seen)
 
 
 def _name_of(value: object) -> object:
-    """A function's name, or that of an object that has one of its own.
+    """A function's name, or that of another object as it stands in it or its class.
 
-    No other attribute may be asked for: upstream's `LazyImport` would import its module then, which
-    takes time and fails if the module is not installed.
+    Upstream's `LazyImport` imports its module when it is asked for an attribute that it does not
+    have, which takes time and fails if the module is not installed.
     """
     if isinstance(value, FunctionType | MethodType):
         return value.__name__
-    return getattr(value, "__dict__", {}).get("__name__")
+    return getattr_static(value, "__name__", None)
 
 
 def _is_filled(cell: CellType) -> bool:

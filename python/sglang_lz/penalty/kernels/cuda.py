@@ -87,7 +87,7 @@ SMALLEST_BLOCK = 128
 SMALLEST_TREE = 32
 # The whole vocabulary is read where the grammar leaves only what is forbidden.
 FORBID_WARPS = 8
-# Columns that a program copies at a time, 4 of each thread.
+# Columns that a program copies at a time, 4 per thread.
 SEED_BLOCK, SEED_WARPS = 1024, 8
 
 
@@ -650,7 +650,7 @@ _accept = Kernel(_accept_kernel, lambda block, history: _launch(block))
 _forbid = Kernel(_forbid_kernel, lambda: {"num_warps": FORBID_WARPS})
 
 
-@functools.cache  # of as many pairs as there are window sizes
+@functools.cache  # at most one entry for each window size
 def _block(width: int, capacity: int) -> int:
     """Columns of a program: one of two sizes, so that there are few binaries."""
     usual = min(DEFAULT_WINDOW_SIZE, capacity)

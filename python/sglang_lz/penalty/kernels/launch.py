@@ -46,7 +46,7 @@ class Kernel:
         constants: tuple[int, ...] = (),
         types: tuple[torch.dtype, ...] = (),
     ) -> None:
-        """Launch the kernel on the current device and stream.
+        """Launch the kernel on the current stream of the only device that this process uses.
 
         Args:
             grid: how many programs there are, in one or two directions.
