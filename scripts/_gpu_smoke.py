@@ -7,13 +7,13 @@ prefix without the penalty.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 from sglang.benchmark import one_batch
-from sglang.srt.server_args import ServerArgs
+
+import _gpu_one_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -85,15 +85,12 @@ def _requests(cost: str, include_prompt: bool) -> list[Any]:
     return reqs
 
 
-def check(server_args: Any, port_args: Any, bench_args: Any, gpu_id: int, tp_rank: int) -> None:
-    """Stand in for the benchmark's own measurement (its signature): load the model, compare."""
-    ranks = one_batch.SpawnRanks(
-        world_rank=one_batch.spawn_world_rank(server_args, tp_rank=tp_rank, pp_rank=0),
-        gpu_id=gpu_id,
-    )
-    one_batch.publish(server_args, role="scheduler", ranks=ranks)
-    one_batch._init_process_global_configs()
-    runner, _ = one_batch.load_model(server_args, port_args, gpu_id, tp_rank)
+def check(runner: Any) -> None:
+    """Compare all cases.
+
+    Raises:
+        SystemExit: one deviates too far.
+    """
     failed = False
     for cost, include_prompt in CASES:
         worst, allowed = deviation(runner, cost, include_prompt)
@@ -104,14 +101,5 @@ def check(server_args: Any, port_args: Any, bench_args: Any, gpu_id: int, tp_ran
         raise SystemExit("the penalised logits differ from the oracle's")
 
 
-def main() -> None:
-    """Run the command line: arguments of the server."""
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    args = parser.parse_args(["--model-path", str(MODEL), *sys.argv[1:]])
-    one_batch.latency_test = check
-    one_batch.main(ServerArgs.from_cli_args(args), one_batch.BenchArgs(batch_size=(2,)))
-
-
 if __name__ == "__main__":
-    main()
+    _gpu_one_batch.run(["--model-path", str(MODEL), *sys.argv[1:]], 2, check)

@@ -23,7 +23,8 @@ from unittest import mock
 
 import torch
 from sglang.benchmark import one_batch
-from sglang.srt.server_args import ServerArgs
+
+import _gpu_one_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -171,16 +172,7 @@ def main() -> None:
     parser.add_argument("sglang", nargs="*")
     given = parser.parse_args()
 
-    def latency_test(
-        server_args: Any, port_args: Any, bench_args: Any, gpu_id: int, tp_rank: int
-    ) -> None:
-        ranks = one_batch.SpawnRanks(
-            world_rank=one_batch.spawn_world_rank(server_args, tp_rank=tp_rank, pp_rank=0),
-            gpu_id=gpu_id,
-        )
-        one_batch.publish(server_args, role="scheduler", ranks=ranks)
-        one_batch._init_process_global_configs()
-        runner, _ = one_batch.load_model(server_args, port_args, gpu_id, tp_rank)
+    def write(runner: Any) -> None:
         decoding = Decoding(runner, MODELS[given.model].batch_size, given.input_len)
         runs = measure(decoding, given.rounds)
         result = {
@@ -206,13 +198,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-step-") as work:
         model = Path(work, given.model)
         write_model(MODELS[given.model].config, model)
-        servers = argparse.ArgumentParser()
-        ServerArgs.add_cli_args(servers)
         flags = ["--model-path", str(model), "--load-format", "dummy", *given.sglang]
-        arguments = ServerArgs.from_cli_args(servers.parse_args(flags))
-        one_batch.latency_test = latency_test
-        sizes = (MODELS[given.model].batch_size,)
-        one_batch.main(arguments, one_batch.BenchArgs(batch_size=sizes))
+        _gpu_one_batch.run(flags, MODELS[given.model].batch_size, write)
 
 
 if __name__ == "__main__":
