@@ -69,8 +69,8 @@ def decode_on_gpu() -> str:
 def served_on_gpu() -> str:
     """Throughput lost, as `bench.serving static` measured it."""
     lines = [
-        "| row | commit | blocks | throughput lost (95 % interval) | decode throughput lost "
-        "(95 % interval) | throughput lost in the paper |",
+        "| row | blocks | throughput lost (95 % interval) | decode throughput lost (95 % interval) "
+        "| throughput lost in the paper | commit |",
         "|---|---|---|---|---|---|",
     ]
     for size in ("1.5b", "7b"):
@@ -78,7 +78,7 @@ def served_on_gpu() -> str:
         for row, found in result["table"].items():
             lost = map(_percent, (found["overall_throughput"], found["median_decode_throughput"]))
             paper = f"{found['paper_percent']} %"
-            cells = (row, result["commit"][:7], str(found["blocks"]), *lost, paper)
+            cells = (row, str(found["blocks"]), *lost, paper, result["commit"][:7])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

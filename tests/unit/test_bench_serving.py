@@ -298,8 +298,9 @@ class TestModels:
 )
 def test_the_documents_show_every_result_file_as_it_is(file: Path) -> None:
     result = json.loads(file.read_text())
-    assert markdown(result) in (BENCH / "README.md").read_text()
-    assert file.with_suffix(".png").is_file()
+    readme = (BENCH / "README.md").read_text()
+    for row in markdown(result).splitlines()[2:]:
+        assert row in readme  # tables of several files have their own heads, and columns at the end
     columns = len(METRICS[result["mode"]])
     for row in result["table"].values():
         blocks = [
