@@ -36,6 +36,8 @@ FLAVOURS: tuple[Flavour, ...] = ("cpu", "cuda")
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
+FULL = CACHE / "full"
+"""The commit at which `scripts/test full` passed last; scripts/release signs no other."""
 PATCHES = ROOT / "patches"
 UPSTREAM = "SGLANG_LZ_UPSTREAM"
 """Environment variable that chooses the upstream release where --upstream does not."""

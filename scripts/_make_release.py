@@ -20,7 +20,7 @@ from typing import Any
 import minisign
 
 import _sbom
-from _environment import CACHE, FLAVOURS, ROOT, SetupError, main, say
+from _environment import CACHE, FLAVOURS, FULL, ROOT, SetupError, main, say
 from _release import PASSWORD, parse
 from sglang_lz.distribution.doctor import examine_wheel
 from sglang_lz.distribution.errors import DistError
@@ -71,6 +71,8 @@ def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -
     if out.exists() or out.is_symlink():
         raise SetupError(f"{out} exists; a release is never overwritten: name another --out.")
     commit, time = _commit()
+    if key:
+        _check_tested(commit)
     todo = _targets(only, upstream)
     secret = _secret_key(key) if key else None
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +119,17 @@ def _commit() -> tuple[str, datetime]:
         )
     commit, seconds = _git("log", "-1", "--format=%H %ct").split()
     return commit, datetime.fromtimestamp(int(seconds), UTC)
+
+
+def _check_tested(commit: str) -> None:
+    """Raise SetupError unless `scripts/test full` has passed at a commit."""
+    tested = FULL.read_text() if FULL.exists() else ""
+    if tested != commit:
+        found = f"it passed last at {tested}" if tested else "it has not passed in this checkout"
+        raise SetupError(
+            f"--key signs what `scripts/test full` has tested, but at commit {commit} {found}; "
+            "run it, or make the release without --key."
+        )
 
 
 def _git(*arguments: str) -> str:

@@ -55,7 +55,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="a folder that does not exist yet (default: dist/release)",
     )
     parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="a secret key of minisign; without, unsigned"
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="a secret key of minisign; without, unsigned. `scripts/test full` must have passed",
     )
     parser.add_argument(
         "--new-key",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 
 import _supervise
 import _tools
 from _environment import (
     CACHE,
+    FULL,
     ROOT,
     Environment,
     choose_release,
@@ -22,17 +24,18 @@ MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [--upstream VERSION] [quick|all|containers] [argument of pytest ...]
+usage: scripts/test [--upstream VERSION] [quick|all|full|containers] [argument of pytest ...]
        scripts/test [--upstream VERSION] FILE|FOLDER|TEST ... [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check the patches, the installed
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
-  quick       without tests/server, which start real servers, and without building images; under
-              three minutes once set up
-  all         everything: also the images, short runs of the benchmarks and of the GPU's checks, and
-              then the patches and the contract on servers on the other releases of SGLang in
-              patches/releases
+  quick       without tests/server, which start real servers, without images and what else is slow
+  all         also the images, short runs of the benchmarks and of the GPU's checks, and then the
+              patches and the contract on servers on the other releases of SGLang in
+              patches/releases: what continuous integration runs
+  full        also every test of a server on all servers that it names, instead of the first of each
+              kind (tests/server/configurations.py), and a short soak: before a release is signed
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -55,7 +58,7 @@ them.
 """
 
 
-MODES = ("quick", "all", "containers")
+MODES = ("quick", "all", "full", "containers")
 DEFAULT = "default"
 """The mode without a word or named tests."""
 NAMED = "named"
@@ -67,7 +70,8 @@ ONLY_ALL = (
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
     *("tests/server/test_gpu_rehearsal.py", "tests/unit/test_gpu_check.py"),
 )
-"""What only `all` runs, or `containers`: images, a browser, benchmarks, the checks of a GPU."""
+"""What only `all` and `full` run, or `containers`: images, a browser, benchmarks, the checks of a
+GPU."""
 OLDER = (
     "tests/patches",
     *(f"tests/server/test_{name}.py" for name in CONTRACT),
@@ -75,8 +79,10 @@ OLDER = (
     "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
     " or chunked or (eagle and not (tree or sglang)))",
 )
-"""What `all` runs of an older release: with every mode, both would take an hour. Chunks are in
-`mixed-chunk`, chains of drafts in `eagle-tree`."""
+"""What `full` runs of an older release: the other modes differ in nothing that a patch touches.
+Chunks are in `mixed-chunk`, chains of drafts in `eagle-tree`."""
+OLDER_IN_ALL = ("tests/patches", *(f"tests/server/test_{name}.py" for name in ("modes", "surface")))
+"""What `all` runs of an older release: the patches, the contract, and every endpoint."""
 
 COMPILE = """
 import threading
@@ -125,7 +131,7 @@ def test(arguments: list[str]) -> int:
     upstream, rest = split_option("--upstream", arguments)
     mode, rest = split_mode(rest)
     environments = [Environment("cpu", choose_release(upstream))]
-    if mode == "all" and environments[0].release == releases()[0]:
+    if mode in ("all", "full") and environments[0].release == releases()[0]:
         environments += [Environment("cpu", release) for release in releases()[1:]]
     for environment in environments:
         # The others borrow the tools, and nothing compares them with a stock SGLang.
@@ -136,10 +142,33 @@ def test(arguments: list[str]) -> int:
     status = 0
     for environment in environments:
         with environment.temporary_folder():
-            older = environment is not environments[0]
-            found = _check_older(environment, rest) if older else _check(environment, mode, rest)
+            check = _check if environment is environments[0] else _check_older
+            found = check(environment, mode, rest)
             status = status or found
+    if mode == "full" and not rest and upstream is None and status == 0:
+        FULL.write_text(commit_of_checkout())
     return status
+
+
+def commit_of_checkout() -> str:
+    """The commit that is checked out; empty if the checkout differs from it."""
+    commands = (["git", "status", "--porcelain"], ["git", "rev-parse", "HEAD"])
+    changes, commit = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for command in commands
+    )
+    return "" if changes else commit.strip()
+
+
+def selection(mode: str) -> list[str]:
+    """The pytest arguments that leave tests out of a mode."""
+    left_out = [f"--ignore-glob={tests}" for tests in ONLY_ALL]
+    return {
+        "quick": ["-m", "not (slow or full)", "--ignore-glob=tests/server", *left_out],
+        DEFAULT: ["-m", "not full", "--representative", *left_out],
+        "all": ["-m", "not full", "--representative"],
+        "containers": ["tests/deploy"],
+    }.get(mode, [])
 
 
 def variables(environment: Environment) -> dict[str, str]:
@@ -170,36 +199,32 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
         "doctor": ([*tool, "doctor"], {}),
     }
     results = {}
-    for name, (command, more) in checks.items() if mode in ("quick", DEFAULT, "all") else ():
+    is_whole = mode not in (NAMED, "containers")
+    for name, (command, more) in checks.items() if is_whole else ():
         say(name)
         began = time.monotonic()
         status = _supervise.run(command, env=env | more, cwd=ROOT)
         results[name] = (status, time.monotonic() - began)
     for name, (status, seconds) in results.items():
         say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
-    tests = []
-    if mode in ("quick", DEFAULT):
-        left_out = ONLY_ALL if mode == DEFAULT else ("tests/server", *ONLY_ALL)
-        tests = [f"--ignore-glob={tests}" for tests in left_out]
-    elif mode == "containers":
-        tests = ["tests/deploy"]
-    if mode in ("quick", DEFAULT, "all"):
+    if is_whole:
         _compile(environment, env)
-    status = _pytest(environment, env, [*workers(mode, arguments), *tests, *arguments])
+    status = _pytest(environment, env, [*workers(mode, arguments), *selection(mode), *arguments])
     failed = [name for name, (status, _) in results.items() if status]
     if failed:
         say(f"failed besides the tests: {', '.join(failed)}")
     return status or int(bool(failed))
 
 
-def _check_older(environment: Environment, arguments: list[str]) -> int:
-    """Run the checks of `all` for a release that is not the newest."""
+def _check_older(environment: Environment, mode: str, arguments: list[str]) -> int:
+    """Run the checks of `all` or `full` for a release that is not the newest."""
     say(f"SGLang {environment.release}")
     env = variables(environment)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
     _compile(environment, env)
-    return status or _pytest(environment, env, [*workers("all", []), *OLDER, *arguments])
+    tests = [*workers(mode, []), *selection(mode), *(OLDER if mode == "full" else OLDER_IN_ALL)]
+    return status or _pytest(environment, env, [*tests, *arguments])
 
 
 def _compile(environment: Environment, env: dict[str, str]) -> None:

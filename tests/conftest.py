@@ -31,6 +31,15 @@ if DEVICE == "cpu":
         importlib.import_module("triton.language")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of all tests; here, since pytest reads no deeper conftest before the arguments."""
+    parser.addoption(
+        "--representative",
+        action="store_true",
+        help="run a test on the first server of each kind that it names, not on all",
+    )
+
+
 @pytest.fixture
 def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Server arguments in effect, without a server, to be changed by a test."""

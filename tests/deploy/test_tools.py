@@ -11,6 +11,8 @@ import pytest
 
 from _tools import IMAGE_TOOLS, ROOT
 
+pytestmark = pytest.mark.slow
+
 FILE = "tests/deploy/test_cuda_image.py"
 COMMAND = [
     *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n1"),

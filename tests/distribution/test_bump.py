@@ -15,6 +15,8 @@ from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
 from sglang_lz.distribution.names import undefined
 from sglang_lz.distribution.uses import Release, Uses, missing
 
+pytestmark = pytest.mark.slow
+
 SAMPLER = "sglang/sampler.py"
 
 

@@ -16,6 +16,8 @@ from releases import FOLDER, RELEASES
 from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 
+pytestmark = pytest.mark.slow
+
 PATCHES = [FOLDER / release for release in RELEASES]
 
 

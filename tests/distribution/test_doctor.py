@@ -15,6 +15,8 @@ import pytest
 from distribution.world import World
 from sglang_lz.distribution import seal
 
+pytestmark = pytest.mark.slow
+
 SEAL = "sglang_lz/seal.json"
 PATCHES = "sglang_lz/_patches/0.5.23"
 

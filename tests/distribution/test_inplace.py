@@ -12,6 +12,8 @@ import pytest
 
 from distribution.world import EDITS, INFO, SAMPLER, World, git, patched, record_hash, snapshot
 
+pytestmark = pytest.mark.slow
+
 LZ = [name for name in EDITS if not name.startswith("cpu/")]
 
 

@@ -12,6 +12,8 @@ import pytest
 from distribution.world import SOURCE, World
 from sglang_lz.distribution.cli import COMMANDS
 
+pytestmark = pytest.mark.slow
+
 STDLIB = set(sys.stdlib_module_names)
 
 

@@ -31,6 +31,8 @@ from distribution.world import (
     write_upstream_wheel,
 )
 
+pytestmark = pytest.mark.slow
+
 ROOT = SOURCE.parents[1]
 CUDA = f"sglang-0.5.23+lz1-{TAGS}.whl"
 CPU = f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
@@ -70,6 +72,7 @@ def commit(world: World, when: int) -> Path:
     git(checkout, "commit", "-qm", "Release")
     (checkout / ".cache" / "upstream").mkdir(parents=True)
     shutil.copy(world.wheel, checkout / ".cache" / "upstream")
+    (checkout / ".cache" / "full").write_text(git(checkout, "rev-parse", "HEAD").strip())
     return checkout
 
 
@@ -345,6 +348,17 @@ def test_arguments(committed: World, arguments: list[str], words: str) -> None:
 def test_wrong_password(released: Release, committed: World) -> None:
     said = refused(committed, "--key", released.secret, password="wrong")
     assert f"--key {released.secret} cannot be used (wrong password for that key)" in said
+
+
+def test_what_was_not_tested_whole_is_not_signed(released: Release, committed: World) -> None:
+    tested = committed.releases.parents[1] / ".cache" / "full"
+    tested.write_text("0123")
+    said = refused(committed, "--key", released.secret, password=PASSWORD)
+    assert "--key signs what `scripts/test full` has tested" in said
+    assert "it passed last at 0123" in said
+    tested.unlink()
+    said = refused(committed, "--key", released.secret, password=PASSWORD)
+    assert "it has not passed in this checkout" in said
 
 
 def test_failed_build_leaves_nothing(committed: World) -> None:

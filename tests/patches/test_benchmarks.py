@@ -16,6 +16,8 @@ from aiohttp.test_utils import TestServer
 from inprocess import LZ, Runner
 from sglang_lz.fields.lz import LZParams
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9, 10, 9, 10, 9, 10]]
 
 

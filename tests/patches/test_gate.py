@@ -114,6 +114,7 @@ def test_the_routes_that_take_the_fields_are_known() -> None:
     assert {path: place for path, place in taking.items() if place is not None} == TAKERS
 
 
+@pytest.mark.slow
 def test_every_other_route_refuses_them(client: TestClient, server_config: dict[str, Any]) -> None:
     """Wherever they may stand, on every route of this release and on those of the next."""
     seen = 0

@@ -345,6 +345,7 @@ class TestServer:
 class TestCPU:
     """cpu/environment and cpu/optional-torchvision"""
 
+    @pytest.mark.slow
     def test_the_cpu_engine_needs_no_variables(self) -> None:
         code = "import sglang; from sglang.srt.utils import is_cpu; assert is_cpu()"
         env = {name: value for name, value in os.environ.items() if "SGLANG" not in name}
@@ -542,6 +543,7 @@ class TestClients:
         queued[0].set_finish_with_abort.assert_called_once()
         queued[1].set_finish_with_abort.assert_not_called()
 
+    @pytest.mark.slow
     def test_a_session_replaces_its_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from sglang.srt.managers.io_struct import SessionParams
         from sglang.srt.session import session_controller

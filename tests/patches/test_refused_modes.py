@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("modes")  # one process resolves the flags for all of them
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("modes"),  # one process resolves the flags for all of them
+]
 
 REFUSED = [
     ("--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.9", "not lossless"),

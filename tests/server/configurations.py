@@ -35,6 +35,9 @@ DISAGGREGATION = (
 # Every answer begins with a thinking section, if its request says that the model thinks.
 THINKS = ("--reasoning-parser", "deepseek-r1")
 
+# So few that a test can fill them all.
+FEW_ROWS = ("--max-running-requests", "16")
+
 OBSERVES = ("--lz-observe-loops", "1")
 
 # Room for half of what the retraction test asks for, and a scheduler that expects short answers.
@@ -43,7 +46,7 @@ HOPE = (("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "8"),)
 
 # EAGLE-3 and STANDALONE propose to the same verification; each server takes a minute.
 SPECULATION = (
-    *("ngram", "eagle", "eagle-tree", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive"),
+    *("eagle-tree", "ngram", "eagle", "eagle-tp2", "disaggregated-eagle", "eagle-adaptive"),
     *("dflash", "dflash-tp2", "dspark", "dspark-tp2"),
 )
 # What each part does is shown on servers that have it alone: these run few tests.
@@ -148,12 +151,13 @@ CONFIGURATIONS = {
                 *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
             ),
         ),
-        Config("overlap", ("--enable-streaming-session",)),
+        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
         Config(
             "no-overlap",
             (
                 *("--disable-overlap-schedule", "--enable-streaming-session", *THINKS),
                 "--prepare-proper-tokens",
+                *FEW_ROWS,
             ),
             FORKED,
         ),
@@ -165,7 +169,10 @@ CONFIGURATIONS = {
         ),
         Config(
             "mixed-chunk",
-            ("--chunked-prefill-size", "16", "--enable-mixed-chunk", *THINKS, *OBSERVES),
+            (
+                *("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
+                *(*THINKS, *OBSERVES, *FEW_ROWS),
+            ),
             FORKED,
         ),
         Config("tiny-pool", (*TINY_POOL, *THINKS), (*HOPE, *FORKED)),
@@ -250,6 +257,9 @@ def on(*names: str) -> pytest.MarkDecorator:
     With pytest-xdist one worker has all of a configuration. Those of one kind of draft share a
     worker, too: its draft models, and what a server without speculation answers, are made once.
     They take longest, so they come first.
+
+    With --representative, as `scripts/test` and `scripts/test all` have it, a test runs only on the
+    first server of each kind (`kind_of`) that it names; so name the simplest one first.
     """
     servers = [
         pytest.param(name, marks=pytest.mark.xdist_group(_group_of(CONFIGURATIONS[name])))
@@ -258,7 +268,14 @@ def on(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("server", servers, indirect=True)
 
 
-def _group_of(config: Config) -> str:
+def kind_of(config: Config) -> str:
+    """How the server comes from one token to the next."""
     if config.draft in ("dflash", "dspark"):
         return "blocks of drafts"
-    return "trees of drafts" if config.name in SPECULATION else config.name
+    return "trees of drafts" if config.draft or config.name == "ngram" else "one token a step"
+
+
+def _group_of(config: Config) -> str:
+    kind = kind_of(config)
+    is_shared = kind == "blocks of drafts" or config.name in SPECULATION
+    return kind if is_shared else config.name

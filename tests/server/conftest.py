@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from server.configurations import CONFIGURATIONS
+from server.configurations import CONFIGURATIONS, kind_of
 from server.launch import Server, serving
 
 
@@ -32,19 +32,37 @@ def server(
         yield running
 
 
+def configuration_of(item: pytest.Item) -> str | None:
+    """The name of the configuration whose server a test needs."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("server") if callspec else None
+
+
+def is_representative(item: pytest.Item) -> bool:
+    """Whether a test's server is the first of its kind in the test's own list."""
+    name = configuration_of(item)
+    if name is None or item.get_closest_marker("every_server"):
+        return True
+    (names,) = (
+        [parameter.values[0] for parameter in mark.args[1]]
+        for mark in item.iter_markers("parametrize")
+        if mark.args[0] == "server"
+    )
+    kind = kind_of(CONFIGURATIONS[name])
+    return name == next(other for other in names if kind_of(CONFIGURATIONS[other]) == kind)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests by configuration; those that need none come first.
 
     pytest's own ordering goes by a parameter's place in each test's list, not by its value.
     """
     order = {name: i for i, name in enumerate(CONFIGURATIONS)}
-
-    def place(item: pytest.Item) -> int:
-        callspec = getattr(item, "callspec", None)
-        return order.get(callspec.params.get("server"), -1) if callspec else -1
-
-    items.sort(key=place)
+    items.sort(key=lambda item: order.get(configuration_of(item) or "", -1))
+    if config.getoption("representative"):
+        config.hook.pytest_deselected(items=[one for one in items if not is_representative(one)])
+        items[:] = filter(is_representative, items)
 
 
 @pytest.hookimpl(wrapper=True)

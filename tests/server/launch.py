@@ -35,7 +35,7 @@ _BASE_FLAGS = (
     "--enable-metrics",  # answers then tell when each request came and went
     "--sleep-on-idle",  # the servers beside it, and the oracle, have use for the core
 )
-_DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "16"}
+_DEFAULT_FLAGS = {"--max-total-tokens": "8192", "--max-running-requests": "48"}
 _ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "TORCH_COMPILE_DISABLE": "1",

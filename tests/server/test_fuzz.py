@@ -20,7 +20,7 @@ from server.configurations import on
 from server.launch import Server
 
 SEED = os.environ.get("LZ_FUZZ_SEED", "29")
-EXAMPLES = os.environ.get("LZ_FUZZ_EXAMPLES", "2")
+EXAMPLES = os.environ.get("LZ_FUZZ_EXAMPLES", "1")
 """The most requests for each operation."""
 
 _WEIGHTS = "replaces the model for everybody"

@@ -17,6 +17,7 @@ gpu_check = importlib.import_module("_gpu_check")
 gpu_server = importlib.import_module("_gpu_server")
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("gpu rehearsal")
 def test_trees_that_change_their_size() -> None:
     """Two servers; `chain` and `tree` differ in their flags only."""
@@ -28,7 +29,7 @@ def test_trees_that_change_their_size() -> None:
 
 
 @pytest.mark.xdist_group("gpu rehearsal")
-@pytest.mark.parametrize("check", ["dflash", "dspark"])
+@pytest.mark.parametrize("check", ["dflash", pytest.param("dspark", marks=pytest.mark.full)])
 def test_blocks(check: str) -> None:
     found = gpu_server.CHECKS[check](True)
     for name in ("overlap", "no overlap"):

@@ -31,13 +31,13 @@ NEW_TOKENS = 96
 THINK_END = "</think>"
 ALL_MODES = (
     *("overlap", "no-overlap", "chunked", "tiny-pool", "tiny-pool-mixed", "tp2", "pp2"),
-    *("dp-attention", "disaggregated", "ngram", "eagle", "eagle-tree", "disaggregated-eagle"),
+    *("dp-attention", "disaggregated", "eagle-tree", "ngram", "eagle", "disaggregated-eagle"),
     "dflash",
     "dspark",
 )
 # Their servers have a reasoning parser.
 THINKING = (
-    *("no-overlap", "mixed-chunk", "tiny-pool", "ngram", "eagle-tree", "disaggregated-eagle"),
+    *("no-overlap", "mixed-chunk", "tiny-pool", "eagle-tree", "ngram", "disaggregated-eagle"),
     "dflash",
     "dspark",
     "disaggregated-dflash",

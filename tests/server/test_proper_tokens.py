@@ -17,7 +17,7 @@ import requests
 
 from server.client import OFF, Lz, flush_cache, generate, post, post_ok, request_body, to_sample
 from server.configurations import THINKS, on
-from server.contract import TOLERANCE, check
+from server.contract import TOLERANCE, at_once, check
 from server.encodings import FINITE, decode, encode, encodings, tokenizer
 from server.endpoints import Endpoint, every_endpoint
 from server.launch import Server
@@ -77,17 +77,21 @@ def assert_proper(answer: dict[str, Any]) -> str:
 
 
 @on(
-    *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
+    *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "eagle-tree", "ngram", "eagle"),
     *("disaggregated", "disaggregated-dflash", "disaggregated-dspark", "dflash", "dspark"),
 )
 @pytest.mark.parametrize("regex", FINITE, ids=["dates", "spaces", "names", "nfc"])
 def test_what_may_come_next(server: Server, regex: str) -> None:
     """At every position, beside the penalty: only what an encoding of the language goes on with."""
     rng = random.Random(f"proper {regex}")
-    for lz, temperature in ((OFF, 1.0), (Lz(0.5), 0.0), (Lz(1.5, 12, 4, True, "rate"), 1.0)):
+    ways = ((OFF, 1.0), (Lz(0.5), 0.0), (Lz(1.5, 12, 4, True, "rate"), 1.0))
+    prompts = [repetitive(rng, 20) for _ in ways]
+
+    def check_one(prompt: list[int], way: tuple[Lz, float]) -> None:
+        lz, temperature = way
         sample = generate(
             server,
-            repetitive(rng, 20),
+            prompt,
             40,
             lz,
             temperature=temperature,
@@ -99,6 +103,8 @@ def test_what_may_come_next(server: Server, regex: str) -> None:
         mode = f"{server.config.name}: proper tokens"
         transform = encodings(regex).transform
         check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+    at_once(check_one, prompts, ways)
 
 
 @on("overlap", "ngram")
@@ -192,9 +198,9 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
 @on(
     "overlap",
     "tiny-pool-mixed",
+    "eagle-tree",
     "ngram",
     "eagle",
-    "eagle-tree",
     "dp-attention",
     "pp2",
     "dflash",
@@ -259,7 +265,7 @@ def test_several_outputs_of_one_request(server: Server) -> None:
 
 
 @on(
-    *("ngram", "eagle", "eagle-tree", "eagle-tp2", "dflash", "dspark"),
+    *("eagle-tree", "ngram", "eagle", "eagle-tp2", "dflash", "dspark"),
     *("dp-attention-eagle3", "dp-attention-dspark"),
 )
 def test_forced_tokens_are_drafts(server: Server) -> None:
@@ -272,7 +278,8 @@ def test_forced_tokens_are_drafts(server: Server) -> None:
     elif server.config.draft in ("dflash", "dspark"):
         longest = 6
     others = [{"max_new_tokens": 60, "ignore_eos": True, "temperature": t} for t in (0.0, 1.0)]
-    for temperature in (0.0, 0.1, 1.0):  # a drafter is surer the lower it is
+
+    def check_one(temperature: float) -> None:
         fields = {"regex": f"(a|b){text}(c|d)", "max_new_tokens": 100, **PROPER}
         fields["temperature"] = temperature
         bodies = [
@@ -287,6 +294,8 @@ def test_forced_tokens_are_drafts(server: Server) -> None:
         steps = answer["meta_info"]["spec_verify_ct"]
         assert steps <= fewest + 3, (answer["meta_info"], len(outputs))
         assert len(outputs) > (longest - 1) / 2 * steps
+
+    at_once(check_one, (0.0, 0.1, 1.0))  # a drafter is surer the lower it is
 
 
 @on("no-overlap", "eagle-tree", "ngram", "dflash", "dspark")
@@ -395,7 +404,7 @@ def test_what_the_compilation_finds_is_refused(
     assert reason in answer.text
 
 
-@on("overlap", "ngram", "eagle-tree")
+@on("overlap", "eagle-tree", "ngram")
 def test_hard_constraints_hold_up_nobody(server: Server) -> None:
     """Served or refused with a reason, while a request beside them goes on, and one after them."""
 
@@ -451,7 +460,7 @@ def assert_given_up(server: Server) -> None:
     assert "[DONE]" in events[-1], events
 
 
-@on("overlap", "tp2", "ngram", "eagle-tree", "eagle-tp2", "pp2", "dflash", "dspark")
+@on("overlap", "tp2", "eagle-tree", "ngram", "eagle-tp2", "pp2", "dflash", "dspark")
 def test_a_search_that_takes_too_much_ends_its_request(server: Server) -> None:
     """On all ranks and stages at the same token, so that they go on together."""
     assert_given_up(server)
@@ -468,7 +477,7 @@ def slow() -> str:
 
 
 @on(
-    *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "ngram", "eagle", "eagle-tree"),
+    *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "eagle-tree", "ngram", "eagle"),
     *("dp-attention", "dflash", "dspark", "pp2", "disaggregated"),
 )
 def test_a_request_pauses_while_its_next_tokens_are_searched_for(server: Server) -> None:

@@ -21,6 +21,7 @@ POSITIONS = 1_500
 REQUEST = Request(prompt=[300, 301, 302] * 4, new_tokens=6, lz=Lz(0.5))
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("soak")
 def test_a_short_soak(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"

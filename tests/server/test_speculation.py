@@ -64,7 +64,7 @@ def greedy_cases() -> list[Case]:
     ]
 
 
-@on("overlap", "ngram", "eagle", "eagle-tree", "dflash", "dspark")
+@on("overlap", "eagle-tree", "ngram", "eagle", "dflash", "dspark")
 def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
     """What a verify step reserved beyond it ended the server."""
     rng = random.Random("context")
@@ -215,7 +215,7 @@ OTHER_PENALTIES = Penalties(
 )
 
 
-@on("ngram", "eagle", "dflash", "dspark")
+@on("eagle", "ngram", "dflash", "dspark")
 @pytest.mark.parametrize(
     ("lz", "penalties", "min_p"),
     [

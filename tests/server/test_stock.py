@@ -14,7 +14,7 @@ from server.configurations import CONFIGURATIONS, on
 from server.launch import Server, serving
 from server.prompts import repetitive
 
-PROMPTS = 20
+PROMPTS = 9
 NO_PENALTY: tuple[dict[str, float], ...] = ({}, {"lz_penalty": 0}, {"lz_penalty": 0.0})
 
 
@@ -25,9 +25,9 @@ def answers(server: Server, ways: Sequence[Mapping[str, float]] = NO_PENALTY[:1]
     """
     flush_cache(server)
     rng = random.Random("stock")
-    prompts = [repetitive(rng, 8 + 2 * i) for i in range(PROMPTS)]
+    prompts = [repetitive(rng, 8 + 5 * i) for i in range(PROMPTS)]
     return [
-        generate(server, prompt, 32, **way)
+        generate(server, prompt, 24, **way)
         for prompt, way in zip(prompts, itertools.cycle(ways), strict=False)
     ]
 

@@ -6,6 +6,7 @@ tokens yields to a grammar (docs/PENALTIES.md), and no request leaves a server n
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -23,7 +24,7 @@ from transformers import AutoTokenizer
 from oracle import Penalties, penalised
 from server.client import OFF, Lz, Rows, generate, penalty_fields, post, post_ok
 from server.configurations import on
-from server.contract import check
+from server.contract import at_once, check
 from server.launch import Server, model_path, vocab_size
 from server.model import stop_ids
 from server.prompts import repetitive, token_ids
@@ -88,16 +89,12 @@ def test_grammar(server: Server, kind: dict[str, str], temperature: float) -> No
     rng = random.Random(f"grammar {temperature}")
     grammar = Grammar(**kind)
     mode = f"{server.config.name}: {'regex' if 'regex' in kind else 'JSON schema'}"
-    for lz in PARAMETERS:
-        prompt = repetitive(rng, 30)
+    prompts = [repetitive(rng, 30) for _ in PARAMETERS]
+
+    def check_one(prompt: list[int], lz: Lz) -> None:
         others = OTHERS if lz == PARAMETERS[1] else Penalties()
 
-        def transform(
-            logits: Rows,
-            before: Sequence[int],
-            prompt: list[int] = prompt,
-            others: Penalties = others,
-        ) -> Rows:
+        def transform(logits: Rows, before: Sequence[int]) -> Rows:
             return grammar.transform(penalised(logits, prompt, before, others), before)
 
         fields = {"ignore_eos": False, **penalty_fields(others), **kind}
@@ -105,16 +102,19 @@ def test_grammar(server: Server, kind: dict[str, str], temperature: float) -> No
         assert sample.outputs[-1] in grammar.eos or len(sample.outputs) == 60
         check(server, sample, lz, mode, temperature=temperature, transform=transform)
 
+    at_once(check_one, prompts, PARAMETERS)
+
 
 @on("overlap", "no-overlap")
 def test_min_new_tokens(server: Server) -> None:
     """Stop tokens are out of reach until enough tokens stand, whatever the penalty adds to them."""
     rng = random.Random("min_new_tokens")
     tokenizer = AutoTokenizer.from_pretrained(model_path())
-    for lz in PARAMETERS:
-        stops = token_ids(rng, 6)
+    prompts = [repetitive(rng, 20) for _ in PARAMETERS]
+    stop_tokens = [token_ids(rng, 6) for _ in PARAMETERS]
 
-        def transform(logits: Rows, before: Sequence[int], stops: list[int] = stops) -> Rows:
+    def check_one(prompt: list[int], stops: list[int], lz: Lz) -> None:
+        def transform(logits: Rows, before: Sequence[int]) -> Rows:
             masked = logits.copy()
             if len(before) < 20:
                 masked[[*stops, tokenizer.eos_token_id]] = -math.inf
@@ -122,7 +122,7 @@ def test_min_new_tokens(server: Server) -> None:
 
         sample = generate(
             server,
-            repetitive(rng, 20),
+            prompt,
             30,
             lz,
             temperature=1.0,
@@ -134,31 +134,39 @@ def test_min_new_tokens(server: Server) -> None:
         mode = f"{server.config.name}: min_new_tokens"
         check(server, sample, lz, mode, temperature=1.0, transform=transform)
 
+    at_once(check_one, prompts, stop_tokens, PARAMETERS)
+
 
 @on("overlap", "no-overlap", "eagle", "dflash", "dspark")
 def test_logit_bias(server: Server) -> None:
     """A bias stands beside the penalty, on tokens that it penalises and on others."""
     rng = random.Random("logit_bias")
-    for lz in PARAMETERS:
-        bias = {token: rng.choice((-30.0, 3.5, 20.0, 22.0)) for token in token_ids(rng, 12)}
+    ways = list(itertools.product(PARAMETERS, (0.0, 1.0)))
+    prompts = [repetitive(rng, 20) for _ in ways]
+    biases = [
+        {token: rng.choice((-30.0, 3.5, 20.0, 22.0)) for token in token_ids(rng, 12)} for _ in ways
+    ]
 
-        def transform(logits: Rows, before: Sequence[int], bias: dict[int, float] = bias) -> Rows:
+    def check_one(prompt: list[int], bias: dict[int, float], way: tuple[Lz, float]) -> None:
+        def transform(logits: Rows, before: Sequence[int]) -> Rows:
             biased = logits.copy()
             for token, amount in bias.items():
                 biased[token] += amount
             return biased
 
-        for temperature in (0.0, 1.0):
-            sample = generate(
-                server,
-                repetitive(rng, 20),
-                40,
-                lz,
-                temperature=temperature,
-                logit_bias={str(token): amount for token, amount in bias.items()},
-            )
-            mode = f"{server.config.name}: logit_bias"
-            check(server, sample, lz, mode, temperature=temperature, transform=transform)
+        lz, temperature = way
+        sample = generate(
+            server,
+            prompt,
+            40,
+            lz,
+            temperature=temperature,
+            logit_bias={str(token): amount for token, amount in bias.items()},
+        )
+        mode = f"{server.config.name}: logit_bias"
+        check(server, sample, lz, mode, temperature=temperature, transform=transform)
+
+    at_once(check_one, prompts, biases, ways)
 
 
 FORBIDDING = (
@@ -169,23 +177,19 @@ FORBIDDING = (
 )
 
 
-@on("overlap", "no-overlap", "mixed-chunk", "ngram", "eagle-tree", "tp2", "dflash", "dspark")
+@on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "ngram", "tp2", "dflash", "dspark")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) -> None:
     """Where all that the grammar allows is forbidden, a position is as if nothing forbade."""
     rng = random.Random(f"yields {temperature}")
     kind = {"regex": "(ab|ba|cab ){3,5}"}
     grammar = Grammar(**kind)
-    for others in FORBIDDING:
-        prompt = repetitive(rng, 30)
+    prompts = [repetitive(rng, 30) for _ in FORBIDDING]
+
+    def check_one(prompt: list[int], others: Penalties) -> None:
         whole = replace(others, stops=tuple(stop_ids()))
 
-        def transform(
-            logits: Rows,
-            before: Sequence[int],
-            prompt: list[int] = prompt,
-            whole: Penalties = whole,
-        ) -> Rows:
+        def transform(logits: Rows, before: Sequence[int]) -> Rows:
             return penalised(grammar.transform(logits, before), prompt, before, whole)
 
         fields = {"ignore_eos": False, **penalty_fields(others), **kind}
@@ -193,6 +197,8 @@ def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) ->
         assert sample.outputs[-1] in grammar.eos
         mode = f"{server.config.name}: forbidden under a regex"
         check(server, sample, OFF, mode, temperature=temperature, transform=transform)
+
+    at_once(check_one, prompts, FORBIDDING)
 
 
 THE = {"regex": "(the ){300}"}
@@ -231,7 +237,7 @@ HARMFUL: tuple[dict[str, Any], ...] = (
 )
 
 
-@on("overlap", "no-overlap", "ngram", "eagle-tree", "dp2", "dflash", "dspark")
+@on("overlap", "no-overlap", "eagle-tree", "ngram", "dp2", "dflash", "dspark")
 def test_nothing_leaves_a_server_without_a_token(server: Server) -> None:
     """Each answers HTTP 200 or 400, sampled and greedy, and the server lives on."""
     plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
@@ -267,8 +273,8 @@ DEAD_ENDS: tuple[dict[str, Any], ...] = (
         "overlap",
         "no-overlap",
         "mixed-chunk",
-        "ngram",
         "eagle-tree",
+        "ngram",
         "tp2",
         "pp2",
         "dflash",

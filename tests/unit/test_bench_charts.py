@@ -28,6 +28,7 @@ def drawn(directory: Path, result: dict[str, Any]) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix == ".png"}
 
 
+@pytest.mark.slow
 def test_the_same_result_alone_gives_the_same_bytes(tmp_path: Path, result: dict[str, Any]) -> None:
     first, second = (drawn(tmp_path / name, result) for name in ("one", "two"))
     assert first == second

@@ -26,6 +26,8 @@ from bench.repetition.items import Item, digest
 from bench.repetition.result import unchanged
 from sglang_lz.fields.lz import LZParams
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "again"
 DEFAULT_COST = LZParams().cost

@@ -23,6 +23,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", drafts.KINDS)
 @pytest.mark.parametrize("training", [(), ("--untrained",)], ids=["trained", "untrained"])
 def test_the_seed_decides(tmp_path: Path, kind: str, training: tuple[str, ...]) -> None:

@@ -164,6 +164,7 @@ def test_worked_examples_of_the_onset(
     assert logits.tolist() == pytest.approx(expected, abs=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*KERNELS, "reference"])
 @pytest.mark.parametrize("steps", [0, 4, 20])
 def test_the_memory_fades(kernels_of_name: dict[str, ModuleType], name: str, steps: int) -> None:
@@ -265,6 +266,7 @@ def test_the_longest_loop_is_matched_in_linear_time() -> None:
     assert Counted.reads < 3 * 50_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_and_draft_trees_equal_the_torch_operators(
@@ -500,6 +502,7 @@ def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType)
     ]
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget() -> None:
     """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
     they are interpreted. A change that makes a program take more renews the budget, which its

@@ -184,6 +184,7 @@ def test_values_go_on_over_chunks(
         assert (found["outputs"], found["outputs_with_a_loop"]) == (15, 10)
 
 
+@pytest.mark.slow
 def test_a_line_is_named_behind_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a"}\n\n' * 200_000 + "{")

@@ -550,6 +550,7 @@ TestScheduler = Scheduler.TestCase
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
 
 
+@pytest.mark.slow
 def test_scheduler_with_the_kernels_of_a_gpu(
     cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

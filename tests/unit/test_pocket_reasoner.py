@@ -13,6 +13,8 @@ from sglang_lz.demo import REASONER_PATH, puzzles, train_reasoner
 from sglang_lz.demo.puzzles import Puzzle
 from short_trainings import trained_twice
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

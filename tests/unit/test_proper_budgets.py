@@ -136,6 +136,7 @@ def test_a_child_has_little_time_and_memory(limit: str) -> None:
     assert b"takes more than" in answer or (answer == b"" and child.returncode != 0)
 
 
+@pytest.mark.slow
 def test_no_search_has_to_compile_anything() -> None:
     """Numba takes seconds, which a scheduler would wait for."""
     script = Path(__file__).with_name("count_compilations.py")
@@ -293,6 +294,7 @@ class _Slowly(Product):
         return super()._rows_of(text, nfc, steps, is_warming)
 
 
+@pytest.mark.slow
 def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     product_of("root ::= (([a-z]*))").mask(START)  # numba compiles what it needs
     product = _Slowly(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
@@ -581,6 +583,7 @@ def served(monkeypatch: pytest.MonkeyPatch, serving: None) -> ProperTokens:
     return proper
 
 
+@pytest.mark.slow
 def test_all_constraints_together_are_bounded(
     served: ProperTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_an_added_token_under_way_takes_the_short_way() -> None:
         assert apart.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATTERNS)
 def test_any_text_is_accepted_as_the_tokenizer_spells_it(name: str) -> None:
     """Texts at random, and sequences next to their encodings, which are accepted iff proper."""
@@ -285,6 +286,7 @@ def test_pairs_by_the_merges_alone(name: str) -> None:
     assert 1000 < broken < len(pairs) - 1000
 
 
+@pytest.mark.slow
 def test_ranks_may_fall() -> None:
     """Pairs and sequences by random merges, in any order, against merging them naively."""
     rng = random.Random("ranks")
@@ -417,6 +419,7 @@ def test_other_features_are_refused(changes: dict[str, Any], reason: str) -> Non
         prepared.prepared_arrays(mutated(**changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -438,6 +441,7 @@ def test_other_features_are_exact(changes: dict[str, Any]) -> None:
         assert found == encodings(tokenizer, strings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [(), (1, 2)])
 def test_added_tokens_may_overlap(raw: tuple[int, ...]) -> None:
     """The first that begins is cut out, the longest of those, and then all that is normalized."""
@@ -458,6 +462,7 @@ def test_added_tokens_may_overlap(raw: tuple[int, ...]) -> None:
     assert set(sequences(Product(own, language_of(Rules(rules))))) == wanted
 
 
+@pytest.mark.slow
 def test_nfc_is_the_tokenizers_own() -> None:
     found = nfc.normalization()
     normalizer = normalizers.NFC()
@@ -585,6 +590,7 @@ def test_patterns_of_a_schema_are_named(schema: dict[str, Any]) -> None:
         language_of(Rules(xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()))
 
 
+@pytest.mark.slow
 def test_a_few_bytes_take_little_memory() -> None:
     """The places in all subsets are bounded, not only their number."""
     tracemalloc.start()

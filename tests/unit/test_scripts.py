@@ -163,6 +163,7 @@ def test_split_option(arguments: list[str], flavour: str | None, rest: list[str]
         ([], "default", []),
         (["quick"], "quick", []),
         (["all", "-x"], "all", ["-x"]),
+        (["full"], "full", []),
         (["containers", "-s"], "containers", ["-s"]),
         (["quick", "tests/unit"], "quick", ["tests/unit"]),
         (["-k", "tests/unit"], "default", ["-k", "tests/unit"]),
@@ -186,6 +187,7 @@ class Calls:
         self.tools: list[Any] = []
         self.commands: list[list[str]] = []
         self.env: dict[str, str] = {}
+        self.status = 0
         monkeypatch.setattr(
             environment.Environment, "set_up", lambda _, **options: self.set_up.update(options)
         )
@@ -196,7 +198,7 @@ class Calls:
     def run(self, command: list[str], *, env: dict[str, str], cwd: Path) -> int:
         self.commands.append(command[2:])
         self.env = env
-        return 0
+        return self.status
 
 
 @pytest.fixture
@@ -233,7 +235,9 @@ def test_named_tests_run_and_nothing_else(
     assert calls.tools == wanted
 
 
-@pytest.mark.parametrize("arguments", [[], ["all"], ["quick"], ["quick", "tests/unit"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["all"], ["full", "-x"], ["quick"], ["quick", "tests/unit"]]
+)
 def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments: list[str]) -> None:
     assert run_tests.test(arguments) == 0
     pytest_alone = ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"]
@@ -246,11 +250,48 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
         ["sglang_lz", "check"],
         ["sglang_lz", "doctor"],
         *tests,
-        *(older if "all" in arguments else []),
+        *(older if {"all", "full"} & {*arguments} else []),
     ]
     assert "-n" in calls.commands[-1]
     assert "PYTHONPATH" not in calls.env
-    assert calls.set_up == {"tests": "all" not in arguments, "package_of_checkout": False}
+    is_last_with_tests = not {"all", "full"} & {*arguments}
+    assert calls.set_up == {"tests": is_last_with_tests, "package_of_checkout": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outcome"),
+    [
+        (["full"], "passed"),
+        (["full"], "failed"),
+        (["full"], "passed with changes"),
+        (["full", "-k", "window"], "passed"),
+        (["--upstream", environment.releases()[0], "full"], "passed"),
+        (["all"], "passed"),
+    ],
+)
+def test_a_commit_that_passed_whole_is_recorded(
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    outcome: str,
+) -> None:
+    """Which scripts/release asks for (tests/distribution/test_release.py)."""
+    calls.status = int(outcome == "failed")
+    record = tmp_path / "full"
+    monkeypatch.setattr(run_tests, "FULL", record)
+    checkout = tmp_path / "checkout"
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    subprocess.run(["git", "init", "-q", str(checkout)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    if outcome == "passed with changes":
+        (checkout / "change").write_text("")
+    monkeypatch.setattr(run_tests, "ROOT", checkout)
+    assert run_tests.test(arguments) == calls.status
+    is_recorded = arguments == ["full"] and outcome == "passed"
+    recorded = record.read_text() if record.exists() else ""
+    assert recorded == (head.stdout.strip() if is_recorded else "")
 
 
 def test_another_release_is_tested_alone(calls: Calls) -> None:

@@ -35,7 +35,9 @@ def test_stop_regex_finds_what_re_finds(pattern: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "patterns", [[""] * 33, ["a" * 257], [r"\w{9}", r"\W{8}"], [""] * 10**6, "a" * 10**7]
+    "patterns",
+    [[""] * 33, ["a" * 257], [r"\w{9}", r"\W{8}"], [""] * 10**6, "a" * 10**7],
+    ids=["33", "257 characters", "classes", "a million", "ten megabytes"],
 )
 def test_many_and_large_patterns(patterns: object) -> None:
     with pytest.raises(FieldError, match=r"^stop_regex must be at most 32 patterns"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def test_appending_to_the_ring_equals_seeding_at_every_step(
         assert_view(state, 1, history, (window, buffer, first))
 
 
+@pytest.mark.slow
 @given(
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=12),
     loops=st.lists(
