@@ -77,8 +77,8 @@ def draw(result: dict[str, Any], out: Path) -> None:
         handles.values(), handles, loc="outside lower center", ncols=3, frameon=False, fontsize=11
     )
     figure.suptitle(
-        f"What penalties take from text that is right: outputs of up to {longest:,} tokens, "
-        f"{tokenizer} tokenizer",
+        "How often each penalty lowers the correct next token: "
+        f"outputs of up to {longest:,} tokens, {tokenizer} tokenizer",
         fontsize=13,
     )
     figure.savefig(out, dpi=120)

@@ -135,9 +135,10 @@ def check(
 ) -> float:
     """Hold a sample to the contract, record its deviation under a mode and return it.
 
+    The arguments that are not listed are those of `deviations`.
+
     Args:
         case: whose penalties and bias act, in place of `lz` and `transform`.
-        others: as in `deviations`.
 
     Raises:
         AssertionError: some position deviates by more than TOLERANCE.

@@ -472,10 +472,11 @@ def step(
 ) -> None:
     """Bring the histories of a batch up to date, and change the logits accordingly.
 
+    The arguments that are not listed are those of `reference.steps.step`.
+
     Args:
         state: the histories.
         forbids: whether to forbid the noted tokens at once; otherwise `forbid` does.
-        others: as in `reference.steps.step`.
     """
     _step(
         logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(), prefilled,
@@ -495,12 +496,13 @@ def verify(
 ) -> None:
     """Change the logits of every node of a batch of draft trees.
 
+    The arguments that are not listed are those of `reference.steps.verify`.
+
     Args:
         state: the histories, which end before the roots and are not changed.
         paths: the tokens from each node up to its root, int32 [batch, nodes, depth].
         lengths: how many tokens each path has, int64 [batch, nodes].
         forbids: as in `step`.
-        others: as in `reference.steps.verify`.
     """
     _verify(
         logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
