@@ -72,17 +72,17 @@ ONLY_ALL = (
 )
 """What only `all` and `full` run, or `containers`: images, a browser, benchmarks, the checks of a
 GPU."""
-OLDER = (
-    "tests/patches",
-    *(f"tests/server/test_{name}.py" for name in CONTRACT),
-    "-k",
+OLDER = {
+    "all": ("patches", "server/test_modes.py", "server/test_surface.py"),
+    "full": ("patches", *(f"server/test_{name}.py" for name in CONTRACT)),
+}
+"""What `all` and `full` run of an older release: the patches, the contract and every endpoint."""
+OLDER_MODES = (
     "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
-    " or chunked or (eagle and not (tree or sglang)))",
+    " or chunked or (eagle and not (tree or sglang)))"
 )
-"""What `full` runs of an older release: the other modes differ in nothing that a patch touches.
-Chunks are in `mixed-chunk`, chains of drafts in `eagle-tree`."""
-OLDER_IN_ALL = ("tests/patches", *(f"tests/server/test_{name}.py" for name in ("modes", "surface")))
-"""What `all` runs of an older release: the patches, the contract, and every endpoint."""
+"""The others differ in nothing that a patch touches. Chunks are in `mixed-chunk`, chains of drafts
+in `eagle-tree`."""
 
 COMPILE = """
 import threading
@@ -223,8 +223,9 @@ def _check_older(environment: Environment, mode: str, arguments: list[str]) -> i
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
     _compile(environment, env)
-    tests = [*workers(mode, []), *selection(mode), *(OLDER if mode == "full" else OLDER_IN_ALL)]
-    return status or _pytest(environment, env, [*tests, *arguments])
+    tests = [f"tests/{path}" for path in OLDER[mode]] + ["-k", OLDER_MODES]
+    tests = [*workers(mode, []), *selection(mode), *tests, *arguments]
+    return status or _pytest(environment, env, tests)
 
 
 def _compile(environment: Environment, env: dict[str, str]) -> None:

@@ -32,24 +32,26 @@ def server(
         yield running
 
 
-def configuration_of(item: pytest.Item) -> str | None:
-    """The name of the configuration whose server a test needs."""
-    callspec = getattr(item, "callspec", None)
-    return callspec.params.get("server") if callspec else None
+def configurations_of(item: pytest.Item) -> list[str]:
+    """The configurations that `@on` names for a test, in its order; none without it."""
+    return next(
+        (
+            [parameter.values[0] for parameter in mark.args[1]]
+            for mark in item.iter_markers("parametrize")
+            if mark.args[0] == "server" and mark.kwargs.get("indirect")
+        ),
+        [],
+    )
 
 
 def is_representative(item: pytest.Item) -> bool:
-    """Whether a test's server is the first of its kind in the test's own list."""
-    name = configuration_of(item)
-    if name is None or item.get_closest_marker("every_server"):
+    """Whether a test's server is the first of its kind of those that the test names."""
+    names = configurations_of(item)
+    if not names or item.get_closest_marker("every_server"):
         return True
-    (names,) = (
-        [parameter.values[0] for parameter in mark.args[1]]
-        for mark in item.iter_markers("parametrize")
-        if mark.args[0] == "server"
-    )
-    kind = kind_of(CONFIGURATIONS[name])
-    return name == next(other for other in names if kind_of(CONFIGURATIONS[other]) == kind)
+    own = item.callspec.params["server"]  # type: ignore[attr-defined]
+    kind = kind_of(CONFIGURATIONS[own])
+    return bool(own == next(name for name in names if kind_of(CONFIGURATIONS[name]) == kind))
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,7 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     pytest's own ordering goes by a parameter's place in each test's list, not by its value.
     """
     order = {name: i for i, name in enumerate(CONFIGURATIONS)}
-    items.sort(key=lambda item: order.get(configuration_of(item) or "", -1))
+
+    def place(item: pytest.Item) -> int:
+        named = configurations_of(item)
+        return order[item.callspec.params["server"]] if named else -1  # type: ignore[attr-defined]
+
+    items.sort(key=place)
     if config.getoption("representative"):
         config.hook.pytest_deselected(items=[one for one in items if not is_representative(one)])
         items[:] = filter(is_representative, items)

@@ -188,23 +188,29 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
         return
     vocab_size = len(logits)
     literal = np.float32(np.log2(vocab_size))
-    buffer_size = int(params[BUFFER_SIZE])
-    penalty, is_rate = params[PENALTY], params[IS_RATE] != 0
+    buffer_size = np.int16(params[BUFFER_SIZE])
+    penalty = params[PENALTY]
+    longest = np.int16(0)
     for column in range(length + 1):
-        matched[column] = min(runs[column], buffer_size, length - column)
-    longest, nearest = 0, 1
-    for column in range(length):
-        if matched[column] > longest:
-            longest, nearest = matched[column], column + 1
-    gained = LOG2[longest + 1] - LOG2[max(longest, 1)] - LOG2[nearest] - np.float32(1)
-    for column in range(length):
-        before = matched[column + 1]
-        cost = LOG2[column + 1]
-        if is_rate:
-            cost = (cost + LOG2[before + 1]) / np.float32(before + 1)
-        elif longest >= 1 and before == longest:
-            cost += gained
-        lowered[column] = penalty * max(literal - cost, np.float32(0))
+        match = min(runs[column], buffer_size, np.int16(length - column))
+        matched[column] = match
+        longest = max(longest, match)
+    before, log2_of_distance = matched[1:], LOG2[1:]
+    if params[IS_RATE] != 0:
+        for column in range(length):
+            count = before[column] + 1
+            cost = (log2_of_distance[column] + LOG2[count]) / np.float32(count)
+            lowered[column] = penalty * max(literal - cost, np.float32(0))
+    else:
+        nearest, gained = 1, np.float32(0)
+        if longest:
+            while matched[nearest - 1] < longest:
+                nearest += 1
+            gained = LOG2[longest + 1] - LOG2[longest] - LOG2[nearest] - np.float32(1)
+        for column in range(length):
+            cost = log2_of_distance[column]
+            cost += gained if before[column] == longest else np.float32(0)
+            lowered[column] = penalty * max(literal - cost, np.float32(0))
     if onset:
         for column in range(length):
             run, period = runs[column + 1], column + 1
@@ -223,8 +229,10 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             lowered[column] = logits[token] - lowered[column]
     for column in range(length):
         token = window[column]
-        if 0 <= token < vocab_size and lowered[column] < logits[token]:
-            logits[token] = lowered[column]
+        if 0 <= token < vocab_size:
+            # A branch on which of the two is less would be mispredicted.
+            now = logits[token]
+            logits[token] = lowered[column] if lowered[column] < now else now
 
 
 @compiled
