@@ -9,17 +9,10 @@ of bidirectional attention and an 8-bit cache.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
-from collections.abc import Iterator
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .operators import operator
-
-_MOST_SCORES = 1 << 20
-"""Of one head, in a call for several requests; only a single request may have more."""
-_LEAST_ROWS = 16
-"""Rows of scores that are counted for a request at least: its keys and values take memory, too."""
 
 
 def _refuse(**wanted: object) -> None:
@@ -35,74 +28,46 @@ def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    visible: torch.Tensor,
+    visible: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of requests that have equally many new tokens.
+    """Attention of one request.
 
     Args:
-        query: (B, L, H, E) float.
-        keys: (B, M, G, E) float.
-        values: (B, M, G, F) float.
-        visible: (B, L, M) bool.
+        query: (L, H, E) float.
+        keys: (M, G, E) float.
+        values: (M, G, F) float.
+        visible: (L, M) bool, None = all.
         scale: factor of the scores.
 
     Returns:
-        (B, L, H, F) float.
+        (L, H, F) float.
     """
-    q, k, v = (x.to(query.dtype).transpose(1, 2) for x in (query, keys, values))
-    grouped = query.shape[2] != keys.shape[2]
+    q, k, v = (x.to(query.dtype).transpose(0, 1)[None] for x in (query, keys, values))
+    grouped = query.shape[1] != keys.shape[1]
     result = scaled_dot_product_attention(
-        q, k, v, attn_mask=visible[:, None], scale=scale, enable_gqa=grouped
+        q, k, v, attn_mask=visible, scale=scale, enable_gqa=grouped
     )
-    return result.transpose(1, 2)
+    return result[0].transpose(0, 1)
 
 
-def _visible(
-    trees: torch.Tensor, prefixes: torch.Tensor, columns: int, window: int
-) -> torch.Tensor:
+def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
     """Which tokens each node of a tree sees: what comes before the tree, and its ancestors.
 
     Args:
-        trees: (B, N, N) bool, [b, i, j] = node i sees node j, itself included.
-        prefixes: (B,) int, how many tokens come before.
-        columns: M, the largest prefix and its tree at least.
+        tree: (N, N) bool, [i, j] = node i sees node j, itself included.
+        prefix: how many tokens come before.
         window: how many of the newest tokens on its own way a node sees; 0 = all.
 
     Returns:
-        (B, N, M) bool; false behind the tree.
+        (N, prefix + N) bool.
     """
-    nodes = trees.shape[1]
-    places = torch.arange(columns).repeat(len(trees), 1)
-    visible = (places < prefixes[:, None])[:, None].repeat(1, nodes, 1)
-    in_tree = prefixes[:, None] + torch.arange(nodes)
-    visible.scatter_(2, in_tree[:, None].expand_as(trees), trees)
+    visible = torch.cat([torch.ones(len(tree), prefix, dtype=torch.bool), tree], 1)
     if window > 0:
-        place = prefixes[:, None] + trees.sum(2) - 1
-        places.scatter_(1, in_tree, place)
-        visible &= places[:, None] > place[:, :, None] - window
+        place = prefix + tree.sum(1) - 1
+        places = torch.cat([torch.arange(prefix), place])
+        visible &= places > place[:, None] - window
     return visible
-
-
-def _groups(new: list[int], columns: int) -> Iterator[list[int]]:
-    """The requests that are attended to in one call: equally many new tokens, and bounded memory.
-
-    Most of the time of a small call is not spent on attention.
-
-    Args:
-        new: how many tokens of each request are new.
-        columns: the most tokens of a request.
-
-    Yields:
-        Indices into `new`.
-    """
-    same: dict[int, list[int]] = {}
-    for request, count in enumerate(new):
-        if count:
-            same.setdefault(count, []).append(request)
-    for count, requests in same.items():
-        size = max(1, _MOST_SCORES // (max(count, _LEAST_ROWS) * columns))
-        yield from (requests[i : i + size] for i in range(0, len(requests), size))
 
 
 @operator("output")
@@ -168,25 +133,24 @@ def extend_attention_cpu(
         bidirectional_window=not is_causal and sliding_window > 0,
         scaled_cache=(k_scale, v_scale) != (1.0, 1.0),
     )
+    rows = req_pool_indices[: len(seq_lens)]
+    lengths = (rows, seq_lens, extend_seq_lens, extend_start_loc)
     output[int(extend_seq_lens.sum()) :] = 0
-    for group in _groups(extend_seq_lens.tolist(), int(seq_lens.max())):
-        requests = torch.tensor(group)
-        new, totals = int(extend_seq_lens[group[0]]), seq_lens[requests].long()
-        columns, prefixes = int(totals.max()), totals - new
-        chain = torch.ones(new, new, dtype=torch.bool)
-        trees = (chain.tril() if is_causal else chain).repeat(len(group), 1, 1)
-        if tree_mask is not None:
-            given = tree_mask.view(-1, new, new).bool()
-            trees[requests < len(given)] = given[requests[requests < len(given)]]
-        slots = req_to_token[req_pool_indices[requests].long(), :columns]
-        slots = slots.where(torch.arange(columns) < totals[:, None], slots[:, :1])
+    for request, (row, total, new, start) in enumerate(
+        zip(*(x.tolist() for x in lengths), strict=True)
+    ):
+        prefix, here = total - new, slice(start, start + new)
+        slots = req_to_token[row, :total]
         keys, values = k_buffer[slots], v_buffer[slots]
-        here = extend_start_loc[requests].long()[:, None] + torch.arange(new)
         if key is not None and value is not None:
-            places = (torch.arange(len(group))[:, None], prefixes[:, None] + torch.arange(new))
-            keys[places] = key.reshape(-1, *keys.shape[2:])[here].to(keys.dtype)
-            values[places] = value.reshape(-1, *values.shape[2:])[here].to(values.dtype)
-        visible = _visible(trees, prefixes, columns, sliding_window)
+            keys[prefix:] = key[here].reshape(keys[prefix:].shape)
+            values[prefix:] = value[here].reshape(values[prefix:].shape)
+        if tree_mask is None or request * new * new >= tree_mask.numel():
+            tree = torch.ones(new, new, dtype=torch.bool)
+            tree = tree.tril() if is_causal else tree
+        else:
+            tree = tree_mask.view(-1, new, new)[request].bool()
+        visible = _visible(tree, prefix, sliding_window)
         output[here] = _attend(query[here], keys, values, visible, sm_scale)
 
 
@@ -247,18 +211,12 @@ def decode_attention_cpu(
     for new, buffer in ((key, k_buffer), (value, v_buffer)):
         if new is not None:
             buffer[loc] = new.reshape(-1, *buffer.shape[1:]).to(buffer.dtype)
-    places = torch.arange(int(seq_lens.max()))
-    for group in _groups([1] * len(seq_lens), len(places)):
-        requests = torch.tensor(group)
-        totals = seq_lens[requests, None]
-        visible = places < totals
-        if sliding_window:
-            visible &= places >= totals - sliding_window
-        slots = req_to_token[req_pool_indices[requests].long(), : len(places)]
-        slots = slots.where(visible, slots[:, :1])  # finite, unlike what stands behind the tokens
-        output[requests] = _attend(
-            query[requests, None], k_buffer[slots], v_buffer[slots], visible[:, None], sm_scale
-        )[:, 0]
+    for request, (row, total) in enumerate(
+        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    ):
+        slots = req_to_token[row, max(0, total - sliding_window) if sliding_window else 0 : total]
+        one = slice(request, request + 1)
+        output[one] = _attend(query[one], k_buffer[slots], v_buffer[slots], None, sm_scale)
 
 
 def build_draft_decode_metadata_cpu(
