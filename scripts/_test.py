@@ -32,10 +32,11 @@ wheel, style and types, and run the tests against the installed wheel, on real s
 
   quick       without tests/server, which start real servers, without images and what else is slow
   all         also the images, short runs of the benchmarks and of the GPU's checks, and then the
-              patches and the contract on servers on the other releases of SGLang in
+              patches, the contract and every endpoint on the other releases of SGLang in
               patches/releases: what continuous integration runs
   full        also every test of a server on all servers that it names, instead of the first of each
-              kind (tests/server/configurations.py), and a short soak: before a release is signed
+              kind (tests/server/configurations.py), and a short soak: before a release is signed.
+              What cannot run for want of a program is an error here
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -50,7 +51,8 @@ Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tes
 skipped, and the last lines say which and how to run them; with CI set in the environment, they are
 errors.
 
-Arguments of pytest, such as a test file or -k, apply to the tests only. They run on up to 4 cores,
+Arguments of pytest, such as a test file or -k, apply to the tests only; -m replaces what leaves
+slow tests out of quick, and those of full out of the others. The tests run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
 them.
 
@@ -76,7 +78,8 @@ OLDER = {
     "all": ("patches", "server/test_modes.py", "server/test_surface.py"),
     "full": ("patches", *(f"server/test_{name}.py" for name in CONTRACT)),
 }
-"""What `all` and `full` run of an older release: the patches, the contract and every endpoint."""
+"""What `all` and `full` run of an older release: the patches, the contract and every endpoint, and
+in `full` also what else changes logits or ends outputs."""
 OLDER_MODES = (
     "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
     " or chunked or (eagle and not (tree or sglang)))"
@@ -133,6 +136,8 @@ def test(arguments: list[str]) -> int:
     environments = [Environment("cpu", choose_release(upstream))]
     if mode in ("all", "full") and environments[0].release == releases()[0]:
         environments += [Environment("cpu", release) for release in releases()[1:]]
+    is_everything = mode == "full" and not rest and len(environments) == len(releases())
+    commit = commit_of_checkout() if is_everything else ""
     for environment in environments:
         # The others borrow the tools, and nothing compares them with a stock SGLang.
         is_first = environment is environments[0]
@@ -145,19 +150,21 @@ def test(arguments: list[str]) -> int:
             check = _check if environment is environments[0] else _check_older
             found = check(environment, mode, rest)
             status = status or found
-    if mode == "full" and not rest and upstream is None and status == 0:
-        FULL.write_text(commit_of_checkout())
+    if commit and status == 0 and commit_of_checkout() == commit:
+        FULL.write_text(commit)
     return status
 
 
 def commit_of_checkout() -> str:
-    """The commit that is checked out; empty if the checkout differs from it."""
+    """The commit that is checked out; empty if the checkout differs from it, or has none."""
     commands = (["git", "status", "--porcelain"], ["git", "rev-parse", "HEAD"])
     changes, commit = (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         for command in commands
     )
-    return "" if changes else commit.strip()
+    return (
+        "" if changes.stdout or changes.returncode or commit.returncode else commit.stdout.strip()
+    )
 
 
 def selection(mode: str) -> list[str]:
@@ -171,7 +178,7 @@ def selection(mode: str) -> list[str]:
     }.get(mode, [])
 
 
-def variables(environment: Environment) -> dict[str, str]:
+def variables(environment: Environment, mode: str = NAMED) -> dict[str, str]:
     """Environment variables for tests and linters, which keep their caches in the checkout."""
     return environment.variables() | {
         "HF_HUB_OFFLINE": "1",
@@ -181,11 +188,12 @@ def variables(environment: Environment) -> dict[str, str]:
         "RUFF_CACHE_DIR": str(CACHE / "ruff"),
         "MYPY_CACHE_DIR": str(CACHE / "mypy"),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(CACHE / "hypothesis"),
+        **({"CI": "1"} if mode == "full" else {}),
     }
 
 
 def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
-    env = variables(environment)
+    env = variables(environment, mode)
     checkout = {"PYTHONPATH": str(ROOT / "python")}
     if imports_checkout(mode, arguments):
         env |= checkout
@@ -219,7 +227,7 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
 def _check_older(environment: Environment, mode: str, arguments: list[str]) -> int:
     """Run the checks of `all` or `full` for a release that is not the newest."""
     say(f"SGLang {environment.release}")
-    env = variables(environment)
+    env = variables(environment, mode)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
     _compile(environment, env)

@@ -35,7 +35,13 @@ NAME = "sglang"
 AUDITED = ROOT / "docker" / "cpu.lock"
 REQUIREMENTS = ROOT / "scripts" / "requirements-watch.txt"
 # The documents and the deployment files do not cover the new release yet.
-QUICK = ("quick", "--ignore=tests/unit/test_documents.py", "--ignore=tests/deploy")
+QUICK = (
+    "quick",
+    "-m",
+    "not full",
+    "--ignore=tests/unit/test_documents.py",
+    "--ignore=tests/deploy",
+)
 SERVER = ("tests/server/test_modes.py", "-k", "overlap and not no-overlap")
 SHOWN_LINES = 60
 

@@ -270,8 +270,9 @@ BIAS = 25.0
 
 def at_once(check: Callable[..., None], *arguments: Sequence[Any]) -> None:
     """Call a function for each of several requests, as `map` does, so that they share batches."""
-    with ThreadPoolExecutor(len(arguments[0])) as pool:
-        list(pool.map(check, *arguments))  # raises what a call raised
+    calls = list(zip(*arguments, strict=True))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        list(pool.map(lambda call: check(*call), calls))  # raises what a call raised
 
 
 def run_together(server: Server, cases: Sequence[Case]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -26,12 +27,14 @@ class Summary:
     """Largest deviation by mode, for the reader of the session's output."""
 
     rows: dict[str, Row] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, mode: str, deviations: Sequence[float]) -> None:
         """Add the positions of one checked sample."""
-        row = self.rows.setdefault(mode, Row())
-        row.deviation = max(row.deviation, *deviations)
-        row.positions += len(deviations)
+        with self.lock:  # tests check requests in several threads
+            row = self.rows.setdefault(mode, Row())
+            row.deviation = max(row.deviation, *deviations)
+            row.positions += len(deviations)
 
     def merge(self, rows: Mapping[str, tuple[float, int]]) -> None:
         """Add what another process found: the fields of its `Row`s, by mode."""

@@ -228,6 +228,7 @@ RENAMED: dict[str, Json] = {
 }
 
 
+@pytest.mark.every_server
 @on(*RENAMED)
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
@@ -366,6 +367,7 @@ def place_of_loop(outputs: list[int], reason: str) -> str:
     return "inside" if first_loop(outputs, sizes, copies) else "nowhere"
 
 
+@pytest.mark.every_server
 @on("mixed-chunk", "tp2")
 def test_loops_are_counted_once(server: Server) -> None:
     """By one rank; --lz-observe-loops 1 looks at every output."""

@@ -179,7 +179,7 @@ def test_histories_longer_than_the_window(server: Server) -> None:
 
 
 @on("chunked", "mixed-chunk")
-def test_chunked_prefill(server: Server) -> None:
+def test_prompts_of_many_chunks(server: Server) -> None:
     """Prompts of many chunks: middle chunks sample a token that nobody may remember."""
     rng = random.Random("chunks")
     seen = len(server.log())

@@ -78,7 +78,7 @@ def assert_proper(answer: dict[str, Any]) -> str:
 
 @on(
     *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "eagle-tree", "ngram", "eagle"),
-    *("disaggregated", "disaggregated-dflash", "disaggregated-dspark", "dflash", "dspark"),
+    *("disaggregated", "dflash", "dspark", "disaggregated-dflash", "disaggregated-dspark"),
 )
 @pytest.mark.parametrize("regex", FINITE, ids=["dates", "spaces", "names", "nfc"])
 def test_what_may_come_next(server: Server, regex: str) -> None:

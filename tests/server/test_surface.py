@@ -239,6 +239,7 @@ def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> Non
         assert len(described[0]) > 20
 
 
+@pytest.mark.every_server
 @on("overlap", "defaults")
 def test_the_maximum_window_is_reported(server: Server) -> None:
     info = requests.get(f"{server.url}/server_info", timeout=TIMEOUT_SECONDS).json()

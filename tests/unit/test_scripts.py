@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -264,8 +265,11 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
         (["full"], "passed"),
         (["full"], "failed"),
         (["full"], "passed with changes"),
+        (["full"], "passed on another release"),
+        (["full"], "passed while a commit was made"),
+        (["full"], "passed without a repository"),
         (["full", "-k", "window"], "passed"),
-        (["--upstream", environment.releases()[0], "full"], "passed"),
+        (["--upstream", environment.releases()[-1], "full"], "passed"),
         (["all"], "passed"),
     ],
 )
@@ -283,10 +287,17 @@ def test_a_commit_that_passed_whole_is_recorded(
     checkout = tmp_path / "checkout"
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
     subprocess.run(["git", "init", "-q", str(checkout)], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    commit = [*git, "commit", "-q", "--allow-empty", "-m", "x"]
+    subprocess.run(commit, check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     if outcome == "passed with changes":
         (checkout / "change").write_text("")
+    elif outcome == "passed on another release":
+        monkeypatch.setenv("SGLANG_LZ_UPSTREAM", environment.releases()[-1])
+    elif outcome == "passed while a commit was made":
+        monkeypatch.setattr(tools, "install", lambda _: subprocess.run(commit, check=True))
+    elif outcome == "passed without a repository":
+        shutil.rmtree(checkout / ".git")
     monkeypatch.setattr(run_tests, "ROOT", checkout)
     assert run_tests.test(arguments) == calls.status
     is_recorded = arguments == ["full"] and outcome == "passed"

@@ -167,7 +167,7 @@ def _go_on(tree: Path, state: State, cache: Path, say: Say) -> int:
     print("\n".join(to_do))
     print(
         f"patches/{lock.version} is written{': see to the lines above' if to_do else ''}. Next:\n"
-        f"  sglang-lz check\n  scripts/test --upstream {lock.version}"
+        f"  sglang-lz check\n  scripts/test --upstream {lock.version} full"
     )
     return 0
 
