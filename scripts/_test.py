@@ -31,12 +31,12 @@ Set up the patched SGLang inside this checkout, CPU flavour, and check the patch
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
   quick       without tests/server, which start real servers, without images and what else is slow
-  all         also the images, short runs of the benchmarks and of the GPU's checks, and then the
-              patches, the contract and every endpoint on the other releases of SGLang in
-              patches/releases: what continuous integration runs
+  all         also the images and short runs of the benchmarks, and then, on the other releases of
+              SGLang in patches/releases, the patches, the contract and every endpoint; this is what
+              continuous integration runs
   full        also every test of a server on all servers that it names, instead of the first of each
-              kind (tests/server/configurations.py), and a short soak: before a release is signed.
-              What cannot run for want of a program is an error here
+              kind (tests/server/configurations.py), a short soak, and the GPU's checks on a CPU;
+              a release is signed only after it. A missing program is an error here
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -46,7 +46,7 @@ Tests that are named without one of these words run alone, and nothing else is c
 Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
 wheel. All others, and those of the words above, run against the installed wheel.
 
-The images are built and run with podman, and `all` opens the playground in Chromium. As root on
+The images are built and run with podman, and the playground is opened in Chromium. As root on
 Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it are
 skipped, and the last lines say which and how to run them; with CI set in the environment, they are
 errors.

@@ -57,7 +57,7 @@ def set_of(world: World, version: str) -> Path:
     return world.releases.parent / version
 
 
-@pytest.mark.parametrize("version", ["0.5.9", "0.6.0"])
+@pytest.mark.parametrize("version", [pytest.param("0.5.9", marks=pytest.mark.full), "0.6.0"])
 def test_lines_that_moved(world: World, version: str) -> None:
     """Forwards and backwards: git carries what only moved, and all of it is checked and built."""
     release(world, version, sampler=("line_0 = 0\n", "first = 0\nline_0 = 0\n"))
@@ -79,6 +79,7 @@ def test_lines_that_moved(world: World, version: str) -> None:
     assert "sglang 0.5.23+lz1, 4 patches" in world.ok("apply", world.site())
 
 
+@pytest.mark.full
 def test_lines_beside_ours(world: World) -> None:
     """Upstream's new line at the place of ours comes first, and the place is named."""
     release(
@@ -124,6 +125,7 @@ def test_a_conflict_that_a_person_settles(world: World) -> None:
     world.ok("check")
 
 
+@pytest.mark.full
 def test_a_patch_that_the_release_does_not_need(world: World) -> None:
     release(world, "0.5.24", **CONFLICT)
     stops(world, "0.5.24", "--tree", "new")
@@ -138,6 +140,7 @@ def test_a_patch_that_the_release_does_not_need(world: World) -> None:
     assert "cpu/stand-in.patch is in one set only" in world.run("check").stdout
 
 
+@pytest.mark.full
 def test_a_change_that_upstream_has_made_too(world: World) -> None:
     release(world, "0.5.24", fields=("    top_p = 1.0\n", "    top_p = 1.0\n    lz = 0.0\n"))
     out = world.ok("bump", "0.5.24", "--tree", "new")
@@ -146,6 +149,7 @@ def test_a_change_that_upstream_has_made_too(world: World) -> None:
     assert "# absent requests/field.patch: sglang 0.5.24 does it by itself\n" in series
 
 
+@pytest.mark.full
 def test_a_file_that_is_gone(world: World) -> None:
     release(world, "0.5.24")
     for wheel in world.wheel.parent.glob("*0.5.24*"):
@@ -157,6 +161,7 @@ def test_a_file_that_is_gone(world: World) -> None:
     world.ok("bump", "0.5.24", "--continue", "--tree", "new", "--skip", "the file is gone")
 
 
+@pytest.mark.full
 def test_clean_but_a_name_is_missing(world: World) -> None:
     """The patch calls what the release binds only inside a function."""
     before = "import sgl_kernel\n\n\ndef run():\n    return sgl_kernel.run()\n"
@@ -177,6 +182,7 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
     assert not set_of(world, "0.5.24").exists()
 
 
+@pytest.mark.full
 def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
     (world.package / "reads.py").write_text(
         "from sglang.srt.server_args import ServerArgs\n"
@@ -221,6 +227,7 @@ def test_refusals(world: World, arguments: tuple[str, ...], words: str) -> None:
     assert words in world.fails("bump", *arguments)
 
 
+@pytest.mark.full
 def test_sets_that_differ_unexplained(world: World) -> None:
     release(world, "0.5.22")
     world.ok("bump", "0.5.22", "--tree", "new")

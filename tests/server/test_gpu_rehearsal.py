@@ -16,9 +16,9 @@ sys.path.insert(0, str(SCRIPTS))
 gpu_check = importlib.import_module("_gpu_check")
 gpu_server = importlib.import_module("_gpu_server")
 
+pytestmark = [pytest.mark.full, pytest.mark.xdist_group("gpu rehearsal")]
 
-@pytest.mark.full
-@pytest.mark.xdist_group("gpu rehearsal")
+
 def test_trees_that_change_their_size() -> None:
     """Two servers; `chain` and `tree` differ in their flags only."""
     found = gpu_server.CHECKS["adaptive"](True)
@@ -28,8 +28,7 @@ def test_trees_that_change_their_size() -> None:
     assert found["against each other"]["answers"] == 4
 
 
-@pytest.mark.xdist_group("gpu rehearsal")
-@pytest.mark.parametrize("check", ["dflash", pytest.param("dspark", marks=pytest.mark.full)])
+@pytest.mark.parametrize("check", ["dflash", "dspark"])
 def test_blocks(check: str) -> None:
     found = gpu_server.CHECKS[check](True)
     for name in ("overlap", "no overlap"):
@@ -37,7 +36,6 @@ def test_blocks(check: str) -> None:
         assert found[name]["sizes of trees"] == [6]
 
 
-@pytest.mark.xdist_group("gpu rehearsal")
 def test_bursts_beside_streams_and_alone() -> None:
     found = gpu_server.CHECKS["burst"](True)
     assert len(found["seconds"]) == 8
@@ -46,7 +44,6 @@ def test_bursts_beside_streams_and_alone() -> None:
         assert (row["plan"] > 0) == (row["apply"] > 0) == (row["lz_penalty"] > 0)
 
 
-@pytest.mark.xdist_group("gpu rehearsal")
 def test_a_server_without_room_for_its_windows(tmp_path: Path) -> None:
     """As scripts/gpu-check calls each check."""
     out = tmp_path / "memory.json"
@@ -58,7 +55,6 @@ def test_a_server_without_room_for_its_windows(tmp_path: Path) -> None:
     assert "--lz-max-window-size" in json.loads(out.read_text())["sentence"]
 
 
-@pytest.mark.xdist_group("gpu rehearsal")
 def test_a_decode_step_is_timed_in_every_way(tmp_path: Path) -> None:
     machine = gpu_check.Machine(tmp_path, rehearse=True)
     (command,) = machine.commands("step")

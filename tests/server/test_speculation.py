@@ -105,7 +105,7 @@ def test_greedy_output_is_that_of_plain_decoding(
 
 
 @pytest.mark.xdist_group("blocks of drafts")
-@pytest.mark.parametrize("draft", ["dflash", "dspark"])
+@pytest.mark.parametrize("draft", ["dflash", pytest.param("dspark", marks=pytest.mark.full)])
 def test_greedy_output_with_an_untrained_draft_is_that_of_plain_decoding(
     tmp_path: Path, draft: str, plain_outputs: list[list[int]]
 ) -> None:

@@ -267,7 +267,10 @@ def test_without_a_sanitizer_the_step_says_so_but_is_rehearsed(
         assert test in found.stdout
 
 
-@pytest.mark.parametrize("command", range(len(gpu_check.COMPILED)))
+@pytest.mark.parametrize(
+    "command",
+    [0, *(pytest.param(i, marks=pytest.mark.full) for i in range(1, len(gpu_check.COMPILED)))],
+)
 def test_a_server_compiles_nothing_after_its_warm_up(tmp_path: Path, command: int) -> None:
     """By Triton's own decisions for Hopper, no GPU needed."""
     machine = gpu_check.Machine(tmp_path, rehearse=True)
