@@ -171,7 +171,7 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
     """Requests at once: with proper tokens, with upstream's grammars, and without either."""
     bodies = []
     for i in range(count):
-        fields = {"temperature": 1.0, "max_new_tokens": 600, **constraints(rng)}
+        fields = {"temperature": 1.0, "max_new_tokens": 300, **constraints(rng)}
         if i % 4:
             fields |= PROPER
         bodies.append({"input_ids": repetitive(rng, 20), "sampling_params": fields, **body})

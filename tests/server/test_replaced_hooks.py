@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.processes import free_port
 from server.launch import STARTUP_SECONDS, Config, environment, model_path
 
@@ -46,6 +48,7 @@ def test_a_plugin_in_the_place_of_a_hook_stops_it(tmp_path: Path) -> None:
     assert "ModelRunner.sample does not call sglang_lz's apply_step, so lz_penalty" in message
 
 
+@pytest.mark.full
 def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
     """As ours in every file but one, which lacks the call."""
     import sglang

@@ -219,10 +219,9 @@ OTHER_PENALTIES = Penalties(
 @pytest.mark.parametrize(
     ("lz", "penalties", "min_p"),
     [
-        (LZ, Penalties(), 0.0),
-        (OFF, OTHER_PENALTIES, 0.25),
+        pytest.param(LZ, Penalties(), 0.0, id="lz"),
+        pytest.param(OFF, OTHER_PENALTIES, 0.25, id="others", marks=pytest.mark.full),
     ],
-    ids=["lz", "others"],
 )
 def test_sampling_is_lossless(server: Server, lz: Lz, penalties: Penalties, min_p: float) -> None:
     """The sequences sampled at temperature 1 are distributed as plain decoding's would be.
