@@ -7,6 +7,7 @@ processes are forks already (site/sitecustomize.py).
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import math
@@ -118,6 +119,9 @@ def _serve() -> None:
     """Answer each line of the standard input with one of the standard output."""
     for name in IMPORTS:
         importlib.import_module(name)
+    # Otherwise each collection of garbage in a fork goes through all of this, and copies it.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
