@@ -298,6 +298,7 @@ def test_a_commit_that_passed_whole_is_recorded(
         monkeypatch.setattr(tools, "install", lambda _: subprocess.run(commit, check=True))
     elif outcome == "passed without a repository":
         shutil.rmtree(checkout / ".git")
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))  # it may be in one itself
     monkeypatch.setattr(run_tests, "ROOT", checkout)
     assert run_tests.test(arguments) == calls.status
     is_recorded = arguments == ["full"] and outcome == "passed"
