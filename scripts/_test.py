@@ -162,9 +162,8 @@ def commit_of_checkout() -> str:
         subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         for command in commands
     )
-    return (
-        "" if changes.stdout or changes.returncode or commit.returncode else commit.stdout.strip()
-    )
+    failed = changes.returncode or commit.returncode
+    return "" if failed or changes.stdout else commit.stdout.strip()
 
 
 def selection(mode: str) -> list[str]:

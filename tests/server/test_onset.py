@@ -96,7 +96,7 @@ def check_until_something_repeats(server: Server, asked: list[list[int]]) -> dic
 def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server: Server) -> None:
     """Over the demo model's prompts, which nearly always loop."""
     asked = prompts(model_path(), "prompts.jsonl")
-    asked = asked[:: 3 if server.config.name in SPECULATION else 2]  # which is slower on a CPU
+    asked = asked[:: 3 if server.config.name in SPECULATION else 2]  # speculation is slower here
     assert min(check_until_something_repeats(server, asked).values()) > len(asked) // 2
 
 
