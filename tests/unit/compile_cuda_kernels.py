@@ -183,9 +183,11 @@ def program(
     )
 
 
-def programs() -> list[Program]:
-    blocks = [1 << n for n in range(7, 14)]
-    assert (blocks[0], blocks[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
+BLOCKS = [1 << n for n in range(7, 14)]
+assert (BLOCKS[0], BLOCKS[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WINDOW_SIZE)
+
+
+def programs(blocks: Sequence[int]) -> list[Program]:
     found = [
         program(kernel, block, histories, cuda_kernels.SMALLEST_TREE, cuda_kernels._launch(block))
         for kernel, block, histories in itertools.product(
@@ -202,11 +204,16 @@ def programs() -> list[Program]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="renew kernel_budget.json")
-    write = parser.parse_args().write
-    found = programs()
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", metavar="COLUMNS", help="only for these; not with --write"
+    )
+    options = parser.parse_args()
+    if options.write and options.blocks:
+        parser.error("--write renews the budget of all blocks")
+    found = programs(options.blocks or BLOCKS)
     for one in found:
         print(json.dumps(asdict(one)))
-    if write:
+    if options.write:
         from bench.common import write_result
 
         version = ".".join(triton.__version__.split(".")[:2])

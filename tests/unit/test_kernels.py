@@ -210,6 +210,7 @@ def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     return state
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_seed_is_the_oracle_s() -> None:
     """Over histories longer than what is replayed, whose loops fade or do not."""
     found = []
@@ -444,23 +445,22 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SSSLS",  # read all, lower the logits, keep runs, cover and the newest token
+    "_step": "L+BA+SSSS",  # read all, lower the logits, keep runs, cover and the newest token
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
     "_accept": "L+BSSSLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
     "_seed": "L(LS)+",  # copy everything
 }
-# Windows that fill the registers: the runs are made again instead of kept.
-ORDER_OF_LARGEST = {"_step": "L+BA+L+BSSSLS"}
-# With histories, behind (`_accept`: before) that: find the path's tokens (BSSB), note repeats and
-# n-grams and keep runs (AL+AS), free the whitelist (A), lower the logits and keep counts, keep the
-# rest (LSLSSSS), note what stops (LA); forbid: read bits and logits, then clear and write (BLSS).
-HISTORY = "L+BSSBL+AL+A{}BL+AL+SLS{}"
+# With histories, behind (`_accept`: before) that: find the path's tokens (SBL+SBL+BSSB), note
+# repeats and n-grams and keep runs (AL+AS), free the whitelist (A), lower the logits and keep
+# counts, keep the rest (LSLSSSS), note what stops (LA); forbid: read bits and logits, then clear
+# and write (BLSS).
+HISTORY = "L+SBL+SBL+BSSBL+AL+A{}BL+AL+SLS{}"
 FORBID = "BLALBL+BLSS"
 ORDER_WITH_HISTORIES = {
     "_step": "LB" + HISTORY.format("S", "SSBLSLSSSS") + "L+" + FORBID,
     "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
-    "_accept": "L+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
+    "_accept": "L+SBL+SBL+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
 }
 
 
@@ -503,18 +503,28 @@ def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType)
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget() -> None:
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param([1024, 8192], id="default and largest"),
+        pytest.param([128, 256, 512, 2048, 4096], id="others", marks=pytest.mark.full),
+    ],
+)
+def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget(
+    blocks: list[int],
+) -> None:
     """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
     they are interpreted. A change that makes a program take more renews the budget, which its
     reviewer then sees."""
     script = Path(__file__).with_name("compile_cuda_kernels.py")
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    command = [sys.executable, script, "--blocks", *map(str, blocks)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     programs = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(programs) == 3 * 2 * 7 + 3
+    assert len(programs) == 3 * 2 * len(blocks) + 3
     for one in programs:
-        kernel, block = one["kernel"], one["block"]
-        expected = (ORDER_OF_LARGEST.get(kernel) if block > 4096 else None) or ORDER[kernel]
+        kernel = one["kernel"]
+        expected = ORDER[kernel]
         if one["histories"]:
             behind = ORDER_WITH_HISTORIES[kernel]
             expected = expected + behind if kernel == "_step" else behind
@@ -522,7 +532,8 @@ def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget() -> No
         assert one["stack"] == 0, one
     budget = json.loads(script.with_name("kernel_budget.json").read_text())
     allowed = budget[".".join(triton.__version__.split(".")[:2])]
-    assert allowed.keys() == {one["name"] for one in programs}
+    assert allowed.keys() >= {one["name"] for one in programs}
+    assert len(allowed) == 3 * 2 * 7 + 3
     for one in programs:
         over = {
             count: (one[count], most)

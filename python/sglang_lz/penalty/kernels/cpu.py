@@ -151,8 +151,8 @@ def _seed(rows, position, end, history, sampled, given, tokens, run, params, cov
 @compiled
 def _advance(path, tokens, run, params, cover, position, window, runs, cover_after):
     """Write the seen tokens after a path, newest first, the runs of their periods, and the row's
-    cover; see `cuda._runs`. `position` is that of the newest token. Returns the number of seen
-    tokens, and how many of the newest are looped."""
+    cover; see `cuda._runs_and_cover`. `position` is that of the newest token. Returns the number of
+    seen tokens, and how many of the newest are looped."""
     visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
     window_size = int(params[WINDOW_SIZE])
     onset = int(params[ONSET])

@@ -102,57 +102,33 @@ def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
 
 
 @triton.jit
-def _stored_runs(period, on_path, run_ptr, visible, window_size):
-    """The run of each period before the path."""
-    known = (period >= 1) & (period < tl.minimum(visible - on_path, window_size))
-    return tl.load(run_ptr + period, mask=known, other=0).to(tl.int32)
-
-
-@triton.jit
-def _append(
-    run, period, newer, path_ptr, on_path, tokens_ptr, slot, capacity, visible, window_size
-):  # fmt: skip
-    """The runs after the token of the path that has `newer` tokens after it."""
-    newest = tl.load(path_ptr + newer).to(tl.int32)
-    known = (period >= 1) & (period < tl.minimum(visible - newer, window_size))
-    token = _tokens_at(period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, known)
-    return tl.where(known & (token == newest), tl.minimum(run + 1, LONGEST_RUN), 0)
-
-
-@triton.jit
-def _runs(
-    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size
-):  # fmt: skip
-    """The run of each period after the path."""
-    run = _stored_runs(period, on_path, run_ptr, visible, window_size)
-    for older in range(on_path):
-        run = _append(
-            run, period, on_path - 1 - older, path_ptr, on_path, tokens_ptr, slot, capacity,
-            visible, window_size,
-        )  # fmt: skip
-    return run
-
-
-@triton.jit
 def _runs_and_cover(
     period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
     cover_ptr,
 ):  # fmt: skip
-    """The run of each period after the path, and the row's word and counter."""
-    run = _stored_runs(period, on_path, run_ptr, visible, window_size)
+    """The run of each period after the path, and the row's word and counter.
+
+    Nothing masks the loads but the capacity, so they do not wait for the row's parameters.
+    """
+    run = tl.load(run_ptr + period, mask=period < capacity, other=0).to(tl.int32)
+    run = tl.where(period < tl.minimum(visible - on_path, window_size), run, 0)
     word = tl.load(cover_ptr + LOOPED)
     memory = tl.load(cover_ptr + MEMORY)
     for older in range(on_path):
-        run = _append(
-            run, period, on_path - 1 - older, path_ptr, on_path, tokens_ptr, slot, capacity,
-            visible, window_size,
-        )  # fmt: skip
-        is_loop = (onset > 0) & _is_loop(run, period) & (run >= onset * period)
-        reach = tl.max(tl.where(is_loop, run + period, 0)).to(tl.int64)
-        newest = tl.where(reach < COVERED, (1 << tl.minimum(reach, COVERED - 1)) - 1, -1)
-        word = (word << 1) | newest
-        is_covered = _bits(word) >= LEAST_COVER
-        memory = tl.where(is_covered, MEMORY_STEPS, tl.maximum(memory - 1, 0))
+        newer = on_path - 1 - older
+        newest = tl.load(path_ptr + newer).to(tl.int32)
+        token = _tokens_at(
+            period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, period < capacity
+        )
+        repeats = (token == newest) & (period < tl.minimum(visible - newer, window_size))
+        run = tl.where(repeats, tl.minimum(run + 1, LONGEST_RUN), 0)
+        if onset > 0:
+            is_loop = _is_loop(run, period) & (run >= onset * period)
+            reach = tl.max(tl.where(is_loop, run + period, 0)).to(tl.int64)
+            looped = tl.where(reach < COVERED, (1 << tl.minimum(reach, COVERED - 1)) - 1, -1)
+            word = (word << 1) | looped
+            is_covered = _bits(word) >= LEAST_COVER
+            memory = tl.where(is_covered, MEMORY_STEPS, tl.maximum(memory - 1, 0))
     return run, word, memory
 
 
@@ -175,9 +151,12 @@ def _bits(word):
 
 
 @triton.jit
-def _savings(column, matched, matched_before, bits_of_vocab, is_rate):
-    """The saved bits of each column; `matched_before` is the match length of the column after."""
-    best = tl.max(matched * COLUMNS + (COLUMNS - 1 - column))
+def _savings(column, matched_before, bits_of_vocab, is_rate):
+    """The saved bits of each column; `matched_before` is the match length of the column after it.
+
+    Those are all match lengths, because column 0 has none.
+    """
+    best = tl.max(matched_before * COLUMNS + (COLUMNS - 2 - column))
     longest = best // COLUMNS
     nearest = COLUMNS - best % COLUMNS
     alone = tl.log2((column + 1).to(tl.float32))
@@ -198,33 +177,38 @@ def _penalise(
     column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
     capacity, visible, params_ptr, cover_ptr, penalty,
 ):  # fmt: skip
-    """Lower one row of logits. Returns its runs, its word and its counter. By then every thread has
-    loaded what it needs of the stored window and cover, so those may be written."""
+    """Lower one row of logits. Returns the run of the column after each, the row's word and its
+    counter. By then every thread has loaded what it needs of the stored window and cover, so those
+    may be written."""
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
     is_rate = tl.load(params_ptr + IS_RATE) != 0
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    # Loads before the reductions need not wait for their barriers. But the tokens of a large window
+    # would not fit into the registers beside its runs.
+    is_large: tl.constexpr = column.shape[0] > 4096
+    if not is_large:
+        token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < capacity)
     run, word, memory = _runs_and_cover(
-        column, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
-        cover_ptr,
+        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
+        onset, cover_ptr,
     )  # fmt: skip
-    following = _runs(
-        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size
-    )
     length = tl.minimum(visible, window_size)
-    token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < length)
-    # Half a token more than the run keeps the quotient away from whole numbers by far more than any
-    # division is wrong; a division of integers takes so many registers that others would spill.
-    copies = ((following.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
-    grown = tl.where(_is_loop(following, column + 1), copies - onset + 1, 0)
-    remembers = (memory > 0) & (following >= REMEMBERED_RUN)
-    strength = tl.maximum(grown, tl.where(remembers, REMEMBERED_STRENGTH, 0))
-    strength = tl.where(onset > 0, strength, 1)
+    strength = tl.full(column.shape, 1, tl.int32)
+    if onset > 0:
+        # Half a token more than the run keeps the quotient away from whole numbers by far more than
+        # any division is wrong; a division of integers takes so many registers that others would
+        # spill.
+        copies = ((run.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
+        grown = tl.where(_is_loop(run, column + 1), copies - onset + 1, 0)
+        remembers = (memory > 0) & (run >= REMEMBERED_RUN)
+        strength = tl.maximum(grown, tl.where(remembers, REMEMBERED_STRENGTH, 0))
+    if is_large:
+        token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < capacity)
     known = (column < length) & (token >= 0) & (token < vocab_size) & (strength > 0)
-    matched = _match_lengths(column, run, length, buffer_size)
-    matched_before = _match_lengths(column + 1, following, length, buffer_size)
+    matched_before = _match_lengths(column + 1, run, length, buffer_size)
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
-    savings = penalty * _savings(column, matched, matched_before, bits_of_vocab, is_rate)
+    savings = penalty * _savings(column, matched_before, bits_of_vocab, is_rate)
     at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
     # From L2, where the atomics act: L1 would still have it when the other penalties load it again.
     original = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
@@ -237,9 +221,9 @@ def _penalise(
 
 
 @triton.jit
-def _match_lengths(column, run, length, buffer_size):
-    """The match length of the source in each column: its run, as far as buffer and window reach."""
-    return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - column)), 0)
+def _match_lengths(period, run, length, buffer_size):
+    """The match length of the source in each period: its run, as far as buffer and window reach."""
+    return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - period)), 0)
 
 
 @triton.jit
@@ -270,23 +254,16 @@ def _step_kernel(
         before = (position - on_path) % capacity
         cover_ptr += request_row * COVER
         visible = _visible(position, params_ptr)
+        newest = tl.load(path_ptr, mask=on_path > 0, other=0).to(tl.int32)
         run, word, memory = _penalise(
             column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
             before, capacity, visible, params_ptr, cover_ptr, penalty,
         )  # fmt: skip
         if on_path > 0:
-            if BLOCK > 4096:
-                # Kept until here, the runs would not fit into the registers beside the rest.
-                window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
-                run = _runs(
-                    column, path_ptr, on_path, tokens_ptr, run_ptr, before, capacity, visible,
-                    window_size,
-                )  # fmt: skip
-                tl.debug_barrier()
-            tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+            tl.store(run_ptr + column + 1, run.to(tl.int16), mask=column + 1 < capacity)
             tl.store(cover_ptr + LOOPED, word)
             tl.store(cover_ptr + MEMORY, memory)
-            tl.store(tokens_ptr + position % capacity, tl.load(path_ptr).to(tl.int32))
+            tl.store(tokens_ptr + position % capacity, newest)
     if HISTORY:
         place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
         if place >= 0:
@@ -404,12 +381,12 @@ def _accept_kernel(
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
     cover_ptr += request_row * COVER
     run, word, memory = _runs_and_cover(
-        column, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
+        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
         window_size, onset, cover_ptr,
     )  # fmt: skip
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
-    tl.store(run_ptr + column, run.to(tl.int16), mask=column < capacity)
+    tl.store(run_ptr + column + 1, run.to(tl.int16), mask=column + 1 < capacity)
     tl.store(cover_ptr + LOOPED, word)
     tl.store(cover_ptr + MEMORY, memory)
     at = (before + on_path) % capacity - column

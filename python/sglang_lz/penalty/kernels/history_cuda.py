@@ -82,26 +82,32 @@ def _entry_at(position, before, size, ring_ptr, walk_ptr, mask):
 @triton.jit
 def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
     """Find which distinct tokens a path's are, oldest first. Returns how many are new."""
+    for step in range(on_path):
+        tl.store(walk_ptr + step, -1)
+    # Before each barrier here, one thread writes what others write or read after it.
+    tl.debug_barrier()
+    for start in range(0, length, BLOCK):
+        known = start + tl.arange(0, BLOCK)
+        other = tl.load(distinct_ptr + known, mask=known < length, other=0)
+        for step in range(on_path):
+            token = tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32)
+            is_it = (known < length) & (other == token)
+            tl.store(walk_ptr + step + tl.zeros_like(known), known, mask=is_it)
+    tl.debug_barrier()
     new = 0
     for step in range(on_path):
-        token = tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32)
-        entry = -1
-        for start in range(0, length, BLOCK):
-            known = start + tl.arange(0, BLOCK)
-            other = tl.load(distinct_ptr + known, mask=known < length, other=0)
-            is_it = (known < length) & (other == token)
-            entry = tl.maximum(entry, tl.max(tl.where(is_it, known, -1)))
-        for older in range(new):
-            is_it = tl.load(fresh_ptr + older) == token
-            entry = tl.where(is_it, length + older, entry)
-        tl.debug_barrier()
+        entry = tl.load(walk_ptr + step)
         if entry < 0:
+            token = tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32)
             entry = length + new
-            tl.store(fresh_ptr + new, token)
-            new += 1
-        tl.store(walk_ptr + step, entry)
-        # One thread wrote it, all threads read it.
-        tl.debug_barrier()
+            for older in range(new):
+                entry = tl.where(tl.load(fresh_ptr + older) == token, length + older, entry)
+            tl.debug_barrier()
+            if entry == length + new:
+                tl.store(fresh_ptr + new, token)
+                new += 1
+            tl.store(walk_ptr + step, entry)
+            tl.debug_barrier()
     return new
 
 
@@ -189,12 +195,11 @@ def forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr):
     its bits. Other threads' bits and logits must be there."""
     lane = tl.arange(0, BLOCK)
     words = (vocab_size + 31) // 32
-    some = 0
+    some = tl.zeros([BLOCK], tl.int32)
     for start in range(0, words, BLOCK):
         at = forbidden_ptr + start + lane
-        bits = tl.load(at, mask=start + lane < words, other=0, cache_modifier=".cg")
-        some = tl.maximum(some, tl.max((bits != 0).to(tl.int32)))
-    if some > 0:
+        some |= tl.load(at, mask=start + lane < words, other=0, cache_modifier=".cg")
+    if tl.max((some != 0).to(tl.int32)) > 0:
         left, start = 0, 0
         # In a row without a grammar, hardly ever more than once.
         while (left == 0) & (start < vocab_size):
