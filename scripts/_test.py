@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
+import shutil
 import subprocess
 import time
 
@@ -32,11 +34,11 @@ wheel, style and types, and run the tests against the installed wheel, on real s
 
   quick       without tests/server, which start real servers, without images and what else is slow
   all         also the images and short runs of the benchmarks, and then, on the other releases of
-              SGLang in patches/releases, the patches, the contract and every endpoint; this is what
-              continuous integration runs
-  full        also every test of a server on all servers that it names, instead of the first of each
-              kind (tests/server/configurations.py), a short soak, and the GPU's checks on a CPU;
-              a release is signed only after it. A missing program is an error here
+              SGLang in patches/releases, the patches and the contract; this is what continuous
+              integration runs
+  full        everything: each test of a server on all servers that it names, instead of the first
+              (tests/server/configurations.py), more examples, fuzzing, a short soak, and the GPU's
+              checks on a CPU; a release is signed only after it. A missing program is an error here
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
 
 Tests that are named without one of these words run alone, and nothing else is checked:
@@ -75,16 +77,19 @@ ONLY_ALL = (
 """What only `all` and `full` run, or `containers`: images, a browser, benchmarks, the checks of a
 GPU."""
 OLDER = {
-    "all": ("patches", "server/test_modes.py", "server/test_surface.py"),
-    "full": ("patches", *(f"server/test_{name}.py" for name in CONTRACT)),
+    "all": (
+        *("tests/patches", "tests/server/test_modes.py", "-m", "not (full or every_server)"),
+        *("-k", "not (mixed-chunk or chunked or tiny-pool)"),
+    ),
+    "full": (
+        *("tests/patches", *(f"tests/server/test_{name}.py" for name in CONTRACT), "-k"),
+        "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
+        " or chunked or (eagle and not (tree or sglang)))",
+    ),
 }
-"""What `all` and `full` run of an older release: the patches, the contract and every endpoint, and
-in `full` also what else changes logits or ends outputs."""
-OLDER_MODES = (
-    "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
-    " or chunked or (eagle and not (tree or sglang)))"
-)
-"""The others differ in nothing that a patch touches. Chunks are in `mixed-chunk`, chains of drafts
+"""What `all` and `full` run of an older release: the patches and the contract on one server of each
+kind, and in `full` also every endpoint and what else changes logits or ends outputs, in all modes
+but those that differ in nothing that a patch touches: chunks are in `mixed-chunk`, chains of drafts
 in `eagle-tree`."""
 
 COMPILE = """
@@ -170,7 +175,10 @@ def selection(mode: str) -> list[str]:
     """The pytest arguments that leave tests out of a mode."""
     left_out = [f"--ignore-glob={tests}" for tests in ONLY_ALL]
     return {
-        "quick": ["-m", "not (slow or full)", "--ignore-glob=tests/server", *left_out],
+        "quick": [
+            *("-m", "not (slow or full)", "--representative", "--ignore-glob=tests/server"),
+            *left_out,
+        ],
         DEFAULT: ["-m", "not full", "--representative", *left_out],
         "all": ["-m", "not full", "--representative"],
         "containers": ["tests/deploy"],
@@ -229,10 +237,29 @@ def _check_older(environment: Environment, mode: str, arguments: list[str]) -> i
     env = variables(environment, mode)
     doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
     status = _supervise.run(doctor, env=env, cwd=ROOT)
+    _lend_compiled(Environment("cpu"), environment)
     _compile(environment, env)
-    tests = [f"tests/{path}" for path in OLDER[mode]] + ["-k", OLDER_MODES]
-    tests = [*workers(mode, []), *selection(mode), *tests, *arguments]
+    tests = [*workers(mode, []), *selection(mode), *OLDER[mode], *arguments]
     return status or _pytest(environment, env, tests)
+
+
+def _lend_compiled(lender: Environment, borrower: Environment) -> None:
+    """Copy what numba has compiled of a package that is installed in both; it takes minutes.
+
+    Numba takes it for current only if it was made from a file of the same time.
+    """
+    own, other = (environment.packages / "sglang_lz" for environment in (lender, borrower))
+    names = [file.relative_to(own).as_posix() for file in own.rglob("*.py")]
+    same, _, _ = filecmp.cmpfiles(own, other, names, shallow=False)
+    if len(same) < len(names):
+        return
+    for name in names:
+        times = (own / name).stat()
+        os.utime(other / name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for compiled in own.rglob("__pycache__/*.nb[ci]"):
+        to = other / compiled.relative_to(own)
+        to.parent.mkdir(exist_ok=True)
+        shutil.copyfile(compiled, to)
 
 
 def _compile(environment: Environment, env: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ settings.register_profile(
     "shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("shared-machine")
+settings.register_profile("fewer-examples", settings.get_profile("shared-machine"), max_examples=40)
 
 numba_cache.use_own_folder()  # before anything imports numba
 
@@ -36,8 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--representative",
         action="store_true",
-        help="run a test on the first server of each kind that it names, not on all",
+        help="run a test on the first server that it names (see the marks each_kind, every_server),"
+        " and with 40 examples of hypothesis instead of 100",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples before test modules use it."""
+    if config.getoption("representative"):
+        settings.load_profile("fewer-examples")
 
 
 @pytest.fixture

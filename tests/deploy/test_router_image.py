@@ -18,6 +18,7 @@ REQUEST_SECONDS = 30
 GRACE_SECONDS = 60
 
 
+@pytest.mark.full
 def test_it_starts_and_waits_for_servers(
     podman: Podman, base: str, build_options: list[str]
 ) -> None:

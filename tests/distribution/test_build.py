@@ -28,6 +28,8 @@ from distribution.world import (
     write_upstream_wheel,
 )
 
+pytestmark = pytest.mark.slow
+
 LZ = [name for name in EDITS if not name.startswith("cpu/")]
 
 

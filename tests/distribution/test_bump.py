@@ -104,6 +104,7 @@ def test_lines_beside_ours(world: World) -> None:
 CONFLICT = {"kernel": ("import sgl_kernel\n", "import sgl_kernel as kernel\n")}
 
 
+@pytest.mark.full
 def test_a_conflict_that_a_person_settles(world: World) -> None:
     release(world, "0.5.24", **CONFLICT)
     out = stops(world, "0.5.24", "--tree", "new")
@@ -198,6 +199,7 @@ def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
     assert (set_of(world, "0.5.24") / "judged").read_text() == "algorithm NGRAM\n"
 
 
+@pytest.mark.full
 def test_dry_run_changes_nothing(world: World) -> None:
     release(world, "0.5.24", **CONFLICT)
     before = {path.name for path in world.root.iterdir()}

@@ -10,6 +10,8 @@ import pytest
 
 from distribution.world import EDITS, UPSTREAM, World, git, snapshot
 
+pytestmark = pytest.mark.slow
+
 NEW = """\
 Add a thing
 

@@ -159,12 +159,16 @@ def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accepted", [accepted_by_dflash, accepted_by_dspark])
 @pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
 @pytest.mark.parametrize(
     ("min_p", "forced"),
-    [(0.0, []), (0.45, []), (0.0, [3])],
-    ids=["no min_p", "min_p", "forced"],
+    [
+        pytest.param(0.0, [], id="no min_p"),
+        pytest.param(0.45, [], id="min_p", marks=pytest.mark.full),
+        pytest.param(0.0, [3], id="forced"),
+    ],
     indirect=["forced"],
 )
 def test_blocks_are_accepted_as_their_logits_say(

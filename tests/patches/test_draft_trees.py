@@ -236,7 +236,7 @@ def test_every_node_is_judged_and_only_the_accepted_path_is_kept(
     assert {1, 2, 3, 4} <= set(lengths)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_numba_compiles_nothing_after_the_start(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,13 @@ COMBINED = (
     *("dp-attention-eagle3", "dp-attention-dspark"),
 )
 
+ONLY_FULL = (
+    *("eagle-adaptive", "eagle-tp2", "dflash-tp2", "dspark-tp2", "tiny-pool-mixed"),
+    *("disaggregated-eagle", *COMBINED),
+)
+"""Servers that only `scripts/test full` starts: they combine what others have alone, and with their
+several processes take longest."""
+
 
 def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...]:
     """Flags of speculation with a draft model: how deep, how wide and how large its trees are."""
@@ -126,6 +133,7 @@ CONFIGURATIONS = {
         ),
         Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
+        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
         Config(
             "disaggregated-eagle",
             (*drafts("EAGLE", 3, 2, 6), *THINKS),
@@ -151,7 +159,6 @@ CONFIGURATIONS = {
                 *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
             ),
         ),
-        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
         Config(
             "no-overlap",
             (
@@ -256,15 +263,14 @@ def on(*names: str) -> pytest.MarkDecorator:
 
     With pytest-xdist one worker has all of a configuration. Those of one kind of draft share a
     worker, too: its draft models, and what a server without speculation answers, are made once.
-    They take longest, so they come first.
+    They take longest, so they come first, and then `overlap`, which most tests name.
 
     With --representative, as `scripts/test` and `scripts/test all` have it, a test runs only on the
-    first server of each kind (`kind_of`) that it names; so name the simplest one first.
+    first server that it names; with `@pytest.mark.each_kind` on the first of each kind (`kind_of`),
+    with `@pytest.mark.every_server` on all. So name the simplest one first. Servers of `ONLY_FULL`
+    start for none of these.
     """
-    servers = [
-        pytest.param(name, marks=pytest.mark.xdist_group(_group_of(CONFIGURATIONS[name])))
-        for name in names
-    ]
+    servers = [pytest.param(name, marks=_marks_of(name)) for name in names]
     return pytest.mark.parametrize("server", servers, indirect=True)
 
 
@@ -273,6 +279,11 @@ def kind_of(config: Config) -> str:
     if config.draft in ("dflash", "dspark"):
         return "blocks of drafts"
     return "trees of drafts" if config.draft or config.name == "ngram" else "one token a step"
+
+
+def _marks_of(name: str) -> list[pytest.MarkDecorator]:
+    group = pytest.mark.xdist_group(_group_of(CONFIGURATIONS[name]))
+    return [group, *([pytest.mark.full] if name in ONLY_FULL else [])]
 
 
 def _group_of(config: Config) -> str:

@@ -45,13 +45,18 @@ def configurations_of(item: pytest.Item) -> list[str]:
 
 
 def is_representative(item: pytest.Item) -> bool:
-    """Whether a test's server is the first of its kind of those that the test names."""
+    """Whether a test's server stands for the others that the test names.
+
+    It is the first; with the mark `each_kind` the first of each kind, with `every_server` any.
+    """
     names = configurations_of(item)
     if not names or item.get_closest_marker("every_server"):
         return True
     own = item.callspec.params["server"]  # type: ignore[attr-defined]
-    kind = kind_of(CONFIGURATIONS[own])
-    return bool(own == next(name for name in names if kind_of(CONFIGURATIONS[name]) == kind))
+    if item.get_closest_marker("each_kind"):
+        kind = kind_of(CONFIGURATIONS[own])
+        names = [name for name in names if kind_of(CONFIGURATIONS[name]) == kind]
+    return bool(own == names[0])
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import requests
 
 from server.client import TIMEOUT_SECONDS, generate
@@ -72,6 +73,7 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.full
 @on("overlap")
 def test_no_request_gets_an_error_of_the_servers(server: Server, tmp_path: Path) -> None:
     document = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()

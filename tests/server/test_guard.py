@@ -97,6 +97,7 @@ def answers_of(server: Server, asked: list[Ask]) -> list[Json]:
         return list(pool.map(lambda request: post_ok(server, "/generate", request.body), asked))
 
 
+@pytest.mark.each_kind
 @on(*ALL_MODES)
 def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
     rng = random.Random(f"guard {server.config.name}")
@@ -145,6 +146,7 @@ def forced_from(outputs: list[int]) -> int:
     return next(k for k in reversed(range(len(end))) if outputs[len(outputs) - k :] == end[:k])
 
 
+@pytest.mark.each_kind
 @on(*THINKING)
 def test_a_thought_that_loops_ends_once(server: Server) -> None:
     rng = random.Random(f"thinking {server.config.name}")

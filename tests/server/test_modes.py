@@ -67,6 +67,7 @@ def test_mixed_batch(server: Server) -> None:
     check_together(server, mixed(rng, 12, 40, 32), f"{server.config.name}: mixed batch")
 
 
+@pytest.mark.each_kind
 @on(*EVERYWHERE)
 def test_the_onset_waits_for_a_loop(server: Server) -> None:
     """Loops of periods 1 to 300 in prompts and outputs, onsets 0 to 4 mixed in one batch; some have
@@ -109,6 +110,7 @@ EACH_PENALTY = (
 )
 
 
+@pytest.mark.each_kind
 @on(*EVERYWHERE)
 def test_each_other_penalty(server: Server) -> None:
     """Each penalty over the whole history alone, then all together, and with the LZ penalty."""
@@ -192,6 +194,7 @@ def test_prompts_of_many_chunks(server: Server) -> None:
     assert max(sizes) <= 16, "the prompts were not prefilled in chunks of at most 16"
 
 
+@pytest.mark.each_kind
 @on(*SCHEDULERS, "dp-attention", "ngram", "dflash", "dspark")
 def test_arrivals_between_two_decodes(server: Server) -> None:
     """Other requests are prefilled while these decode: no step may lose or repeat a token."""

@@ -10,6 +10,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from oracle import copies
 from server.client import OFF, Lz, post_ok, request_body
 from server.configurations import SPECULATION, on
@@ -100,6 +102,7 @@ def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server:
     assert min(check_until_something_repeats(server, asked).values()) > len(asked) // 2
 
 
+@pytest.mark.full
 @on("reasoner")
 def test_greedy_answers_are_those_without_a_penalty_until_something_repeats(
     server: Server,

@@ -157,6 +157,7 @@ def test_the_copy_of_each_lowered_token_is_the_oracle_s(server: Server, page: Br
     assert checked > 3
 
 
+@pytest.mark.full
 @on("overlap")
 def test_the_keyboard_goes_from_token_to_token(server: Server, page: Browser) -> None:
     run_first_example(page)
@@ -169,6 +170,7 @@ def test_the_keyboard_goes_from_token_to_token(server: Server, page: Browser) ->
     )
 
 
+@pytest.mark.full
 @on("overlap")
 def test_a_pasted_text_gives_the_figures_of_the_benchmark(server: Server, page: Browser) -> None:
     text = "| a | b |\n" * 30 + "The end of the table."
@@ -198,6 +200,7 @@ def test_markup_stays_text(server: Server, page: Browser) -> None:
     assert page.run("window.broken === undefined")
 
 
+@pytest.mark.full
 @on("overlap")
 def test_a_log_is_stepped_through(server: Server, page: Browser, tmp_path: Path) -> None:
     log = tmp_path / "answers.jsonl"
@@ -214,6 +217,7 @@ def test_a_log_is_stepped_through(server: Server, page: Browser, tmp_path: Path)
     assert "".join(texts(page, "past")) == lines[2]["text"]
 
 
+@pytest.mark.full
 @on("overlap")
 def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page: Browser) -> None:
     page.run(
@@ -232,6 +236,7 @@ def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page
     assert page.run("document.getElementById('field-lz_onset').value") == "5"
 
 
+@pytest.mark.full
 @on("overlap")
 def test_the_request_is_shown_and_focus_comes_back(server: Server, page: Browser) -> None:
     page.run("document.querySelector('#column-lz header button').focus()")
@@ -302,6 +307,7 @@ def test_the_demo_model_is_the_one_of_texts_without_a_server() -> None:
     assert (DEMO / "config.json").read_bytes() == (model_path() / "config.json").read_bytes()
 
 
+@pytest.mark.full
 @on("dp2")
 def test_a_seed_counts_on_a_deterministic_server(server: Server, tmp_path: Path) -> None:
     running = playground(server.url, tmp_path / "playground.log")

@@ -195,6 +195,7 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
     assert ended > count // 3
 
 
+@pytest.mark.each_kind
 @on(
     "overlap",
     "tiny-pool-mixed",
@@ -264,6 +265,7 @@ def test_several_outputs_of_one_request(server: Server) -> None:
     assert len(texts) > 1
 
 
+@pytest.mark.each_kind
 @on(
     *("eagle-tree", "ngram", "eagle", "eagle-tp2", "dflash", "dspark"),
     *("dp-attention-eagle3", "dp-attention-dspark"),
@@ -476,6 +478,7 @@ def slow() -> str:
     return f"Once upon a time(q|b[ae 1\\n.']{{0,{next(SLOW)}}}e\u0301)( over| under){{4}}"
 
 
+@pytest.mark.each_kind
 @on(
     *("overlap", "no-overlap", "chunked", "mixed-chunk", "tp2", "eagle-tree", "ngram", "eagle"),
     *("dp-attention", "dflash", "dspark", "pp2", "disaggregated"),

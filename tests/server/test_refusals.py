@@ -255,6 +255,7 @@ def test_a_text_that_no_context_holds(server: Server) -> None:
         assert "text must be at most 65536 characters" in answer.text
 
 
+@pytest.mark.each_kind
 @on("overlap", "no-overlap", "tp2", "pp2", "eagle-tree", "ngram", "dflash", "dspark")
 def test_a_constraint_that_is_too_slow_ends_its_request(server: Server) -> None:
     """XGrammar reads it in so many ways that a token takes half a minute."""
@@ -318,6 +319,7 @@ FIELDS = {
 COMPLETION = {"logprobs": vocab_size() + 1, "top_k": 2**31, "n": 1025}
 
 
+@pytest.mark.each_kind
 @on("overlap", "ngram", "eagle", "dflash", "dspark")
 def test_what_upstream_lets_pass(server: Server) -> None:
     """Each of these ended the server, held it, or was answered 500."""

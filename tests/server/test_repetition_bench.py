@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.configurations import on
 from server.launch import Server
 
@@ -45,6 +47,7 @@ def samples(out: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: (line["item"], line["variant"], line["temperature"]))
 
 
+@pytest.mark.full
 @on("dp2")
 def test_a_killed_run_gives_the_samples_of_a_whole_one(server: Server, tmp_path: Path) -> None:
     run(command(server, tmp_path, "whole", 8))

@@ -67,6 +67,7 @@ def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
     assert f"sglang is imported from {tmp_path}, not from {ours.parent}" in message
 
 
+@pytest.mark.full
 def test_a_stock_sglang_stops_it(tmp_path: Path) -> None:
     """That has no check of ours; `sglang-lz serve` has."""
     stock = Path(os.environ["LZ_STOCK_SITE"])

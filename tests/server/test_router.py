@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,16 @@ def documented() -> dict[str, dict[str, str]]:
 
 
 TABLE = documented()
-PAIRED = [mode for mode in TABLE if "--pd-disaggregation" in mode]
-UNPAIRED = [mode for mode in TABLE if mode not in PAIRED]
+FEWEST_FLAGS = ("smg", "sglang_router", "smg --pd-disaggregation")
+
+
+def modes(*, is_paired: bool) -> list[Any]:
+    """The table's modes, with pairs of a prefill and a decode server behind them or without."""
+    return [
+        pytest.param(mode, marks=() if mode in FEWEST_FLAGS else pytest.mark.full)
+        for mode in TABLE
+        if ("--pd-disaggregation" in mode) == is_paired
+    ]
 
 
 @cache
@@ -103,7 +112,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @on("overlap")
-@pytest.mark.parametrize("mode", UNPAIRED)
+@pytest.mark.parametrize("mode", modes(is_paired=False))
 def test_in_front_of_two_replicas(
     server: Server, replica: Server, mode: str, tmp_path: Path
 ) -> None:
@@ -117,7 +126,7 @@ def test_in_front_of_two_replicas(
 
 
 @on("disaggregated")
-@pytest.mark.parametrize("mode", PAIRED)
+@pytest.mark.parametrize("mode", modes(is_paired=True))
 def test_in_front_of_prefill_and_decode(server: Server, mode: str, tmp_path: Path) -> None:
     with routing(mode, (server,), tmp_path / "router.log") as router:
         check(router, server)

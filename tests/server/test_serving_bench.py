@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.configurations import on
 from server.launch import Server
 
@@ -43,6 +45,7 @@ def test_a_static_batch_is_measured_and_taken_up_again(tmp_path: Path) -> None:
     assert again == printed, "a finished measurement is not run again"
 
 
+@pytest.mark.full
 @on("overlap")
 def test_a_server_is_measured_at_a_request_rate(server: Server, tmp_path: Path) -> None:
     out = tmp_path / "live.json"

@@ -94,6 +94,7 @@ def plain_outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
         return [answer["output_ids"] for answer in answers(plain, greedy_cases())]
 
 
+@pytest.mark.each_kind
 @on(*SPECULATION, "disaggregated-dflash", "disaggregated-dspark")
 def test_greedy_output_is_that_of_plain_decoding(
     server: Server, plain_outputs: list[list[int]]
@@ -105,7 +106,8 @@ def test_greedy_output_is_that_of_plain_decoding(
 
 
 @pytest.mark.xdist_group("blocks of drafts")
-@pytest.mark.parametrize("draft", ["dflash", pytest.param("dspark", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("draft", ["dflash", "dspark"])
 def test_greedy_output_with_an_untrained_draft_is_that_of_plain_decoding(
     tmp_path: Path, draft: str, plain_outputs: list[list[int]]
 ) -> None:
@@ -215,6 +217,7 @@ OTHER_PENALTIES = Penalties(
 )
 
 
+@pytest.mark.each_kind
 @on("eagle", "ngram", "dflash", "dspark")
 @pytest.mark.parametrize(
     ("lz", "penalties", "min_p"),

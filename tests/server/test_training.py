@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import requests
 from transformers import AutoTokenizer
 
@@ -101,6 +102,7 @@ def test_turns_of_a_chat_survive(server: Server) -> None:
     assert ended > 20
 
 
+@pytest.mark.full
 @on("reasoner")
 def test_without_the_field_outputs_do_not_survive(server: Server) -> None:
     """The tests above could not fail otherwise."""

@@ -74,6 +74,7 @@ class Grammar:
         return np.where(allowed.astype(bool), logits, -math.inf)
 
 
+@pytest.mark.each_kind
 @on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "dflash", "dspark")
 @pytest.mark.parametrize(
     "kind",
@@ -137,6 +138,7 @@ def test_min_new_tokens(server: Server) -> None:
     at_once(check_one, prompts, stop_tokens, PARAMETERS)
 
 
+@pytest.mark.each_kind
 @on("overlap", "no-overlap", "eagle", "dflash", "dspark")
 def test_logit_bias(server: Server) -> None:
     """A bias stands beside the penalty, on tokens that it penalises and on others."""
@@ -177,6 +179,7 @@ FORBIDDING = (
 )
 
 
+@pytest.mark.each_kind
 @on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "ngram", "tp2", "dflash", "dspark")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) -> None:

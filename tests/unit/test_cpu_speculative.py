@@ -327,6 +327,7 @@ def random_probs(*shape: int, zeros: bool = False) -> torch.Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tree_sampling_follows_the_target(kernels: ModuleType, shape: str) -> None:
     """Every token that is emitted has the target's distribution given those before it."""
@@ -393,6 +394,7 @@ def test_tree_sampling_takes_a_certain_token_at_any_coin(kernels: ModuleType) ->
         assert written["predicts"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("without_last", [False, True])
 def test_chain_rejection_sampling_follows_the_target(

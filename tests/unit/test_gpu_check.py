@@ -25,6 +25,8 @@ gpu_check = importlib.import_module("_gpu_check")
 gpu_server = importlib.import_module("_gpu_server")
 stand_in = importlib.import_module("gpu.cutedsl_dual_gemm")
 
+pytestmark = pytest.mark.full
+
 
 class FakeMachine:
     """A machine whose steps are given programs of Python.
@@ -267,10 +269,7 @@ def test_without_a_sanitizer_the_step_says_so_but_is_rehearsed(
         assert test in found.stdout
 
 
-@pytest.mark.parametrize(
-    "command",
-    [0, *(pytest.param(i, marks=pytest.mark.full) for i in range(1, len(gpu_check.COMPILED)))],
-)
+@pytest.mark.parametrize("command", range(len(gpu_check.COMPILED)))
 def test_a_server_compiles_nothing_after_its_warm_up(tmp_path: Path, command: int) -> None:
     """By Triton's own decisions for Hopper, no GPU needed."""
     machine = gpu_check.Machine(tmp_path, rehearse=True)

@@ -173,6 +173,7 @@ def test_a_token_that_was_allowed_and_then_rejected(problem: str, status: int) -
     assert answer["message"].startswith("json_schema must not contradict") == (status == 400)
 
 
+@pytest.mark.slow
 def test_slow_calls_share_an_allowance(
     backend: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

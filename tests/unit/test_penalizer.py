@@ -546,7 +546,7 @@ class Scheduler(RuleBasedStateMachine):
                 req.land()
 
 
-TestScheduler = Scheduler.TestCase
+TestScheduler = pytest.mark.slow(Scheduler.TestCase)
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=25)
 
 
@@ -1101,7 +1101,7 @@ ALONE = (
 )
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("penalties", ALONE, ids=str)
 def test_each_penalty_alone(
     name: str,

@@ -99,6 +99,7 @@ def test_only_the_solution_is_learned() -> None:
         assert want in (token, train_reasoner.NOT_WANTED)
 
 
+@pytest.mark.full
 def test_two_short_trainings_with_one_seed_give_the_same_loadable_model(tmp_path: Path) -> None:
     run = trained_twice(train_reasoner.main, tmp_path, REASONER_PATH)
     # The tokenizer does not depend on the number of steps: the shipped one is this command's.

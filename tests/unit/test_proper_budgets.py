@@ -81,6 +81,7 @@ def own() -> Iterator[Compiler]:
     one.stop()
 
 
+@pytest.mark.slow
 def test_a_compiled_language_is_the_same(own: Compiler) -> None:
     text = rules_json('root ::= (([a-z]* "\\u00e9" [0-9]{2, 3}))')
     here = language_of(Rules(text))
@@ -150,6 +151,7 @@ def test_no_search_has_to_compile_anything() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_first_mask_is_found_before_a_request_runs() -> None:
     """A constraint that allows an empty text needs no search to show that it can end."""
     product = product_of("root ::= (([a-z]*))")
@@ -316,6 +318,7 @@ class _Stuck(Product):
         return super()._rows_of(text, nfc, steps, is_warming)
 
 
+@pytest.mark.slow
 def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row allows what never comes next, and whoever accepts that ends the request."""
     product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
@@ -486,6 +489,7 @@ def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[1:3] == [2, 2]
 
 
+@pytest.mark.slow
 def test_searches_of_a_constraint_do_not_hold_up_those_of_another() -> None:
     """However many searches are stuck at their limits, another one is done."""
     hard = [product_of(f'root ::= (([^\\n]{{0, {900 + i}}} "z" [a-c]))') for i in range(12)]
@@ -616,6 +620,7 @@ def test_nothing_is_kept_of_what_is_refused(served: ProperTokens) -> None:
     assert not served._products
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,7 +125,14 @@ def bounded(tested: Product, tokenizer: Tokenizer, most: int) -> set[tuple[int, 
 
 
 @pytest.mark.parametrize("case", GRAMMARS)
-@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        pytest.param("qwen2", marks=pytest.mark.slow),
+        pytest.param("llama3", marks=pytest.mark.full),
+    ],
+)
 def test_what_is_accepted_are_the_encodings(name: str, case: str) -> None:
     """Both ways, on all short texts of recursive grammars, listed without an automaton."""
     grammar, most = GRAMMARS[case]

@@ -293,6 +293,7 @@ def test_pairs_by_the_merges_alone(name: str) -> None:
     assert 1000 < broken < len(pairs) - 1000
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ranks_may_fall() -> None:
     """Pairs and sequences by random merges, in any order, against merging them naively."""
@@ -426,17 +427,24 @@ def test_other_features_are_refused(changes: dict[str, Any], reason: str) -> Non
         prepared.prepared_arrays(mutated(**changes))
 
 
+FIRST = "pre_tokenizer__pretokenizers__0"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        {"normalizer": None},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"[a-c]+|\s"}},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"String": "1"}},
-        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"\p{L}+?|\s+(?=\n)|'"}},
-        {"pre_tokenizer__pretokenizers__1__use_regex": True},
+        pytest.param({"normalizer": None}, id="no NFC"),
+        *(
+            pytest.param(changes, marks=pytest.mark.full, id=name)
+            for name, changes in {
+                "with gaps": {f"{FIRST}__pattern": {"Regex": r"[a-c]+|\s"}},
+                "string": {f"{FIRST}__pattern": {"String": "1"}},
+                "lazy": {f"{FIRST}__pattern": {"Regex": r"\p{L}+?|\s+(?=\n)|'"}},
+            }.items()
+        ),
+        pytest.param({"pre_tokenizer__pretokenizers__1__use_regex": True}, id="two regexes"),
     ],
-    ids=["no NFC", "with gaps", "string", "lazy", "two regexes"],
 )
 def test_other_features_are_exact(changes: dict[str, Any]) -> None:
     text = mutated(**changes)
@@ -449,7 +457,7 @@ def test_other_features_are_exact(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("raw", [(), (1, 2)])
+@pytest.mark.parametrize("raw", [pytest.param((), marks=pytest.mark.full), (1, 2)])
 def test_added_tokens_may_overlap(raw: tuple[int, ...]) -> None:
     """The first that begins is cut out, the longest of those, and then all that is normalized."""
     contents = ["<|endoftext|>", "aa>", "<a>", ">b>", "b><b"]
