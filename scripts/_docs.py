@@ -89,6 +89,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "penalties-blocks"): penalties.blocks,
     ("bench/README.md", "penalties-cost"): penalties.cost,
     ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,
+    ("bench/README.md", "step-estimated"): kernel.step_estimated,
     ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
     ("bench/README.md", "served-on-a-gpu"): kernel.served_on_gpu,
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
