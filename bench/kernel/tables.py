@@ -66,7 +66,7 @@ def step_estimated() -> str:
     rate = (most - 1) * 512 * BYTES_OF_COLUMN / (then[OURS, most] - alone)
     counts, programs = (json.loads(BUDGET.read_text())[key] for key in ("counts", "3.7"))
     lines = ["| window | bytes of a row | 1 row | 64 rows | 512 rows |", "|---|---|---|---|---|"]
-    for window in (128, 512, 1024, 8192):
+    for window in (512, 1024, 8192):
         chain = dict(zip(counts, programs[f"_step {window}"], strict=True))["chain"]
         size = window * BYTES_OF_COLUMN
         estimates = (empty + chain * latency + (n - 1) * size / rate for n in (1, 64, most))

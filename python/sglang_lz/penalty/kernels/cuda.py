@@ -108,7 +108,8 @@ def _runs_and_cover(
 ):  # fmt: skip
     """The run of each period after the path, and the row's word and counter.
 
-    Nothing masks the loads but the capacity, so they do not wait for the row's parameters.
+    The loads do not wait for the row's parameters, because they are masked by the capacity; what is
+    not visible or beyond the window is left out afterwards.
     """
     run = tl.load(run_ptr + period, mask=period < capacity, other=0).to(tl.int32)
     run = tl.where(period < tl.minimum(visible - on_path, window_size), run, 0)

@@ -84,7 +84,7 @@ def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
     """Find which distinct tokens a path's are, oldest first. Returns how many are new."""
     for step in range(on_path):
         tl.store(walk_ptr + step, -1)
-    # Before each barrier here, one thread writes what others write or read after it.
+    # One thread wrote it; others write it or read it from here on.
     tl.debug_barrier()
     for start in range(0, length, BLOCK):
         known = start + tl.arange(0, BLOCK)
@@ -102,6 +102,7 @@ def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
             entry = length + new
             for older in range(new):
                 entry = tl.where(tl.load(fresh_ptr + older) == token, length + older, entry)
+            # All threads have read what is written here.
             tl.debug_barrier()
             if entry == length + new:
                 tl.store(fresh_ptr + new, token)
