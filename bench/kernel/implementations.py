@@ -329,7 +329,7 @@ class Empty(Implementation):
         case = inputs.case
         super().__init__(inputs, size=0)
         self.kernel = empty_kernel()
-        self.grid = (case.rows, case.nodes) if case.nodes else (case.rows,)
+        self.grid = case.rows, case.nodes or 1
         self.state = WindowState(1, max(case.window, DEFAULT_MAX_WINDOW_SIZE), inputs.device)
 
     def call(self, k: int) -> None:

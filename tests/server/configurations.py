@@ -74,6 +74,8 @@ def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...
 CONFIGURATIONS = {
     config.name: config
     for config in (
+        # Most tests name it: its worker begins with it, or the others would wait for it at the end.
+        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
         Config(
             "ngram",
             ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", *THINKS),
@@ -133,7 +135,6 @@ CONFIGURATIONS = {
         ),
         Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
         Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
-        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
         Config(
             "disaggregated-eagle",
             (*drafts("EAGLE", 3, 2, 6), *THINKS),
@@ -263,7 +264,6 @@ def on(*names: str) -> pytest.MarkDecorator:
 
     With pytest-xdist one worker has all of a configuration. Those of one kind of draft share a
     worker, too: its draft models, and what a server without speculation answers, are made once.
-    They take longest, so they come first, and then `overlap`, which most tests name.
 
     With --representative, as `scripts/test` and `scripts/test all` have it, a test runs only on the
     first server that it names; with `@pytest.mark.each_kind` on the first of each kind (`kind_of`),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,8 +25,7 @@ from device import DEVICE
 from onset_examples import EXAMPLES, FADING, LAST_STEP
 from oracle import has_memory, run_lengths
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
-from sglang_lz.penalty.kernels import warm_up
-from sglang_lz.penalty.kernels.launch import Kernel
+from sglang_lz.penalty.kernels import launch, warm_up
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, WindowState, tokens_to_seed
 from trees import Tree
@@ -464,13 +463,24 @@ ORDER_WITH_HISTORIES = {
 }
 
 
-def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType) -> None:
-    """tests/ptx runs the same over Triton's own launcher."""
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_a_binary_is_looked_up_by_what_the_caller_says(
+    monkeypatch: pytest.MonkeyPatch, is_profiled: bool
+) -> None:
+    """A profiler's hooks are called as by Triton. tests/ptx runs the same over Triton's own
+    launcher."""
     calls: list[tuple[object, ...]] = []
 
     class Binary:
+        function, packed_metadata = 11, "metadata"
+
+        def run(self, *given: object) -> None:
+            columns, rows, layers, *whose = given[:9]
+            assert whose == ["stream of 3", 11, "metadata", None, None, None]
+            calls.append(("launched", (columns, rows, layers), given[9:]))
+
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *arguments: calls.append(("launched", grid, arguments))
+            return lambda *arguments: calls.append(("hooked", grid, arguments))
 
     class Jit:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Binary]:
@@ -483,7 +493,13 @@ def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType)
     def kernel(x_ptr, size, BLOCK, HISTORY):
         pass
 
-    launched = Kernel(kernel, lambda block, history: {"num_warps": block})
+    device = SimpleNamespace(
+        get_current_device=lambda: 3, get_current_stream=lambda device: f"stream of {device}"
+    )
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=device))
+    if is_profiled:
+        monkeypatch.setattr(launch.knobs.runtime.launch_enter_hook, "calls", [print])
+    launched = launch.Kernel(kernel, lambda block, history: {"num_warps": block})
     launched.jit = Jit()
     for size, block, types in (
         (7, 2, (torch.int32,)),
@@ -492,13 +508,14 @@ def test_a_binary_is_looked_up_by_what_the_caller_says(cuda_kernels: ModuleType)
         (9, 2, (torch.int64,)),
         (1, 2, (torch.int32,)),
     ):
-        launched((3,), "x", size, constants=(block, True), types=types)
+        launched((3, 5), "x", size, constants=(block, True), types=types)
+    way = "hooked" if is_profiled else "launched"
     assert calls == [
-        ("searched", (3,), ("x", 7, 2, True), {"num_warps": 2}),
-        ("launched", (3, 1, 1), ("x", 8, 2, True)),
-        ("searched", (3,), ("x", 8, 4, True), {"num_warps": 4}),
-        ("searched", (3,), ("x", 9, 2, True), {"num_warps": 2}),
-        ("launched", (3, 1, 1), ("x", 1, 2, True)),
+        ("searched", (3, 5), ("x", 7, 2, True), {"num_warps": 2}),
+        (way, (3, 5, 1), ("x", 8, 2, True)),
+        ("searched", (3, 5), ("x", 8, 4, True), {"num_warps": 4}),
+        ("searched", (3, 5), ("x", 9, 2, True), {"num_warps": 2}),
+        (way, (3, 5, 1), ("x", 1, 2, True)),
     ]
 
 

@@ -828,13 +828,13 @@ class Launches:
     """Stands in for a Triton kernel: notes each grid, and for what a binary would be compiled."""
 
     def __init__(self) -> None:
-        self.grids: list[tuple[int, ...]] = []
+        self.grids: list[tuple[int, int]] = []
         self.binaries: set[object] = set()
         self.keys: dict[object, object] = {}
 
     def __call__(
         self,
-        grid: tuple[int, ...],
+        grid: tuple[int, int],
         *args: object,
         constants: tuple[int, ...] = (),
         types: tuple[torch.dtype, ...] = (),
@@ -907,7 +907,7 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
         else:
             windows = rows * (8 + bytes_of_row(MAX_WINDOW))
             assert max(watch.made) <= (8 * 2048 * rows if others else windows)
-    assert launches["_step"].grids == [(rows,), (rows,)]
+    assert launches["_step"].grids == [(rows, 1), (rows, 1)]
 
 
 def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
@@ -947,7 +947,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     assert watch.waits == []
     assert watch.made == [rows * nodes * nodes]  # the paths
     assert launches["_verify"].grids == [(rows, nodes)]
-    assert launches["_accept"].grids == [(rows,)]
+    assert launches["_accept"].grids == [(rows, 1)]
 
 
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
@@ -957,10 +957,10 @@ def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str,
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])
-    assert launches["_step"].grids == [(1,)]
+    assert launches["_step"].grids == [(1, 1)]
     forward(pool, "extend", [runs], [])
     forward(pool, "decode", [], [runs])
-    assert launches["_step"].grids == [(1,)]
+    assert launches["_step"].grids == [(1, 1)]
 
 
 def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -493,7 +493,7 @@ def seed(state: WindowState, seed: Seed) -> None:
     block = upload(block, state.tokens.device)
     staged = WindowState(count, capacity, block.device, block[rows_bytes:])
     _seed(
-        (count,),
+        (count, 1),
         block[:rows_bytes].view(torch.int64), staged.tokens, staged.run, staged.params,
         staged.cover, width, state.tokens, state.run, state.params, state.cover, state.capacity,
         constants=(SEED_BLOCK,),
@@ -519,7 +519,7 @@ def step(
     _assert_bits(history, logits)
     rows = len(request_rows)
     _step(
-        (rows,),
+        (rows, 1),
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
         offset, state.tokens, state.run, state.params, state.cover, state.capacity,
         *_of_history(state, history, rows, 1), int(forbids),
@@ -578,7 +578,7 @@ def accept(
     block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
     _assert_dense(request_rows, root, num_correct_drafts, accept_index[:1])
     _accept(
-        (batch,),
+        (batch, 1),
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
         num_correct_drafts, state.tokens, state.run, state.params, state.cover, state.capacity,
         *_of_history(state, history, batch, depth), 0,
@@ -600,7 +600,7 @@ def forbid(history: HistoryState, logits: Tensor) -> None:
     rows, vocab_size = logits.shape
     _assert_bits(history, logits)
     _forbid(
-        (rows,),
+        (rows, 1),
         logits, *logits.stride(), vocab_size, history.forbidden, history.forbidden.shape[1],
     )  # fmt: skip
 
@@ -611,7 +611,7 @@ def _of_history(
     """The kernels' arguments from `memory_ptr` to `words`; arbitrary where they are not read."""
     if history is None:
         nothing = state.params
-        return (*[nothing] * 4, 0, *[nothing] * 3, 0)
+        return nothing, nothing, nothing, nothing, 0, nothing, nothing, nothing, 0
     assert depth <= history.room.nodes, "no scratch was reserved for such trees"
     walk = torch.empty(rows, 2, depth, dtype=torch.int32, device=history.device)
     return (

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
+from triton.runtime import driver
 
 
 class Kernel:
@@ -19,7 +21,8 @@ class Kernel:
     Triton generates has variables of these names.)
 
     At each launch Triton examines every argument to find the binary, which takes the host several
-    times as long as the launch itself. Here the caller says what a binary depends on.
+    times as long as the launch itself. Here the caller says what a binary depends on. Triton also
+    calls its hooks before and after each launch; here only if a profiler has set some.
 
     Attributes:
         jit: Triton's kernel.
@@ -41,7 +44,7 @@ class Kernel:
 
     def __call__(
         self,
-        grid: tuple[int, ...],
+        grid: tuple[int, int],
         *arguments: object,
         constants: tuple[int, ...] = (),
         types: tuple[torch.dtype, ...] = (),
@@ -49,16 +52,24 @@ class Kernel:
         """Launch the kernel on the current stream of the only device that this process uses.
 
         Args:
-            grid: how many programs there are, in one or two directions.
+            grid: how many programs there are in both directions.
             arguments: the kernel's arguments that are no constants, in order.
             constants: its constants, in order.
             types: the types of those tensors whose type may differ between calls.
         """
         key = constants, types
         binary = self._binaries.get(key)
-        if binary is not None:
-            binary[(*grid, 1, 1)](*arguments, *constants)
-            return
-        made = self.jit[grid](*arguments, *constants, **self._options(*constants))
-        if made is not None:  # the interpreter makes no binary
-            self._binaries[key] = made
+        if binary is None:
+            made = self.jit[grid](*arguments, *constants, **self._options(*constants))
+            if made is not None:  # the interpreter makes no binary
+                self._binaries[key] = made
+        elif knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+            binary[(*grid, 1)](*arguments, *constants)
+        else:
+            active = driver.active
+            stream = active.get_current_stream(active.get_current_device())
+            # As Triton itself launches it, but without metadata for hooks, and without hooks.
+            binary.run(
+                *grid, 1, stream, binary.function, binary.packed_metadata, None, None, None,
+                *arguments, *constants,
+            )  # fmt: skip
