@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 import shutil
 import subprocess
@@ -16,9 +15,11 @@ from _environment import (
     ROOT,
     Environment,
     choose_release,
+    digest,
     main,
     releases,
     say,
+    sources_of_compiled,
     split_option,
 )
 
@@ -244,18 +245,10 @@ def _check_older(environment: Environment, mode: str, arguments: list[str]) -> i
 
 
 def _lend_compiled(lender: Environment, borrower: Environment) -> None:
-    """Copy what numba has compiled of a package that is installed in both; it takes minutes.
-
-    Numba takes it for current only if it was made from a file of the same time.
-    """
+    """Copy what numba has compiled of a package that is installed in both; it takes minutes."""
     own, other = (environment.packages / "sglang_lz" for environment in (lender, borrower))
-    names = [file.relative_to(own).as_posix() for file in own.rglob("*.py")]
-    same, _, _ = filecmp.cmpfiles(own, other, names, shallow=False)
-    if len(same) < len(names):
+    if digest(own, sources_of_compiled(own)) != digest(other, sources_of_compiled(other)):
         return
-    for name in names:
-        times = (own / name).stat()
-        os.utime(other / name, ns=(times.st_atime_ns, times.st_mtime_ns))
     for compiled in own.rglob("__pycache__/*.nb[ci]"):
         to = other / compiled.relative_to(own)
         to.parent.mkdir(exist_ok=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
 from pathlib import Path
 
+from _environment import digest, sources_of_compiled
+
 KEPT = 3
 """Folders of earlier states: switching between branches compiles nothing anew."""
-ROOMS = ("fields", "penalty", "penalty/kernels", "loops", "bounds", "proper")
-"""The folders of the compiled functions, and of the constants that these hold."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -23,9 +22,7 @@ def use_own_folder(root: Path = ROOT) -> None:
     package = root / "python" / "sglang_lz"
     spec = importlib.util.find_spec("sglang_lz")
     if spec and spec.origin and Path(spec.origin).parent == package:
-        folders = (package, *(package / name for name in ROOMS))
-        sources = sorted(source for folder in folders for source in folder.glob("*.py"))
-        state = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
+        state = digest(package, sources_of_compiled(package))
         folder = root / ".cache" / "numba" / state[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)

@@ -789,6 +789,32 @@ def test_what_numba_compiled_of_a_checkout_goes_with_its_sources(
     assert folder() is None
 
 
+def test_what_numba_compiled_of_an_installed_package_goes_with_its_sources(tmp_path: Path) -> None:
+    """Numba looks at the time of a function's own file."""
+    names = ("compiled.py", "fields/lz.py", "penalty/window.py", "penalty/kernels/cpu.py")
+    compiled, others = [tmp_path / name for name in names], [tmp_path / "server/launch.py"]
+    for source in (*compiled, *others):
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("")
+
+    def times(sources: list[Path]) -> set[float]:
+        return {source.stat().st_mtime for source in sources}
+
+    def dated() -> float:
+        environment.date_by_contents(tmp_path)
+        (time,) = times(compiled)
+        return time
+
+    found = {dated(), dated()}
+    for source in compiled:
+        source.write_text("SIZE = 2")
+        found.add(dated())
+    assert len(found) == 1 + len(compiled)
+    others[0].write_text("SIZE = 2")
+    assert dated() in found
+    assert times(others).isdisjoint(found)
+
+
 # Nothing left running
 
 SUPERVISOR = """
