@@ -66,7 +66,7 @@ def _calls(patch: Patch) -> list[str]:
 
 
 def seconds_of_tests() -> str:
-    """The test files that took a full run longest; on two workers."""
+    """The test files that took longest of what continuous integration runs; on two workers."""
     files = json.loads((ROOT / "bench" / "results" / "tests.json").read_text())["files"]
     rows = [f"| [{name}]({name}) | {seconds} |" for name, (_, seconds) in files.items()]
     return "\n".join(("| tests | seconds |", "|---|---|", *rows[:12])) + "\n"
