@@ -42,8 +42,6 @@ def step_on_gpu() -> str:
 BUDGET = RESULTS.parents[1] / "tests" / "unit" / "kernel_budget.json"
 CHAIN_THEN = 9
 """Loads that waited for one another in the step that kernel-h100.json timed (Triton 3.6)."""
-BYTES_OF_COLUMN = 54
-"""Touched for each column of a window in text: 27,888 in that file for a row and 512 columns."""
 
 
 def step_estimated() -> str:
@@ -52,24 +50,21 @@ def step_estimated() -> str:
     empty kernel + loads in a chain * latency + (rows - 1) * bytes of a row / rate
 
     The latency is that at which the formula gives the time of one row then, and the rate that for
-    512 rows. More instructions than then are not in it.
+    512 rows; a row's bytes are those of then, in proportion to the window. How many instructions
+    there are is not in it.
     """
     result = json.loads((RESULTS / "kernel-h100.json").read_text())
     rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
-    then = {
-        (row["implementation"], row["rows"]): row["median_us"]
-        for row in rows
-        if row["history"] == "text"
-    }
-    empty, alone, most = then[EMPTY, 1], then[OURS, 1], 512
-    latency = (alone - empty) / CHAIN_THEN
-    rate = (most - 1) * 512 * BYTES_OF_COLUMN / (then[OURS, most] - alone)
+    then = {(row["implementation"], row["rows"]): row for row in rows if row["history"] == "text"}
+    empty, alone, most = then[EMPTY, 1]["median_us"], then[OURS, 1], then[OURS, 512]
+    latency = (alone["median_us"] - empty) / CHAIN_THEN
+    rate = (most["bytes"] - alone["bytes"]) / (most["median_us"] - alone["median_us"])
     counts, programs = (json.loads(BUDGET.read_text())[key] for key in ("counts", "3.7"))
     lines = ["| window | bytes of a row | 1 row | 64 rows | 512 rows |", "|---|---|---|---|---|"]
     for window in (512, 1024, 8192):
         chain = dict(zip(counts, programs[f"_step {window}"], strict=True))["chain"]
-        size = window * BYTES_OF_COLUMN
-        estimates = (empty + chain * latency + (n - 1) * size / rate for n in (1, 64, most))
+        size = alone["bytes"] * window // alone["window"]
+        estimates = (empty + chain * latency + (n - 1) * size / rate for n in (1, 64, 512))
         lines.append(f"| {window} | {size:,} | {' | '.join(f'{us:.1f}' for us in estimates)} |")
     return "\n".join(lines) + "\n"
 
