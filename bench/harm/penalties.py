@@ -134,9 +134,9 @@ class _Forced:
         self.penalizer = Penalizer(len(texts), WINDOW, "cpu")
         # The prompt is one token, which the penalty does not see.
         window = RowWindow((), 0, 1, 1, LZ_PENALTY, WINDOW, BUFFER, False, onset)
-        rows = np.arange(len(texts))
-        windows = dict.fromkeys(rows.tolist(), window)
-        plan = self.penalizer.plan(rows, rows, windows, {}, list)
+        rows = torch.arange(len(texts))
+        windows = dict.fromkeys(range(len(texts)), window)
+        plan = self.penalizer.plan(rows, len(texts), rows.numpy(), windows, {}, live_rows=list)
         assert plan is not None
         self.penalizer.write_seed(plan.seed)
         self.plan = dataclasses.replace(plan, seed=None)

@@ -6,8 +6,8 @@ the penalty right before sampling. For a batch that verifies draft trees, `verif
 to every node, and `accept_step` appends the accepted tokens; `verify_block` and `accept_block` do
 the same for blocks, which are trees with one branch. `forbid_step` and `forbid_nodes` run
 after the grammar's mask, because they must not forbid every token that it allows.
-`server.request_rows` reads upstream's requests. The rest is in `penalty.penalizer`, which is
-independent of upstream's classes.
+`server.request_rows` reads upstream's requests, and `server.history_room` knows which of them have
+room. The rest is in `penalty.penalizer`, which is independent of upstream's classes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,22 @@ import torch
 from torch import Tensor
 
 from sglang_lz import guard
-from sglang_lz.fields.histories import MOST_WHITELISTED, HistoryParams
 from sglang_lz.fields.modes import unsupported_modes
 from sglang_lz.penalty import kernels
-from sglang_lz.penalty.breakers import vocabulary_of
 from sglang_lz.penalty.draft_tree import DraftTrees
-from sglang_lz.penalty.history import SPARE, HistoryNeed, HistoryRoom
-from sglang_lz.penalty.history_penalizer import RowHistory
+from sglang_lz.penalty.history import HistoryNeed, HistoryRoom
 from sglang_lz.penalty.penalizer import Penalizer, StepPlan, VerifiedTrees
 from sglang_lz.penalty.window import bytes_of_row
 from sglang_lz.proper.pauses import admitted
-from sglang_lz.server import hooks
+from sglang_lz.server import history_room, hooks
 from sglang_lz.server.request_rows import (
     generates_with_penalty,
-    live_rows,
-    need_of,
-    needs_now,
     row_starts,
     samples_with_penalty,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -57,9 +51,6 @@ if TYPE_CHECKING:
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
 logger = logging.getLogger(__name__)
-
-MOST_NEW_LISTS = 4
-"""The most lists of sequence breakers that are new in one step: each takes some milliseconds."""
 
 
 def reserve_windows(runner: ModelRunner) -> None:
@@ -83,7 +74,7 @@ def reserve_windows(runner: ModelRunner) -> None:
     hooks.check()
     pool, capacity = runner.req_to_token_pool, _max_window_size()
     rows = pool.req_to_token.shape[0]
-    room = _history_room(runner, rows)
+    room = history_room.room_for(runner, rows, _most_nodes())
     # On every rank of a pipeline, because all must agree on which requests wait.
     pool.lz_room = room
     if not _samples(runner):
@@ -98,7 +89,7 @@ def reserve_windows(runner: ModelRunner) -> None:
         raise RuntimeError(
             f"the LZ penalty cannot reserve {rows * bytes_of_row(capacity)} bytes on "
             f"{runner.device} ({size}) and {histories} ({cause}): lower --lz-max-window-size, "
-            f"which is {capacity}, --lz-history-memory, which is {_history_memory()} MiB, or "
+            f"which is {capacity}, --lz-history-memory, which is {history_room.memory()} MiB, or "
             "--max-running-requests."
         ) from None
     kernels.warm_up(penalizer.kernels, capacity, penalizer.device, _tree_sizes())
@@ -123,24 +114,12 @@ def abort_unservable(req: Req, pool: ReqToTokenPool) -> None:
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
     if room is None or req.to_finish is not None:
         return
-    need, params = need_of(req, room), req.sampling_params
-    if need.words > room.words:
-        longest = len(req.origin_input_ids) + params.max_new_tokens
-        message = (
-            f"max_new_tokens must be lower with these penalties, got {params.max_new_tokens}: the "
-            f"history of up to {longest} tokens would take {4 * need.words} bytes, and this "
-            f"server has {4 * room.words} (--lz-history-memory)."
-        )
-    elif need.breakers and vocabulary_of(req.tokenizer, room.vocab_size) is None:
-        message = (
-            "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
-            f"model's tokens, got {len(need.breakers)} texts."
-        )
-    else:
+    message = history_room.refusal_of(req, room)
+    if message is None:
         return
     req.set_finish_with_abort(message)
     req.lz_need = HistoryNeed()
-    params.max_new_tokens = 0
+    req.sampling_params.max_new_tokens = 0
 
 
 def _refuse_processor(req: Req) -> None:
@@ -158,42 +137,17 @@ def _refuse_processor(req: Req) -> None:
         req.set_finish_with_abort(f"custom_logit_processor cannot be loaded: {error!r:.200}")
 
 
-def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool) -> Iterator[Req]:
-    """The waiting requests whose histories have room now, in their order (upstream's hook).
-
-    A request that must wait also holds back later ones with a history, so that it gets its turn.
-    Requests without a history pass it. Paused requests are left out (`pauses`). The decision only
-    uses data that all ranks share, so all ranks decide the same.
+def with_room(waiting: Sequence[Req], adder: PrefillAdder, pool: ReqToTokenPool) -> Iterable[Req]:
+    """The waiting requests whose histories have room now, without paused ones (upstream's hook).
 
     Args:
         waiting: upstream's queue.
         adder: admits the requests yielded here, or not.
         pool: upstream's pool of request rows.
     """
-    waiting = list(admitted(waiting, adder))
+    unpaused = list(admitted(waiting, adder))
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
-    if room is None:
-        yield from waiting
-        return
-    needs = needs_now(room)
-    free = room.words - sum(need.words for need in needs)
-    lists = {need.breakers for need in needs} - {None}
-    most = min(room.lists, len(lists) + MOST_NEW_LISTS)
-    must_wait = False
-    for req in waiting:
-        need = need_of(req, room)
-        if need.words:
-            used = lists | {need.breakers} - {None}
-            must_wait = must_wait or need.words > free or len(used) > most
-            if must_wait:
-                continue
-        try:
-            yield req
-        finally:  # upstream may stop iterating here
-            if need.words and adder.can_run_list and adder.can_run_list[-1] is req:
-                room.holders[id(req)] = req, need
-                free -= need.words
-                lists = used
+    return unpaused if room is None else history_room.waiting_with_room(unpaused, adder, room)
 
 
 def takes_room(req: Req, pool: ReqToTokenPool) -> bool:
@@ -205,16 +159,7 @@ def takes_room(req: Req, pool: ReqToTokenPool) -> bool:
         pool: upstream's pool of request rows.
     """
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
-    if room is None:
-        return True
-    need, needs = need_of(req, room), needs_now(room)
-    if not need.words or id(req) in room.holders:
-        return True
-    lists = {one.breakers for one in (*needs, need)} - {None}
-    has_room = sum(one.words for one in (*needs, need)) <= room.words and len(lists) <= room.lists
-    if has_room:
-        room.holders[id(req)] = req, need
-    return has_room
+    return room is None or history_room.takes_room(req, room)
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
@@ -224,7 +169,9 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     prefill, and when they are handed over.
     """
     _check_hooks_again()
-    _prepare_vocabulary(batch)
+    room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)
+    if room is not None:
+        history_room.prepare_vocabulary(batch.reqs, room)
     mode = batch.forward_mode
     if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
         return
@@ -443,14 +390,14 @@ def _plan(
                 complete = is_verified or int(batch.seq_lens_cpu[i]) == ends[i] + 1
                 assert complete, "not all of a new row's tokens are here"
     plan = penalizer.plan(
-        rows,
+        batch.req_pool_indices_cpu,
+        len(reqs),
         generations,
         *row_starts(reqs, ends, room),
-        functools.partial(live_rows, room),
+        live_rows=functools.partial(history_room.live_rows, room),
         prefilled=prefilled,
         offset=offset,
     )
-    penalizer.remember(batch.req_pool_indices_cpu, plan)
     if plan is not None and plan.history is not None:
         for i in plan.history.refused:
             _end_without_room(reqs[i])
@@ -470,44 +417,10 @@ def _end_without_room(req: Req) -> None:
     )
 
 
-def _prepare_vocabulary(batch: ScheduleBatch) -> None:
-    """Read the texts of tokens with the first batch, which is the server's own if it warms up. It
-    takes a second with 150,000 tokens."""
-    pool = batch.req_to_token_pool
-    room: HistoryRoom | None = getattr(pool, "lz_room", None)
-    if room is not None and not room.is_prepared:
-        room.is_prepared = True
-        if batch.reqs and batch.reqs[0].tokenizer is not None:
-            vocabulary_of(batch.reqs[0].tokenizer, room.vocab_size)
-
-
 @functools.cache
 def _check_hooks_again() -> None:
     """Run `hooks.check` at the first batch: --forward-hooks run later than `reserve_windows`."""
     hooks.check()
-
-
-def _history_room(runner: ModelRunner, rows: int) -> HistoryRoom:
-    """The memory for histories: the size in the server's argument, or less if all request rows at
-    their maximum length would need less."""
-    config = runner.model_config
-    is_cpu = torch.device(runner.device).type == "cpu"
-    room = HistoryRoom(config.vocab_size, nodes=0 if is_cpu else _most_nodes())
-    # All tokens may be distinct, including those of images, and any token may stop a request.
-    longest, tokens = config.context_len, config.context_len + SPARE
-    size = RowHistory((), 0, longest, 1.0, params=HistoryParams(dry_multiplier=1)).size(tokens)
-    most = size.words(room.nodes) + config.vocab_size + MOST_WHITELISTED
-    room.words = min(_history_memory() * 2**18, rows * most)
-    room.logits = rows * _most_nodes()
-    return room
-
-
-def _history_memory() -> int:
-    """The memory for histories in MiB."""
-    from sglang.srt.runtime_context import get_exec
-
-    memory: int = get_exec().features.lz_history_memory
-    return memory
 
 
 def _serves(runner: ModelRunner) -> bool:

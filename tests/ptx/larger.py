@@ -204,7 +204,7 @@ def test_larger_histories(
     histories = {i: row_history(rng, own, vocab) for i, own in enumerate(texts)}
     if rng.random() < 0.5:
         del histories[rng.randrange(rows)]
-    request_rows, generations = np.arange(1, rows + 1), np.ones(rows + 1, dtype=np.int64)
+    request_rows, generations = torch.arange(1, rows + 1), np.ones(rows + 1, dtype=np.int64)
     ours = []
     for module, nodes in ((kernels.import_for(torch.device("cpu")), 0), (cuda_kernels, most_nodes)):
         monkeypatch.setattr(penalizer.kernels, "import_for", lambda device, found=module: found)
@@ -214,11 +214,13 @@ def test_larger_histories(
     def plan(one: Penalizer, *, starts: bool) -> Any:
         given = (windows, histories) if starts else ({}, {})
         prefilled = rows if starts else 0
-        return one.plan(request_rows, generations, *given, lambda: [], prefilled=prefilled)
+        return one.plan(
+            request_rows, rows, generations, *given, live_rows=list, prefilled=prefilled
+        )
 
     for mode in ("prefill", "decode", "decode", "tree", "decode", "tree", "decode"):
         is_masked = bool(rng.randrange(2))
-        place = torch.from_numpy(request_rows)
+        place = request_rows
         if mode == "tree":
             assert_trees_agree(ours, [plan(one, starts=False) for one in ours], texts, rng, vocab)
             continue

@@ -35,7 +35,7 @@ from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.window import WindowState, bytes_of_row
-from sglang_lz.server import request_rows
+from sglang_lz.server import history_room
 from trees import Tree
 
 VOCAB = 5
@@ -55,7 +55,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_is_decode_server", lambda: False)
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
     monkeypatch.setattr(sampling, "_most_nodes", lambda: MOST_NODES)
-    monkeypatch.setattr(sampling, "_history_memory", lambda: 4)
+    monkeypatch.setattr(history_room, "memory", lambda: 4)
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
     monkeypatch.setattr(
@@ -235,14 +235,14 @@ def reserved_pool(**kind: object) -> Pool:
 
 def run_kernels_of_a_gpu(cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run them on DEVICE, with the scratch that they need."""
-    history_room = sampling._history_room
+    room_for = history_room.room_for
     monkeypatch.setattr(kernels, "import_for", lambda device: cuda_kernels)
     monkeypatch.setattr(RUNNER, "device", DEVICE)
     monkeypatch.setattr(
-        sampling,
-        "_history_room",
-        lambda runner, rows: history_room(
-            SimpleNamespace(device="cuda", model_config=runner.model_config), rows
+        history_room,
+        "room_for",
+        lambda runner, rows, nodes: room_for(
+            SimpleNamespace(device="cuda", model_config=runner.model_config), rows, nodes
         ),
     )
 
@@ -1278,9 +1278,9 @@ def test_memory_is_taken_at_the_start_only(monkeypatch: pytest.MonkeyPatch) -> N
 def narrow_pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
     """A pool with 16 KiB for histories."""
     monkeypatch.setattr(
-        sampling,
-        "_history_room",
-        lambda runner, rows: HistoryRoom(VOCAB, words=4096, nodes=0, logits=rows),
+        history_room,
+        "room_for",
+        lambda runner, rows, nodes: HistoryRoom(VOCAB, words=4096, nodes=0, logits=rows),
     )
     return reserved_pool()
 
@@ -1309,7 +1309,7 @@ def test_requests_wait_for_room_in_their_order(monkeypatch: pytest.MonkeyPatch) 
     leave(pool, large[0])
     assert waiting_that_run(pool, [*large[1:], small]) == [large[1]]
     assert_all_exact(pool, [admitted(pool, large[1])])
-    assert request_rows.needs_now(pool.lz_room) == [large[1].lz_need]
+    assert history_room.used(pool.lz_room).words == large[1].lz_need.words
 
 
 def test_the_last_request_that_is_let_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1402,7 +1402,7 @@ def test_a_processor_that_cannot_be_loaded_is_refused(given: str) -> None:
 def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "vocabulary_of", lambda tokenizer, size: None)
+    monkeypatch.setattr(history_room, "vocabulary_of", lambda tokenizer, size: None)
     pool = reserved_pool()
     req = request([1, 2, 1], dry_multiplier=1, dry_sequence_breakers=["x", "y"])
     sampling.abort_unservable(req, pool)
@@ -1462,7 +1462,7 @@ def test_lists_of_breakers_come_into_use_a_few_in_a_step(monkeypatch: pytest.Mon
     reqs = [request([1], dry_multiplier=1, dry_sequence_breakers=["a" * (n + 1)]) for n in range(9)]
     same = request([1], dry_multiplier=1, dry_sequence_breakers=["a"])
     begun = waiting_that_run(pool, reqs, most=9)
-    assert begun == reqs[: sampling.MOST_NEW_LISTS]
+    assert begun == reqs[: history_room.MOST_NEW_LISTS]
     for row, req in enumerate(begun):
         req.row = row
     assert waiting_that_run(pool, [same, *reqs[4:]], most=9) == [same, *reqs[4:6]]

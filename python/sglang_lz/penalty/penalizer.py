@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NO_GENERATION = -1
+NO_TOKENS = np.zeros(0, dtype=np.int64)
 
 
 class RowWindow(NamedTuple):
@@ -187,33 +188,26 @@ class Penalizer:
             return None
         return last
 
-    def remember(self, rows: Tensor, plan: StepPlan | None) -> None:
-        """Keep what `plan` made of a batch for `plan_again`, if a second step would get the same.
-
-        Args:
-            rows: as in `plan_again`.
-            plan: the plan of the batch.
-        """
-        holds = plan is not None and plan.is_steady
-        self._last = (rows, plan) if holds else (None, None)
-
     def plan(
         self,
-        rows: NDArray[np.int64],
+        rows: Tensor,
+        count: int,
         generations: NDArray[np.int64],
         windows: Mapping[int, RowWindow],
         histories: Mapping[int, RowHistory],
-        live_rows: Callable[[], Collection[int]],
         *,
+        live_rows: Callable[[], Collection[int]],
         prefilled: int = 0,
         offset: int = 0,
     ) -> StepPlan | None:
         """Plan a batch: activate the rows that start, and note what to write before the step.
 
-        It reads and changes host data only.
+        It reads and changes host data only. If another step of this batch would get the same plan,
+        it is kept for `plan_again`.
 
         Args:
-            rows: the request row of each batch row, int64 [rows].
+            rows: the request row of each batch row, int64 [at least `count`], on the CPU.
+            count: how many of them are requests.
             generations: the pool's generation of every request row, int64.
             windows: the initial windows of the batch rows that start, by batch row.
             histories: their initial histories, by batch row.
@@ -224,14 +218,19 @@ class Penalizer:
         Returns:
             The plan; None if no row of the batch has a penalty.
         """
-        generation = generations[rows]
+        self._last = None, None
+        in_batch = rows.numpy()[:count]
+        generation = generations[in_batch]
         if prefilled:
-            self._deactivate(rows[:prefilled])
-        history = self.histories.plan(rows, generation, histories, generations, live_rows)
-        seed, width = self._plan_windows(rows, generation, windows, history is not None)
+            self._deactivate(in_batch[:prefilled])
+        history = self.histories.plan(in_batch, generation, histories, generations, live_rows)
+        seed, width = self._plan_windows(in_batch, generation, windows, history is not None)
         if not width and history is None:
             return None
-        return StepPlan(self, seed, len(rows), prefilled, offset, width, history)
+        plan = StepPlan(self, seed, count, prefilled, offset, width, history)
+        if plan.is_steady:
+            self._last = rows, plan
+        return plan
 
     def _deactivate(self, rows: NDArray[np.int64]) -> None:
         self.histories.deactivate(rows)
@@ -259,7 +258,7 @@ class Penalizer:
         cleared = (self._seeded[rows] & ~active).nonzero()[0].tolist()
         if not (width or is_stepped) or not (windows or cleared):
             return None, width
-        return seed_of(rows[[*windows, *cleared]], list(windows.values())), width
+        return seed_of(rows[[*windows, *cleared]].tolist(), list(windows.values())), width
 
     def apply(
         self,
@@ -383,11 +382,11 @@ class Penalizer:
         return self.histories.write(plan.history)
 
 
-def seed_of(rows: NDArray[np.int64], windows: Sequence[RowWindow]) -> Seed:
+def seed_of(rows: Sequence[int], windows: Sequence[RowWindow]) -> Seed:
     """The seed of request rows: the first ones get these windows, the others are cleared.
 
     Args:
-        rows: request rows, int64 [rows], at least as many as there are windows.
+        rows: request rows, at least as many as there are windows.
         windows: the new windows.
     """
     cleared = len(rows) - len(windows)
@@ -396,16 +395,26 @@ def seed_of(rows: NDArray[np.int64], windows: Sequence[RowWindow]) -> Seed:
     for window in windows:
         tokens.extend(window.tokens)
         ends.append(len(tokens))
+    # One array for all numbers, because making an array costs more than these numbers do.
+    numbers = np.array(
+        [
+            rows,
+            [*(w.end - 1 for w in windows), *[-1] * cleared],
+            [*ends, *[len(tokens)] * cleared],
+            [*(w.sampled for w in windows), *[0] * cleared],
+        ],
+        dtype=np.int64,
+    )
     # In the column order of `WindowState.params`.
     params: list[tuple[float, ...]] = [
         (w.penalty, w.window_size, w.buffer_size, w.first_visible, w.is_rate, w.onset)
         for w in windows
     ]
     return Seed(
-        rows=rows,
-        position=np.array([*(w.end for w in windows), *[0] * cleared], dtype=np.int64) - 1,
-        end=np.array([*ends, *[len(tokens)] * cleared], dtype=np.int64),
-        history=np.array(tokens, dtype=np.int64),
-        sampled=np.array([*(w.sampled for w in windows), *[0] * cleared], dtype=np.int64),
+        rows=numbers[0],
+        position=numbers[1],
+        end=numbers[2],
+        history=np.frombuffer(tokens, dtype=np.int64) if tokens else NO_TOKENS,
+        sampled=numbers[3],
         params=np.array([*params, *[(0.0,) * PARAMS] * cleared], dtype=np.float32),
     )

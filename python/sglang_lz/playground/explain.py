@@ -62,10 +62,9 @@ class Explainer:
         )
         width = params.window_size
         state = WindowState(1, width, "cpu")
-        row = np.zeros(1, dtype=np.int64)
-        steps.seed(state, seed_of(row, [window]))
+        steps.seed(state, seed_of([0], [window]))
         position = torch.tensor([len(visible) - 1])
-        self._view = WindowView.of(state, torch.from_numpy(row), position, width)
+        self._view = WindowView.of(state, torch.zeros(1, dtype=torch.int64), position, width)
 
     def explain(self, tokens: Sequence[int], others: Sequence[int] | None = None) -> list[Row]:
         """Append tokens to the output.

@@ -70,22 +70,6 @@ def need_of(req: Req, room: HistoryRoom) -> HistoryNeed:
     return need
 
 
-def holds(req: Req) -> bool:
-    """Whether a request still needs its history; a retracted request gets a new one later."""
-    return req.kv.holds_kv and not req.finished()
-
-
-def needs_now(room: HistoryRoom) -> list[HistoryNeed]:
-    """The needs of the requests that still hold room; the others are forgotten."""
-    room.holders = {key: one for key, one in room.holders.items() if holds(one[0])}
-    return [need for _, need in room.holders.values()]
-
-
-def live_rows(room: HistoryRoom) -> set[int]:
-    """The rows of the requests that still hold room."""
-    return {req.kv.req_pool_idx for req, _ in room.holders.values() if holds(req)}
-
-
 def _window(req: Req, end: int) -> RowWindow:
     """The first `end` tokens of a request, as its window sees them.
 
