@@ -14,8 +14,9 @@ from torch import Tensor
 
 from bench.kernel.inputs import ACCEPTED, LZ_PENALTY, Inputs, tree_links
 from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import WindowState
+from sglang_lz.penalty.window import StepInputs, WindowState
 
 FREQUENCY_PENALTY = 0.5
 REPETITION_PENALTY = 1.2
@@ -67,11 +68,13 @@ class Step(Implementation):
         self.kernels.step(
             self.state,
             inputs.logits[k],
-            request_rows=inputs.request_rows[k],
-            seq_lens=inputs.seq_lens,
-            input_ids=inputs.newest[k],
-            prefilled=0,
-            offset=0,
+            StepInputs(
+                request_rows=inputs.request_rows[k],
+                seq_lens=inputs.seq_lens,
+                input_ids=inputs.newest[k],
+                prefilled=0,
+                offset=0,
+            ),
             width=inputs.case.window,
         )
 
@@ -103,12 +106,14 @@ class Verify(Step):
         self.paths[k] = self.kernels.verify(
             self.state,
             inputs.logits[k],
-            request_rows=inputs.request_rows[k],
-            root=inputs.root,
-            tokens=inputs.drafts[k],
-            first_child=self.first_child,
-            next_sibling=self.next_sibling,
-            depth=len(ACCEPTED),
+            DraftTrees(
+                request_rows=inputs.request_rows[k],
+                root=inputs.root,
+                tokens=inputs.drafts[k],
+                first_child=self.first_child,
+                next_sibling=self.next_sibling,
+                depth=len(ACCEPTED),
+            ),
             width=inputs.case.window,
         )
 
@@ -117,11 +122,13 @@ class Verify(Step):
         for k, paths in self.paths.items():
             self.kernels.accept(
                 self.state,
-                request_rows=self.inputs.request_rows[k],
-                root=self.inputs.root,
-                paths=paths,
-                accept_index=self.accept_index,
-                num_correct_drafts=self.accepted,
+                AcceptedPaths(
+                    request_rows=self.inputs.request_rows[k],
+                    root=self.inputs.root,
+                    paths=paths,
+                    accept_index=self.accept_index,
+                    num_correct_drafts=self.accepted,
+                ),
                 width=self.inputs.case.window,
             )
 

@@ -40,6 +40,7 @@ from sglang_lz.penalty.window import (
     MEMORY,
     REMEMBERED_STRENGTH,
     Seed,
+    StepInputs,
     WindowState,
     shortest_loop,
 )
@@ -242,10 +243,12 @@ def _step(state: WindowState, logits: Any, rows: Any, length: int, newest: Any) 
     cpu.step(
         state,
         torch.from_numpy(logits),
-        request_rows=torch.from_numpy(rows),
-        seq_lens=torch.full((len(rows),), length),
-        input_ids=torch.from_numpy(newest),
-        prefilled=0,
-        offset=0,
+        StepInputs(
+            request_rows=torch.from_numpy(rows),
+            seq_lens=torch.full((len(rows),), length),
+            input_ids=torch.from_numpy(newest),
+            prefilled=0,
+            offset=0,
+        ),
         width=WINDOW,
     )

@@ -49,6 +49,7 @@ from sglang_lz.penalty.window import (
     PENALTY,
     WINDOW_SIZE,
     Seed,
+    StepInputs,
     WindowState,
     bytes_of_row,
 )
@@ -138,11 +139,9 @@ class Ours:
         self.kernels.step(
             self.windows,
             logits,
-            request_rows=rows,
-            seq_lens=seq_lens,
-            input_ids=newest,
-            prefilled=0,
-            offset=0,
+            StepInputs(
+                request_rows=rows, seq_lens=seq_lens, input_ids=newest, prefilled=0, offset=0
+            ),
             width=self.width,
             history=self.history,
         )

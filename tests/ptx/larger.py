@@ -23,6 +23,7 @@ from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.history_penalizer import RowHistory
 from sglang_lz.penalty.penalizer import Penalizer, RowWindow
 from sglang_lz.penalty.reference import steps as reference
+from sglang_lz.penalty.window import StepInputs
 from trees import Tree
 
 SPECIAL = (float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-40, -1e-40, -3e38, 3e38)
@@ -83,16 +84,10 @@ def test_larger_steps(cuda_kernels: ModuleType, capacity: int) -> None:
         for value in rng.choice([(), SPECIAL]):
             logits[rng.randrange(rows), torch.randint(0, vocab, (vocab // 20,))] = value
         device_logits = small.clone(logits)
-        given = {
-            "request_rows": torch.tensor(order),
-            "seq_lens": torch.tensor([len(histories[row - 1]) for row in order]),
-            "input_ids": newest,
-            "prefilled": prefilled,
-            "offset": offset,
-            "width": widest,
-        }
-        reference.step(state, logits, **given)
-        cuda_kernels.step(device_state, device_logits, **given)
+        counts = torch.tensor([len(histories[row - 1]) for row in order])
+        inputs = StepInputs(torch.tensor(order), counts, newest, prefilled, offset)
+        reference.step(state, logits, inputs, width=widest)
+        cuda_kernels.step(device_state, device_logits, inputs, width=widest)
         torch.testing.assert_close(device_logits, logits, **CLOSE)
         lengths = {row: len(histories[row - 1]) for row in order}
         small.assert_same(state, device_state, lengths)

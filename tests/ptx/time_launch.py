@@ -41,18 +41,17 @@ def main() -> None:
     emulator.be_the_driver()
     torch.set_num_threads(1)
     from sglang_lz.penalty.kernels import cuda
-    from sglang_lz.penalty.window import WindowState
+    from sglang_lz.penalty.window import StepInputs, WindowState
 
     state = WindowState(ROWS + 1, CAPACITY, "cpu")
     logits = torch.zeros(ROWS, VOCAB)
     rows = torch.arange(1, ROWS + 1)
     kernel = cuda._step
 
+    inputs = StepInputs(request_rows=rows, seq_lens=rows, input_ids=rows, prefilled=0, offset=0)
+
     def step() -> None:
-        cuda.step(
-            state, logits, request_rows=rows, seq_lens=rows, input_ids=rows, prefilled=0, offset=0,
-            width=WIDTH,
-        )  # fmt: skip
+        cuda.step(state, logits, inputs, width=WIDTH)
 
     def searching() -> None:
         kernel._binaries.clear()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ import triton
 from device import DEVICE
 from onset_examples import EXAMPLES, FADING, LAST_STEP
 from oracle import has_memory, run_lengths
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import launch, warm_up
 from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, WindowState, tokens_to_seed
+from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, StepInputs, WindowState, tokens_to_seed
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"
@@ -190,11 +192,13 @@ def stepped(
         kernels.step(
             state,
             logits,
-            request_rows=torch.zeros(1, dtype=torch.int64, device=device),
-            seq_lens=torch.full((1,), length, device=device),
-            input_ids=torch.tensor(history[length - 1 : length], device=device),
-            prefilled=int(not steps),
-            offset=0,
+            StepInputs(
+                request_rows=torch.zeros(1, dtype=torch.int64, device=device),
+                seq_lens=torch.full((1,), length, device=device),
+                input_ids=torch.tensor(history[length - 1 : length], device=device),
+                prefilled=int(not steps),
+                offset=0,
+            ),
             width=window,
         )
     return state, logits[0].cpu()
@@ -301,14 +305,10 @@ def decode(kernels, rng, state, device_state, rows, histories, token, vocab) -> 
             histories[row - 1].append(int(input_ids[i + offset]))
     logits = random_logits(rng, len(rows), vocab)
     device_logits = clone(logits)
-    tensors = {
-        "request_rows": torch.tensor(rows),
-        "seq_lens": torch.tensor([len(histories[row - 1]) for row in rows]),
-        "input_ids": input_ids,
-    }
-    options = {"prefilled": prefilled, "offset": offset, "width": state.capacity}
-    reference.step(state, logits, **tensors, **options)
-    kernels.step(device_state, device_logits, **to_device(tensors), **options)
+    lengths = torch.tensor([len(histories[row - 1]) for row in rows])
+    inputs = StepInputs(torch.tensor(rows), lengths, input_ids, prefilled, offset)
+    reference.step(state, logits, inputs, width=state.capacity)
+    kernels.step(device_state, device_logits, to_device(inputs), width=state.capacity)
     assert_close(device_logits, logits)
 
 
@@ -317,23 +317,19 @@ def verify(kernels, rng, state, device_state, rows, histories, vocab) -> None:  
     trees = [Tree.random(rng, rng.randrange(vocab), nodes) for _ in rows]
     first, sibling = zip(*(tree.links() for tree in trees), strict=True)
     paths = [[tree.path(node) for node in range(nodes)] for tree in trees]
+    drafts = DraftTrees(
+        request_rows=torch.tensor(rows),
+        root=torch.tensor([len(histories[row - 1]) for row in rows]),
+        tokens=torch.tensor([tree.tokens for tree in trees]),
+        first_child=torch.tensor(first),
+        next_sibling=torch.tensor(sibling),
+        depth=max(len(path) for tree in paths for path in tree) + rng.randint(0, 2),
+    )
     logits = random_logits(rng, len(rows) * nodes, vocab)
     device_logits = clone(logits)
-    place = {
-        "request_rows": torch.tensor(rows),
-        "root": torch.tensor([len(histories[row - 1]) for row in rows]),
-    }
-    tensors = {
-        "tokens": torch.tensor([tree.tokens for tree in trees]),
-        "first_child": torch.tensor(first),
-        "next_sibling": torch.tensor(sibling),
-    }
-    depth = max(len(path) for tree in paths for path in tree) + rng.randint(0, 2)
-    options = {"depth": depth, "width": state.capacity}
-    expected = reference.verify(state, logits, **place, **tensors, **options)
-    got = kernels.verify(
-        device_state, device_logits, **to_device(place), **to_device(tensors), **options
-    )
+    width = state.capacity
+    expected = reference.verify(state, logits, drafts, width=width)
+    got = kernels.verify(device_state, device_logits, to_device(drafts), width=width)
     assert_close(device_logits, logits)
     accepted = [rng.choice(tree) for tree in paths]
     for i, row in enumerate(rows):
@@ -342,21 +338,23 @@ def verify(kernels, rng, state, device_state, rows, histories, vocab) -> None:  
         for node, path in enumerate(paths[i]):
             assert got[i, node, : len(path)].tolist() == expected[i, node, : len(path)].tolist()
         histories[row - 1] += [trees[i].tokens[node] for node in accepted[i]]
-    tensors = {
-        "accept_index": torch.tensor(
-            [[i * nodes + node for node in (path + [0] * nodes)[:nodes]] for i, path in
-             enumerate(accepted)], dtype=torch.int32,
-        ),
-        "num_correct_drafts": torch.tensor([len(path) - 1 for path in accepted], dtype=torch.int32),
-    }  # fmt: skip
-    reference.accept(state, paths=expected, **place, **tensors, width=state.capacity)
-    kernels.accept(
-        device_state, paths=got, **to_device(place), **to_device(tensors), width=state.capacity
+    accept_index = torch.tensor(
+        [[i * nodes + node for node in (path + [0] * nodes)[:nodes]] for i, path in
+         enumerate(accepted)], dtype=torch.int32,
+    )  # fmt: skip
+    correct = torch.tensor([len(path) - 1 for path in accepted], dtype=torch.int32)
+    ends = AcceptedPaths(drafts.request_rows, drafts.root, expected, accept_index, correct)
+    reference.accept(state, ends, width=width)
+    kernels.accept(device_state, to_device(ends._replace(paths=got)), width=width)
+
+
+Batch = TypeVar("Batch", StepInputs, DraftTrees, AcceptedPaths)
+
+
+def to_device(batch: Batch) -> Batch:
+    return type(batch)(
+        *(part.to(DEVICE) if isinstance(part, torch.Tensor) else part for part in batch)
     )
-
-
-def to_device(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
 
 
 def clone(logits: torch.Tensor) -> torch.Tensor:
@@ -388,14 +386,15 @@ def test_long_windows_of_the_worst_kinds(
     device_state = on_device(state)
     logits = torch.randn(4, vocab)
     device_logits = clone(logits)
-    tensors = {
-        "request_rows": torch.arange(1, 5),
-        "seq_lens": torch.full((4,), length + 1),
-        "input_ids": torch.full((4,), LONG[case](length)),
-    }
-    options = {"prefilled": 0, "offset": 0, "width": window}
-    reference.step(state, logits, **tensors, **options)
-    kernels_of_name[name].step(device_state, device_logits, **to_device(tensors), **options)
+    inputs = StepInputs(
+        request_rows=torch.arange(1, 5),
+        seq_lens=torch.full((4,), length + 1),
+        input_ids=torch.full((4,), LONG[case](length)),
+        prefilled=0,
+        offset=0,
+    )
+    reference.step(state, logits, inputs, width=window)
+    kernels_of_name[name].step(device_state, device_logits, to_device(inputs), width=window)
     assert_close(device_logits, logits)
     assert_same(state, device_state, dict.fromkeys(range(1, 5), length + 1))
 
@@ -406,15 +405,16 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     histories = [[rng.randrange(9) for _ in range(window + 9)] for _ in range(rows)]
     state = on_device(window_state(window, histories, [(0.15, window, 32, 0, 0, 0)] * rows))
     logits = torch.randn(rows, 40)
-    tensors = {
-        "request_rows": torch.arange(1, rows + 1),
-        "seq_lens": torch.full((rows,), window + 9),
-        "input_ids": torch.zeros(rows, dtype=torch.int64),
-    }
+    inputs = StepInputs(
+        request_rows=torch.arange(1, rows + 1),
+        seq_lens=torch.full((rows,), window + 9),
+        input_ids=torch.zeros(rows, dtype=torch.int64),
+        prefilled=rows,
+        offset=0,
+    )
     runs = [clone(logits) for _ in range(50 if ON_GPU else 2)]
     for run in runs:
-        options = {"prefilled": rows, "offset": 0, "width": window}
-        cuda_kernels.step(state, run, **to_device(tensors), **options)
+        cuda_kernels.step(state, run, to_device(inputs), width=window)
     assert all(torch.equal(run, runs[0]) for run in runs)
     assert not torch.equal(runs[0].cpu(), logits)
 
@@ -423,15 +423,16 @@ def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
     """What stands in padding must not hang a GPU."""
     state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])
-    tensors = {
-        "request_rows": torch.tensor([1]),
-        "root": torch.tensor([3]),
-        "tokens": torch.tensor([[1, 2, 3, 4]]),
-        "first_child": ring,
-        "next_sibling": ring,
-    }
+    trees = DraftTrees(
+        request_rows=torch.tensor([1]),
+        root=torch.tensor([3]),
+        tokens=torch.tensor([[1, 2, 3, 4]]),
+        first_child=ring,
+        next_sibling=ring,
+        depth=4,
+    )
     logits = torch.zeros(4, 9, device=DEVICE)
-    paths = cuda_kernels.verify(state, logits, **to_device(tensors), depth=4, width=8)
+    paths = cuda_kernels.verify(state, logits, to_device(trees), width=8)
     assert paths.shape == (1, 4, 4)
     assert torch.isfinite(logits).all()
 

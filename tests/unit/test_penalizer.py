@@ -33,8 +33,9 @@ from sglang_lz.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistoryRoom
-from sglang_lz.penalty.window import WindowState, bytes_of_row
+from sglang_lz.penalty.window import StepInputs, WindowState, bytes_of_row
 from sglang_lz.server import history_room
 from trees import Tree
 
@@ -990,24 +991,18 @@ def test_nothing_is_compiled_after_the_start(
     assert all(compiled_at_start.values())
     state = WindowState(4, capacity, device)
     rows = torch.zeros(3, dtype=torch.int64, device=device)
-    place = {"request_rows": rows, "root": rows}
     for width in {1, capacity // 2, capacity}:
         logits = torch.zeros(3, 64, device=device)
-        cuda_kernels.step(
-            state, logits, request_rows=rows, seq_lens=rows, input_ids=rows, prefilled=1, offset=7,
-            width=width,
-        )  # fmt: skip
+        inputs = StepInputs(rows, rows, rows, prefilled=1, offset=7)
+        cuda_kernels.step(state, logits, inputs, width=width)
         for nodes in sizes:
             tokens = torch.zeros(3, nodes, dtype=torch.int64, device=device)
-            paths = cuda_kernels.verify(
-                state, torch.zeros(3 * nodes, 64, device=device), **place,
-                tokens=tokens.int() if nodes == 1 else tokens, first_child=tokens,
-                next_sibling=tokens, depth=nodes, width=width,
-            )  # fmt: skip
-            cuda_kernels.accept(
-                state, **place, paths=paths, accept_index=tokens.int(),
-                num_correct_drafts=rows.int(), width=width,
-            )  # fmt: skip
+            drafts = tokens.int() if nodes == 1 else tokens
+            trees = DraftTrees(rows, rows, drafts, tokens, tokens, depth=nodes)
+            logits = torch.zeros(3 * nodes, 64, device=device)
+            paths = cuda_kernels.verify(state, logits, trees, width=width)
+            accepted = AcceptedPaths(rows, rows, paths, tokens.int(), rows.int())
+            cuda_kernels.accept(state, accepted, width=width)
     assert {name: kernel.binaries for name, kernel in launches.items()} == compiled_at_start
 
 

@@ -14,7 +14,16 @@ from torch import Tensor
 
 
 class DraftTrees(NamedTuple):
-    """The draft trees of a batch; the attributes are arguments of `reference.steps.verify`."""
+    """The draft trees of a batch.
+
+    Attributes:
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        tokens: the nodes' tokens, node 0 being the root, integer [batch, nodes].
+        first_child: int64 [batch, nodes], -1 for none.
+        next_sibling: int64 [batch, nodes], -1 for none.
+        depth: the most nodes on a path, root included.
+    """
 
     request_rows: Tensor
     root: Tensor
@@ -22,6 +31,25 @@ class DraftTrees(NamedTuple):
     first_child: Tensor
     next_sibling: Tensor
     depth: int
+
+
+class AcceptedPaths(NamedTuple):
+    """The accepted path of each draft tree of a batch.
+
+    Attributes:
+        request_rows: the request row of each tree, integer [batch].
+        root: the position of each root, integer [batch].
+        paths: the tokens from each node up to its root, as `reference.steps.verify` returns them.
+        accept_index: accepted nodes of each tree, root first, as rows of the logits, integer
+            [batch, accepted].
+        num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
+    """
+
+    request_rows: Tensor
+    root: Tensor
+    paths: Tensor
+    accept_index: Tensor
+    num_correct_drafts: Tensor
 
 
 def parents(first_child: Tensor, next_sibling: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from sglang_lz.penalty import kernels
-from sglang_lz.penalty.draft_tree import DraftTrees
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistoryRoom, HistoryState
 from sglang_lz.penalty.history_penalizer import HistoryPenalizer, HistoryStep, RowHistory
-from sglang_lz.penalty.window import PARAMS, PENALTY, Seed, WindowState
+from sglang_lz.penalty.window import PARAMS, PENALTY, Seed, StepInputs, WindowState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -276,8 +276,7 @@ class Penalizer:
             plan: the plan of this batch.
             logits: next-token logits, float32 [batch, V]; changed in place.
             request_rows: the request row of each batch row, integer [batch], on the device.
-            seq_lens: as in `reference.steps.step`.
-            input_ids: as in `reference.steps.step`.
+            seq_lens, input_ids: as in `StepInputs`.
             is_masked: whether a grammar masks the logits later; the caller then calls `forbid`
                 after it.
 
@@ -285,16 +284,13 @@ class Penalizer:
             TypeError: the logits have another dtype.
         """
         history = self._begin(plan, logits, is_masked)
+        if len(request_rows) != plan.rows:
+            request_rows = request_rows[: plan.rows]
+        inputs = StepInputs(request_rows, seq_lens, input_ids, plan.prefilled, plan.offset)
         self.kernels.step(
             self.state,
             logits,
-            request_rows=(
-                request_rows if len(request_rows) == plan.rows else request_rows[: plan.rows]
-            ),
-            seq_lens=seq_lens,
-            input_ids=input_ids,
-            prefilled=plan.prefilled,
-            offset=plan.offset,
+            inputs,
             width=plan.width,
             history=history,
             forbids=not plan.waits,
@@ -321,7 +317,7 @@ class Penalizer:
         paths = self.kernels.verify(
             self.state,
             logits,
-            **trees._asdict(),
+            trees,
             width=plan.width,
             history=history,
             forbids=not plan.waits,
@@ -347,18 +343,17 @@ class Penalizer:
 
         Args:
             verified: what `verify` returned.
-            accept_index: as in `reference.steps.accept`.
-            num_correct: `num_correct_drafts` of `reference.steps.accept`.
+            accept_index: as in `AcceptedPaths`.
+            num_correct: `num_correct_drafts` of `AcceptedPaths`.
         """
+        plan, trees = verified.plan, verified.trees
         self.kernels.accept(
             self.state,
-            request_rows=verified.trees.request_rows,
-            root=verified.trees.root,
-            paths=verified.paths,
-            accept_index=accept_index,
-            num_correct_drafts=num_correct,
-            width=verified.plan.width,
-            history=None if verified.plan.history is None else self.histories.state,
+            AcceptedPaths(
+                trees.request_rows, trees.root, verified.paths, accept_index, num_correct
+            ),
+            width=plan.width,
+            history=None if plan.history is None else self.histories.state,
         )
 
     def write_seed(self, seed: Seed | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,25 @@ def bytes_of_row(capacity: int) -> int:
     """Device memory of a request row, in bytes, with windows of at most `capacity` tokens."""
     token, run, param = torch.int32.itemsize, torch.int16.itemsize, torch.float32.itemsize
     return capacity * (token + run) + PARAMS * param + COVER * torch.int64.itemsize
+
+
+class StepInputs(NamedTuple):
+    """A batch that appends one token to each row, or none where a row was just prefilled.
+
+    Attributes:
+        request_rows: the request row of each batch row, integer [rows]; the other tensors may have
+            rows of padding after these.
+        seq_lens: the number of tokens of each batch row, the newest included, integer [batch].
+        input_ids: the newest token of batch row i >= prefilled is at index i + offset, integer.
+        prefilled: how many leading batch rows were seeded whole.
+        offset: see `input_ids`.
+    """
+
+    request_rows: Tensor
+    seq_lens: Tensor
+    input_ids: Tensor
+    prefilled: int
+    offset: int
 
 
 @dataclass(slots=True)

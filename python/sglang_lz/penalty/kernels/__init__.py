@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from sglang_lz.fields.lz import DEFAULT_WINDOW_SIZE
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import (
     BREAKERS,
     NOWHERE,
@@ -30,7 +31,7 @@ from sglang_lz.penalty.history import (
     HistorySeed,
     HistoryState,
 )
-from sglang_lz.penalty.window import PARAMS, Seed, WindowState
+from sglang_lz.penalty.window import PARAMS, Seed, StepInputs, WindowState
 
 
 def import_for(device: torch.device) -> ModuleType:
@@ -74,11 +75,7 @@ def warm_up(
         kernels.step(
             state,
             logits[:2],
-            request_rows=none,
-            seq_lens=none,
-            input_ids=none,
-            prefilled=0,
-            offset=0,
+            StepInputs(request_rows=none, seq_lens=none, input_ids=none, prefilled=0, offset=0),
             width=width,
             history=history,
         )
@@ -87,22 +84,26 @@ def warm_up(
             paths = kernels.verify(
                 state,
                 logits[:nodes],
-                request_rows=none[:1],
-                root=none[:1],
-                tokens=tree,
-                first_child=tree,
-                next_sibling=tree,
-                depth=depth,
+                DraftTrees(
+                    request_rows=none[:1],
+                    root=none[:1],
+                    tokens=tree,
+                    first_child=tree,
+                    next_sibling=tree,
+                    depth=depth,
+                ),
                 width=width,
                 history=history,
             )
             kernels.accept(
                 state,
-                request_rows=none[:1],
-                root=none[:1],
-                paths=paths,
-                accept_index=tree.int(),
-                num_correct_drafts=none[:1].int(),
+                AcceptedPaths(
+                    request_rows=none[:1],
+                    root=none[:1],
+                    paths=paths,
+                    accept_index=tree.int(),
+                    num_correct_drafts=none[:1].int(),
+                ),
                 width=width,
                 history=history,
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_lz.compiled import compiled
 from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE
 from sglang_lz.penalty import draft_tree
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistorySeed, HistoryState
 from sglang_lz.penalty.kernels import history_cpu
 from sglang_lz.penalty.window import (
@@ -34,6 +35,7 @@ from sglang_lz.penalty.window import (
     SHORTEST_LOOP_OF_ONE,
     WINDOW_SIZE,
     Seed,
+    StepInputs,
     WindowState,
 )
 
@@ -329,80 +331,56 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
 def step(
     state: WindowState,
     logits: Tensor,
+    inputs: StepInputs,
     *,
-    request_rows: Tensor,
-    seq_lens: Tensor,
-    input_ids: Tensor,
-    prefilled: int,
-    offset: int,
     width: int,
     history: HistoryState | None = None,
     forbids: bool = True,
 ) -> None:
     """See `reference.steps.step`, and `forbid` for `forbids`."""
+    request_rows, seq_lens, input_ids, prefilled, offset = inputs
     if width:
         _step(
             logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
             prefilled, offset, *state.arrays,
         )  # fmt: skip
     if history is not None:
-        history_cpu.step(
-            history, logits, request_rows=request_rows, seq_lens=seq_lens, input_ids=input_ids,
-            prefilled=prefilled, offset=offset, forbids=forbids,
-        )  # fmt: skip
+        history_cpu.step(history, logits, inputs, forbids=forbids)
 
 
 def verify(
     state: WindowState,
     logits: Tensor,
+    trees: DraftTrees,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    tokens: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    depth: int,
     width: int,
     history: HistoryState | None = None,
     forbids: bool = True,
 ) -> Tensor:
     """See `reference.steps.verify`, and `forbid` for `forbids`."""
-    paths, lengths = draft_tree.paths(tokens, first_child, next_sibling, depth)
+    paths, lengths = draft_tree.paths(*trees[2:])
     if width:
         _verify(
-            logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
-            *state.arrays,
+            logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),
+            lengths.numpy(), *state.arrays,
         )  # fmt: skip
     if history is not None:
-        history_cpu.verify(
-            history, logits, request_rows=request_rows, root=root, paths=paths, lengths=lengths,
-            forbids=forbids,
-        )  # fmt: skip
+        history_cpu.verify(history, logits, trees, paths, lengths, forbids=forbids)
     return paths
 
 
 def accept(
     state: WindowState,
+    accepted: AcceptedPaths,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    paths: Tensor,
-    accept_index: Tensor,
-    num_correct_drafts: Tensor,
     width: int,
     history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.accept`."""
     if width:
-        _accept(
-            request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
-            num_correct_drafts.numpy(), *state.arrays,
-        )  # fmt: skip
+        _accept(*(tensor.numpy() for tensor in accepted), *state.arrays)
     if history is not None:
-        history_cpu.accept(
-            history, request_rows=request_rows, root=root, paths=paths,
-            accept_index=accept_index, num_correct_drafts=num_correct_drafts,
-        )  # fmt: skip
+        history_cpu.accept(history, accepted)
 
 
 def forbid(history: HistoryState, logits: Tensor) -> None:

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from sglang_lz.fields.lz import DEFAULT_WINDOW_SIZE
 from sglang_lz.penalty import history, window
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import (
     NOWHERE,
     RING,
@@ -56,7 +57,7 @@ from sglang_lz.penalty.history import (
 from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
 from sglang_lz.penalty.kernels.launch import Kernel
 from sglang_lz.penalty.upload import upload
-from sglang_lz.penalty.window import Seed, WindowState, bytes_of_row
+from sglang_lz.penalty.window import Seed, StepInputs, WindowState, bytes_of_row
 
 PARAMS = tl.constexpr(window.PARAMS)
 PENALTY = tl.constexpr(window.PENALTY)
@@ -503,17 +504,14 @@ def seed(state: WindowState, seed: Seed) -> None:
 def step(
     state: WindowState,
     logits: Tensor,
+    inputs: StepInputs,
     *,
-    request_rows: Tensor,
-    seq_lens: Tensor,
-    input_ids: Tensor,
-    prefilled: int,
-    offset: int,
     width: int,
     history: HistoryState | None = None,
     forbids: bool = True,
 ) -> None:
     """See `reference.steps.step`, and `forbid` for `forbids`."""
+    request_rows, seq_lens, input_ids, prefilled, offset = inputs
     block = _block(width, state.capacity)
     _assert_dense(request_rows, seq_lens, input_ids)
     _assert_bits(history, logits)
@@ -531,18 +529,14 @@ def step(
 def verify(
     state: WindowState,
     logits: Tensor,
+    trees: DraftTrees,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    tokens: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    depth: int,
     width: int,
     history: HistoryState | None = None,
     forbids: bool = True,
 ) -> Tensor:
     """See `reference.steps.verify`, and `forbid` for `forbids`."""
+    request_rows, root, tokens, first_child, next_sibling, depth = trees
     batch, nodes = tokens.shape
     assert history is None or nodes <= history.room.nodes, "no scratch was reserved for such trees"
     paths = torch.empty(batch, nodes, depth, dtype=torch.int32, device=logits.device)
@@ -564,16 +558,13 @@ def verify(
 
 def accept(
     state: WindowState,
+    accepted: AcceptedPaths,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    paths: Tensor,
-    accept_index: Tensor,
-    num_correct_drafts: Tensor,
     width: int,
     history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.accept`."""
+    request_rows, root, paths, accept_index, num_correct_drafts = accepted
     batch, _, depth = paths.shape
     block = max(_block(width, state.capacity), triton.next_power_of_2(depth))
     _assert_dense(request_rows, root, num_correct_drafts, accept_index[:1])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz.compiled import compiled
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import (
     AT,
     BREAK_END,
@@ -44,6 +45,7 @@ from sglang_lz.penalty.history import (
     HistorySeed,
     HistoryState,
 )
+from sglang_lz.penalty.window import StepInputs
 
 # The largest exponent, that of the largest float (as in llama.cpp).
 LOG_OF_LARGEST = 88.7228391
@@ -462,22 +464,18 @@ def seed(state: HistoryState, seeds: list[HistorySeed]) -> None:
 def step(
     state: HistoryState,
     logits: Tensor,
+    inputs: StepInputs,
     *,
-    request_rows: Tensor,
-    seq_lens: Tensor,
-    input_ids: Tensor,
-    prefilled: int,
-    offset: int,
     forbids: bool,
 ) -> None:
     """Bring the histories of a batch up to date, and change the logits accordingly.
 
-    The arguments that are not listed are those of `reference.steps.step`.
-
     Args:
         state: the histories.
+        logits, inputs: as in `reference.steps.step`.
         forbids: whether to forbid the noted tokens at once; otherwise `forbid` does.
     """
+    request_rows, seq_lens, input_ids, prefilled, offset = inputs
     _step(
         logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(), prefilled,
         offset, _forbidden(state, logits), forbids, *state.arrays,
@@ -487,26 +485,24 @@ def step(
 def verify(
     state: HistoryState,
     logits: Tensor,
-    *,
-    request_rows: Tensor,
-    root: Tensor,
+    trees: DraftTrees,
     paths: Tensor,
     lengths: Tensor,
+    *,
     forbids: bool,
 ) -> None:
     """Change the logits of every node of a batch of draft trees.
 
-    The arguments that are not listed are those of `reference.steps.verify`.
-
     Args:
         state: the histories, which end before the roots and are not changed.
+        logits, trees: as in `reference.steps.verify`.
         paths: the tokens from each node up to its root, int32 [batch, nodes, depth].
         lengths: how many tokens each path has, int64 [batch, nodes].
         forbids: as in `step`.
     """
     _verify(
-        logits.numpy(), request_rows.numpy(), root.numpy(), paths.numpy(), lengths.numpy(),
-        _forbidden(state, logits), forbids, *state.arrays,
+        logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),
+        lengths.numpy(), _forbidden(state, logits), forbids, *state.arrays,
     )  # fmt: skip
 
 
@@ -524,16 +520,8 @@ def _forbidden(state: HistoryState, logits: Tensor) -> NDArray[np.uint32]:
 
 def accept(
     state: HistoryState,
-    *,
-    request_rows: Tensor,
-    root: Tensor,
-    paths: Tensor,
-    accept_index: Tensor,
-    num_correct_drafts: Tensor,
+    accepted: AcceptedPaths,
 ) -> None:
-    """Append the accepted path of each draft tree; arguments as in `reference.steps.accept`."""
+    """Append the accepted path of each draft tree; see `reference.steps.accept`."""
     none = np.empty((1, 0), np.float32)
-    _accept(
-        none, request_rows.numpy(), root.numpy(), paths.numpy(), accept_index.numpy(),
-        num_correct_drafts.numpy(), *state.arrays,
-    )  # fmt: skip
+    _accept(none, *(tensor.numpy() for tensor in accepted), *state.arrays)

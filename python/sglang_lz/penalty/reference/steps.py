@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from sglang_lz.penalty import draft_tree
+from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import IS_RATE, PENALTY, WINDOW_SIZE, Seed, WindowState
+from sglang_lz.penalty.window import IS_RATE, PENALTY, WINDOW_SIZE, Seed, StepInputs, WindowState
 
 
 def seed(state: WindowState, seed: Seed) -> None:
@@ -46,12 +47,8 @@ def seed(state: WindowState, seed: Seed) -> None:
 def step(
     state: WindowState,
     logits: Tensor,
+    inputs: StepInputs,
     *,
-    request_rows: Tensor,
-    seq_lens: Tensor,
-    input_ids: Tensor,
-    prefilled: int,
-    offset: int,
     width: int,
 ) -> None:
     """Bring the windows of a batch up to date, and lower the logits of predicted tokens.
@@ -59,29 +56,24 @@ def step(
     Args:
         state: the windows; those of the first `prefilled` batch rows are already up to date.
         logits: next-token logits, float32 [batch, V], with any strides; changed in place.
-        request_rows: the request row of each batch row, integer [rows]; the other arguments may
-            have rows of padding after these.
-        seq_lens: the number of tokens of each batch row, the newest included, integer [batch].
-        input_ids: the newest token of batch row i >= prefilled is at index i + offset, integer.
-        prefilled: how many leading batch rows were seeded whole.
-        offset: see `input_ids`.
+        inputs: the newest tokens.
         width: at least the largest window size among the rows with a penalty, at most the
             capacity.
     """
-    batch_rows = _penalised(state, request_rows)
+    batch_rows = _penalised(state, inputs.request_rows)
     for rows, is_seeded in (
-        (batch_rows[batch_rows < prefilled], True),
-        (batch_rows[batch_rows >= prefilled], False),
+        (batch_rows[batch_rows < inputs.prefilled], True),
+        (batch_rows[batch_rows >= inputs.prefilled], False),
     ):
         if not len(rows):
             continue
-        owners = request_rows[rows].long()
-        position = seq_lens[rows].long() - 1
+        owners = inputs.request_rows[rows].long()
+        position = inputs.seq_lens[rows].long() - 1
         if is_seeded:
             windows = WindowView.of(state, owners, position, width)
         else:
             before = WindowView.of(state, owners, position - 1, width)
-            windows = before.advance(input_ids[rows + offset])
+            windows = before.advance(inputs.input_ids[rows + inputs.offset])
             windows.keep(state, owners, position, new=1)
         _subtract(logits, rows, windows)
 
@@ -89,13 +81,8 @@ def step(
 def verify(
     state: WindowState,
     logits: Tensor,
+    trees: DraftTrees,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    tokens: Tensor,
-    first_child: Tensor,
-    next_sibling: Tensor,
-    depth: int,
     width: int,
 ) -> Tensor:
     """Lower the logits of the tokens that the window of each draft node predicts.
@@ -103,12 +90,7 @@ def verify(
     Args:
         state: the windows, which end before the roots and are not changed.
         logits: next-token logits, float32 [batch x nodes, V], with any strides; changed in place.
-        request_rows: the request row of each tree, integer [batch].
-        root: the position of each root, integer [batch].
-        tokens: the nodes' tokens, node 0 being the root, integer [batch, nodes].
-        first_child: int64 [batch, nodes], -1 for none.
-        next_sibling: int64 [batch, nodes], -1 for none.
-        depth: the most nodes on a path, root included.
+        trees: the draft trees.
         width: as in `step`.
 
     Returns:
@@ -116,16 +98,16 @@ def verify(
         last, integer [batch, nodes, depth]. Columns after the root, and rows without the penalty,
         are undefined.
     """
-    nodes = tokens.shape[1]
-    paths, length = draft_tree.paths(tokens, first_child, next_sibling, depth)
-    trees = _penalised(state, request_rows)
-    if len(trees):
-        owners = request_rows[trees].long()
-        before = WindowView.of(state, owners, root[trees].long() - 1, width)
-        node = torch.arange(nodes, device=trees.device)
-        tree = torch.arange(len(trees), device=trees.device)[:, None].expand(-1, nodes)
-        windows = advance_along(before[tree], paths[trees], length[trees])
-        rows = (trees[:, None] * nodes + node).flatten()
+    nodes = trees.tokens.shape[1]
+    paths, length = draft_tree.paths(*trees[2:])
+    penalised = _penalised(state, trees.request_rows)
+    if len(penalised):
+        owners = trees.request_rows[penalised].long()
+        before = WindowView.of(state, owners, trees.root[penalised].long() - 1, width)
+        node = torch.arange(nodes, device=penalised.device)
+        tree = torch.arange(len(penalised), device=penalised.device)[:, None].expand(-1, nodes)
+        windows = advance_along(before[tree], paths[penalised], length[penalised])
+        rows = (penalised[:, None] * nodes + node).flatten()
         flat = WindowView(
             windows.tokens.flatten(0, 1),
             windows.run.flatten(0, 1),
@@ -139,37 +121,28 @@ def verify(
 
 def accept(
     state: WindowState,
+    accepted: AcceptedPaths,
     *,
-    request_rows: Tensor,
-    root: Tensor,
-    paths: Tensor,
-    accept_index: Tensor,
-    num_correct_drafts: Tensor,
     width: int,
 ) -> None:
     """Append the accepted path of each draft tree to the windows.
 
     Args:
         state: the windows, which end before the roots.
-        request_rows: the request row of each tree, integer [batch].
-        root: the position of each root, integer [batch].
-        paths: what `verify` returned.
-        accept_index: accepted nodes of each tree, root first, as rows of the logits, integer
-            [batch, accepted].
-        num_correct_drafts: how many nodes besides the root are accepted, integer [batch].
+        accepted: the accepted paths.
         width: as in `step`.
     """
-    nodes = paths.shape[1]
-    trees = _penalised(state, request_rows)
+    nodes = accepted.paths.shape[1]
+    trees = _penalised(state, accepted.request_rows)
     if not len(trees):
         return
-    owners = request_rows[trees].long()
-    position = root[trees].long()
-    accepted = num_correct_drafts[trees].long()
-    node = accept_index[trees, accepted].long() - trees * nodes
+    owners = accepted.request_rows[trees].long()
+    position = accepted.root[trees].long()
+    correct = accepted.num_correct_drafts[trees].long()
+    node = accepted.accept_index[trees, correct].long() - trees * nodes
     before = WindowView.of(state, owners, position - 1, width)
-    windows = advance_along(before, paths[trees, node], accepted + 1)
-    windows.keep(state, owners, position + accepted, new=int(accepted.max()) + 1)
+    windows = advance_along(before, accepted.paths[trees, node], correct + 1)
+    windows.keep(state, owners, position + correct, new=int(correct.max()) + 1)
 
 
 def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowView:
