@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
@@ -317,31 +315,6 @@ def accept_block(
     if verified is not None:  # int32, for which `reserve_windows` compiled
         nodes = torch.arange(tokens.numel(), dtype=torch.int32, device=tokens.device)
         accept_step(verified, nodes.view(tokens.shape), num_correct_drafts.int())
-
-
-def keep_min_p(probs: Tensor, sampling_info: SamplingBatchInfo, nodes: int) -> Tensor:
-    """The probabilities of the nodes of draft trees under their requests' min_p (upstream's hook).
-
-    As in plain decoding, tokens less likely than min_p times the likeliest are removed.
-
-    Args:
-        probs: float32 [batch x nodes, V], after top_k and top_p.
-        sampling_info: upstream's, with one row per tree.
-        nodes: how many nodes a tree has.
-    """
-    # DSPARK's stand-in, which knows the temperature only, lacks it.
-    if not getattr(sampling_info, "need_min_p_sampling", False):
-        return probs
-    least = probs.amax(dim=-1, keepdim=True)
-    least *= sampling_info.min_ps.repeat_interleave(nodes)[:, None]
-    kept = probs.masked_fill(probs < least, 0)
-    return kept / kept.sum(dim=-1, keepdim=True)
-
-
-@functools.cache
-def samples_on_cpu() -> bool:
-    """Whether this is the CPU flavour, which has the operators that sample during verification."""
-    return find_spec("sglang_lz.cpu") is not None
 
 
 def _plan_verified(batch: ScheduleBatch) -> StepPlan | None:

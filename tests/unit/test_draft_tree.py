@@ -101,18 +101,3 @@ def test_each_node_sees_the_committed_tokens_and_its_own_ancestors(
         assert windows.tokens[0, node, :count].tolist() == expected[::-1]
         lengths = [0, *match_lengths(expected, buffer)[::-1]][:count]
         assert windows.match[0, node, :count].tolist() == lengths
-
-
-@given(data=st.data(), real=st.integers(0, 5), padding=st.integers(0, 4))
-def test_padding_is_no_sibling(data: st.DataObject, real: int, padding: int) -> None:
-    """Children of the root, real ones first, as upstream lays its n-gram trees out."""
-    children = data.draw(st.lists(st.integers(1, 9), min_size=real, max_size=real, unique=True))
-    tokens = [7, *children, *[0] * padding]
-    last = len(tokens) - 1
-    sibling = [-1, *(node + 1 if node < last else -1 for node in range(1, len(tokens)))]
-    links = torch.tensor([sibling])
-    draft_tree.unlink_padding(torch.tensor(tokens), links)
-    linked = [1] if last else []
-    while linked and links[0, linked[-1]] != -1:
-        linked.append(int(links[0, linked[-1]]))
-    assert [tokens[node] for node in linked] == (children or [0] * min(padding, 1))

@@ -1,4 +1,4 @@
-"""Small repairs of upstream."""
+"""Repairs of upstream."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang_lz import fixes
 
@@ -71,3 +74,18 @@ def test_an_id_used_twice_is_forgotten_once() -> None:
     assert not known
     assert old.aborted
     assert new.aborted
+
+
+@given(data=st.data(), real=st.integers(0, 5), padding=st.integers(0, 4))
+def test_padding_is_no_sibling(data: st.DataObject, real: int, padding: int) -> None:
+    """Children of the root, real ones first, as upstream lays its n-gram trees out."""
+    children = data.draw(st.lists(st.integers(1, 9), min_size=real, max_size=real, unique=True))
+    tokens = [7, *children, *[0] * padding]
+    last = len(tokens) - 1
+    sibling = [-1, *(node + 1 if node < last else -1 for node in range(1, len(tokens)))]
+    links = torch.tensor([sibling])
+    fixes.unlink_padding(torch.tensor(tokens), links)
+    linked = [1] if last else []
+    while linked and links[0, linked[-1]] != -1:
+        linked.append(int(links[0, linked[-1]]))
+    assert [tokens[node] for node in linked] == (children or [0] * min(padding, 1))

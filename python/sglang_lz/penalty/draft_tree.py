@@ -95,22 +95,6 @@ def paths(
     return on_path.to(torch.int32), 1 + (node != 0).sum(dim=2)
 
 
-def unlink_padding(tokens: Tensor, next_sibling: Tensor) -> None:
-    """Remove the padding of n-gram trees from the candidates for acceptance (upstream's hook).
-
-    If a tree has too few drafts, upstream pads it with children of the root whose token is 0. Its
-    sampling sums the probabilities of rejected siblings, so it would count token 0 once for each of
-    them and accept it far too often. A real draft of token 0 may be cut off together with the
-    siblings after it; it is then sampled instead of accepted.
-
-    Args:
-        tokens: integer [trees x nodes].
-        next_sibling: int64 [trees, nodes], -1 for none; changed in place.
-    """
-    of_sibling = tokens.view_as(next_sibling).gather(1, next_sibling.clamp_min(0))
-    next_sibling.masked_fill_(of_sibling == 0, -1)
-
-
 def _inverse(link: Tensor, default: Tensor) -> Tensor:
     """`result[tree, link[tree, node]] = node` where there is a link, else `default`."""
     nodes = link.shape[1]
