@@ -16,7 +16,8 @@ from matplotlib import pyplot as plt
 from bench.harm import corpora
 from bench.harm.vocabulary import Vocabulary
 from bench.published import BOTH
-from sglang_lz.loops.detector import RECOMMENDED, Detector, Loop
+from sglang_lz.fields.repetition import RECOMMENDED
+from sglang_lz.loops.detector import Detector, Loop
 
 COUNTS = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 LONGEST_PIECE = 4096

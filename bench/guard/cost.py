@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from sglang_lz import guard
-from sglang_lz.loops.detector import RECOMMENDED, RepetitionDetection, loops
+from sglang_lz.fields.repetition import RECOMMENDED, RepetitionDetection
+from sglang_lz.loops.detector import loops
 
 ROWS = 256
 STEPS = 400

@@ -25,7 +25,7 @@ from bench.repetition.answers import correct
 from bench.repetition.detector import final_loop
 from bench.repetition.items import Item, digest
 from bench.repetition.server import serving
-from sglang_lz.loops.detector import END_THINKING, RECOMMENDED
+from sglang_lz.fields.repetition import END_THINKING, RECOMMENDED
 
 CONCURRENCY = 32
 SERVER = ("--max-running-requests", "32", "--max-total-tokens", "65536")

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from sglang_lz.bounds import limits, stop_regex
-from sglang_lz.fields import histories, lz
+from sglang_lz.fields import histories, lz, repetition
 from sglang_lz.fields.histories import HistoryParams, in_use
 from sglang_lz.fields.lz import FieldError, LZParams, shown
 from sglang_lz.fields.modes import (
@@ -28,13 +28,12 @@ from sglang_lz.fields.modes import (
     unguarded_modes,
     unsupported_modes,
 )
-from sglang_lz.loops import detector
-from sglang_lz.loops.detector import END_THINKING, RepetitionDetection
+from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
 from sglang_lz.proper import request_field
 
 _SCHEMAS = {
     **{name: lz.json_schema(name) for name in (*lz.FIELDS, *histories.FIELDS, request_field.FIELD)},
-    detector.FIELD: detector.json_schema(),
+    repetition.FIELD: repetition.json_schema(),
 }
 FIELDS = tuple(_SCHEMAS)
 """The names of all our fields as requests spell them."""
@@ -198,7 +197,7 @@ def resolve(
     values["custom_logit_processor"] = facts.custom_logit_processor
     penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
     history = HistoryParams.parse(requested, preferred)
-    detection = RepetitionDetection.parse(values.get(detector.FIELD))
+    detection = RepetitionDetection.parse(values.get(repetition.FIELD))
     proper_tokens = request_field.is_asked(requested, preferred)
     if facts.max_new_tokens == 0:
         history, proper_tokens = HistoryParams(), False
@@ -229,7 +228,7 @@ def _inexact(
         ends_thinking = found.detection.action == END_THINKING
         yield from unguarded_modes(config, ends_thinking=ends_thinking)
         for reason in beams:
-            yield detector.FIELD, "left out", reason
+            yield repetition.FIELD, "left out", reason
     if found.proper_tokens:
         for reason in (*request_field.unserved_modes(config), *beams):
             yield request_field.FIELD, "false", reason
@@ -276,7 +275,7 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
     return {
         **({"lz_penalty": 0} if penalty is None else penalty.request_fields()),
         **(sampling_params.history_params or HistoryParams()).request_fields(),
-        detector.FIELD: {} if detection is None else dataclasses.asdict(detection),
+        repetition.FIELD: {} if detection is None else dataclasses.asdict(detection),
         request_field.FIELD: sampling_params.proper_tokens,
     }
 

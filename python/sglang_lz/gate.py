@@ -36,9 +36,10 @@ from sglang_lz.admission import (
 from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
 from sglang_lz.bounds.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
 from sglang_lz.bounds.texts import most_characters
+from sglang_lz.fields import repetition
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
 from sglang_lz.fields.lz import PREFIXES, FieldError, check_name, shown
-from sglang_lz.loops import detector, metrics
+from sglang_lz.loops import metrics
 from sglang_lz.proper import request_field
 
 Place: TypeAlias = tuple[str, ...]
@@ -59,11 +60,11 @@ _TRACES = (
 )
 
 # Names that no custom logit processor uses for its own parameters.
-ONLY_OURS = (*LZ_FIELDS, detector.FIELD)
+ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
 # Vertex AI's envelope has these in each of its instances.
 _OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
 # Fields without one of the prefixes, whose misspellings cannot be recognized.
-_WHOLE_NAMES = (detector.FIELD, request_field.FIELD)
+_WHOLE_NAMES = (repetition.FIELD, request_field.FIELD)
 
 PROCESSOR = "custom_logit_processor"
 

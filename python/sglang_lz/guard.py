@@ -16,8 +16,9 @@ import msgspec
 
 from sglang_lz.bounds.dead_ends import end_constrained
 from sglang_lz.fields.lz import shown
+from sglang_lz.fields.repetition import END_THINKING, RECOMMENDED
 from sglang_lz.loops import metrics
-from sglang_lz.loops.detector import END_THINKING, FINISH_REASON, RECOMMENDED, Detector, Loop
+from sglang_lz.loops.detector import FINISH_REASON, Detector, Loop
 
 STOP_REASON = "repetition_detected"
 """vLLM's value for `stop_reason`, for clients that check it beside the finish reason."""

@@ -18,7 +18,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
     ReasonerGrammarObject,
 )
 
-from sglang_lz.loops.detector import END_THINKING, Detector, Loop, RepetitionDetection
+from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
+from sglang_lz.loops.detector import Detector, Loop
 from sglang_lz.server.upstream import describes_thinking
 
 

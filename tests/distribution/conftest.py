@@ -28,11 +28,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = World(root)
     world.wheel.parent.mkdir()
     write_upstream_wheel(world.wheel, UPSTREAM)
-    shutil.copytree(
-        SOURCE / "distribution",
-        world.package / "distribution",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    for room in ("distribution", "fields"):
+        shutil.copytree(
+            SOURCE / room, world.package / room, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(SOURCE / "__main__.py", world.package)
     (world.package / "__init__.py").write_text('__version__ = "0.1.0"\n')
     (world.package / "cpu" / "sgl_kernel").mkdir(parents=True)

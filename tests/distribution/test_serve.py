@@ -28,9 +28,6 @@ from sglang_lz.distribution.serve import (
     server_arguments,
     without_end_loops,
 )
-from sglang_lz.fields import lz
-from sglang_lz.loops import detector
-from sglang_lz.loops.detector import RepetitionDetection
 from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
 
 
@@ -93,11 +90,6 @@ def test_loops_end_if_that_is_asked() -> None:
     arguments = without_end_loops(["--end-loops", "--port", "1"])
     assert arguments[:2] == ["--port", "1"]
     assert preferred(arguments) == RECOMMENDED
-    guard = RepetitionDetection.parse(RECOMMENDED["repetition_detection"])
-    assert guard == detector.RECOMMENDED
-    assert {**lz.RECOMMENDED, "repetition_detection": RECOMMENDED["repetition_detection"]} == (
-        RECOMMENDED
-    )
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from sglang_lz import admission
 from sglang_lz.admission import FIELDS, UNPENALISED
 from sglang_lz.fields.histories import NEUTRAL, HistoryParams
 from sglang_lz.fields.lz import LZParams
+from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.guard import FinishRepetition
-from sglang_lz.loops.detector import Loop, RepetitionDetection
+from sglang_lz.loops.detector import Loop
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
 GIVEN = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oracle import first_loop
-from sglang_lz.loops.detector import RepetitionDetection
+from sglang_lz.fields.repetition import RepetitionDetection
 
 END = [9, 8]
 DETECTION = RepetitionDetection(4, 0, 3, "end_thinking")

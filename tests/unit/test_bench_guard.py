@@ -14,7 +14,7 @@ from bench.guard import alarms, cost, outputs, thinker
 from bench.repetition.items import Item
 from oracle import first_loop
 from sglang_lz.demo import REASONER_PATH
-from sglang_lz.loops.detector import RECOMMENDED, RepetitionDetection
+from sglang_lz.fields.repetition import RECOMMENDED, RepetitionDetection
 
 
 def test_the_thinker_ends_its_thoughts_with_one_token(tmp_path: Path) -> None:

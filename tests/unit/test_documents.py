@@ -18,11 +18,9 @@ from bench.kernel.host import RESUMED
 from bench.kernel.names import COPY, DRY, MEMORY, ONSET_2, OURS, REFERENCE
 from bench.penalties import tables as penalty_tables
 from releases import FOLDER, RELEASES
-from sglang_lz.distribution import serve
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.fields import lz
 from sglang_lz.fields.lz import LZParams
-from sglang_lz.loops.detector import RECOMMENDED
+from sglang_lz.fields.repetition import RECOMMENDED
 from sglang_lz.server.hooks import HOOKS
 from soak import tables as soak_tables
 
@@ -109,12 +107,6 @@ def test_spec_defines_every_field_and_its_default() -> None:
     )
     defaults = {f"lz_{field.name}": field.default for field in dataclasses.fields(LZParams)}
     assert {name: json.loads(default) for name, default in rows} == defaults
-
-
-def test_one_setting_is_recommended() -> None:
-    """`distribution` runs before anything is installed, so it has the setting once more."""
-    detection = {key: getattr(RECOMMENDED, key) for key in ("max_pattern_size", "min_count")}
-    assert {**lz.RECOMMENDED, "repetition_detection": detection} == serve.RECOMMENDED
 
 
 def cells(name: str) -> dict[tuple[str, float], dict[str, Any]]:

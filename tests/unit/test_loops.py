@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from sglang_lz.distribution.cli import main
+from sglang_lz.fields.repetition import RECOMMENDED, RepetitionDetection
 from sglang_lz.loops import past_outputs
-from sglang_lz.loops.detector import RECOMMENDED, Loop, RepetitionDetection, loops
+from sglang_lz.loops.detector import Loop, loops
 
 LOOP = [7, *([1, 2, 3] * 25), 1, 9]
 FINE = list(range(50))

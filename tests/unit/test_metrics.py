@@ -12,8 +12,9 @@ import pytest
 
 from sglang_lz import guard
 from sglang_lz.fields.lz import LZParams
+from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.loops import metrics
-from sglang_lz.loops.detector import FINISH_REASON, Loop, RepetitionDetection
+from sglang_lz.loops.detector import FINISH_REASON, Loop
 
 FINE = list(range(100, 140))
 INSIDE = [*FINE, *([1, 2] * 25), *FINE]

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from oracle import first_loop
 from sglang_lz.fields.lz import FieldError
-from sglang_lz.loops.detector import (
-    LARGEST_COUNT,
-    LARGEST_PATTERN_SIZE,
-    Detector,
-    Loop,
-    RepetitionDetection,
-)
+from sglang_lz.fields.repetition import LARGEST_COUNT, LARGEST_PATTERN_SIZE, RepetitionDetection
+from sglang_lz.loops.detector import Detector, Loop
 
 Tokens = list[int]
 

@@ -11,7 +11,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_lz import admission, startup
 from sglang_lz.fields.histories import NEUTRAL, HistoryParams
 from sglang_lz.fields.lz import LZParams
-from sglang_lz.loops.detector import RepetitionDetection
+from sglang_lz.fields.repetition import RepetitionDetection
 
 
 def admitted(

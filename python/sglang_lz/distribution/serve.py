@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from ..fields import lz, repetition
 from .errors import DistError
 from .seal import SEAL, Seal, reader
 from .sources import PACKAGE
@@ -37,8 +38,8 @@ PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"
 PREFERRED = "--preferred-sampling-params"
 RECOMMENDED = {
-    **{"lz_penalty": 0.15, "lz_onset": 3},
-    "repetition_detection": {"max_pattern_size": 512, "min_count": 20},
+    **lz.RECOMMENDED,
+    repetition.FIELD: dict(repetition.RECOMMENDED_FIELD),
 }
 """The sampling parameters that `END_LOOPS` gives to every request that has none of its own."""
 

@@ -1,1 +1,1 @@
-"""The request fields of the penalties, and the server modes in which they are refused."""
+"""The request fields of the penalties and the loop guard, and the modes that refuse them."""

@@ -1,1 +1,1 @@
-"""What a loop is, and where outputs have one: while they grow, on `/metrics`, and in old logs."""
+"""Where outputs have loops: while they grow, on `/metrics`, and in old logs."""

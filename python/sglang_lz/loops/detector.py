@@ -1,106 +1,22 @@
-"""`repetition_detection`: when an output counts as a loop, and the first token at which it does.
+"""Finds the loops of an output, and the first token at which it has one.
 
-The field's names and meaning are vLLM's, except for `action`, which is ours. An output is a loop
-when its newest tokens are `min_count` consecutive copies of one pattern of `min_pattern_size` to
-`max_pattern_size` tokens.
+`fields.repetition` defines when an output counts as a loop.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_lz.compiled import compiled
-from sglang_lz.fields.kinds import Kind, choice, integer
-from sglang_lz.fields.lz import FieldError, shown
-
-FIELD = "repetition_detection"
-LARGEST_PATTERN_SIZE = 8192
-LARGEST_COUNT = 32767
+from sglang_lz.fields.repetition import RepetitionDetection
 
 FINISH_REASON = "repetition"
-
-STOP = "stop"
-END_THINKING = "end_thinking"
-
-
-def _field(default: object, kind: Kind, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
-
-
-@dataclass(frozen=True, slots=True)
-class RepetitionDetection:
-    """One request's `repetition_detection`, validated. Each attribute is one of its keys."""
-
-    max_pattern_size: int = _field(
-        0,
-        integer(0, LARGEST_PATTERN_SIZE),
-        "the longest pattern, in tokens; 0 turns detection off",
-    )
-    min_pattern_size: int = _field(
-        0,
-        integer(0, f"{FIELD}.max_pattern_size"),
-        "the shortest pattern, in tokens; 0 means 1",
-    )
-    min_count: int = _field(
-        0,
-        integer(2, LARGEST_COUNT),
-        "how many consecutive copies make a loop, the first included",
-    )
-    action: str = _field(
-        STOP,
-        choice(STOP, END_THINKING),
-        "`stop` ends the output; `end_thinking` ends the thinking section once, so that the model "
-        "goes on to answer",
-    )
-
-    @classmethod
-    def parse(cls, value: Any) -> RepetitionDetection | None:
-        """Read the field of a request; None if it is missing, null or off.
-
-        Raises:
-            FieldError: it is not an object, a key is unknown, or a value has the wrong type or is
-                out of range.
-        """
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise FieldError(FIELD, f"{FIELD} must be an object, got {shown(value)}.")
-        if unknown := [key for key in value if key not in _ENTRIES]:
-            raise FieldError(
-                FIELD,
-                f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown[0])}.",
-            )
-        given = {name: value[name] for name in _ENTRIES if value.get(name) is not None}
-        largest = given.get("max_pattern_size", 0)
-        for name, entry in _ENTRIES.items():
-            kind: Kind = entry.metadata["kind"]
-            if name == "min_count" and largest == 0 and name not in given:
-                continue
-            if not kind.takes(given.get(name, entry.default), largest):
-                allowed = kind.allowed.format(largest=largest)
-                got = shown(given[name]) if name in given else "nothing"
-                raise FieldError(FIELD, f"{FIELD}.{name} must be {allowed}, got {got}.")
-        return cls(**given) if largest else None
-
-    @property
-    def shortest(self) -> int:
-        """The size of the shortest pattern, in tokens."""
-        return max(self.min_pattern_size, 1)
-
-
-_ENTRIES = {entry.name: entry for entry in dataclasses.fields(RepetitionDetection)}
-
-RECOMMENDED = RepetitionDetection(max_pattern_size=512, min_count=20)
-"""What the documentation recommends (docs/GUARD.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +151,3 @@ def first_loop(
             lacking = min(lacking, needed - run)
         end += lacking
     return end, 0, 0
-
-
-def description() -> str:
-    """Meaning, keys, ranges and defaults of the field, in Markdown."""
-    keys = "; ".join(
-        f"`{name}`: {entry.metadata['meaning']} ({entry.metadata['kind'].text}, default "
-        f"`{json.dumps(entry.default)}`)"
-        for name, entry in _ENTRIES.items()
-    )
-    return f"Acts when the output ends in a repeated pattern. {keys}."
-
-
-def json_schema() -> dict[str, Any]:
-    """The OpenAPI schema of the field."""
-    properties = {
-        name: {"anyOf": [entry.metadata["kind"].schema, {"type": "null"}]}
-        for name, entry in _ENTRIES.items()
-    }
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {"anyOf": [schema, {"type": "null"}], "description": description()}

@@ -16,14 +16,8 @@ from functools import cache
 from typing import Any
 
 from sglang_lz.fields.lz import LZParams, shown
-from sglang_lz.loops.detector import (
-    END_THINKING,
-    RECOMMENDED,
-    STOP,
-    Loop,
-    RepetitionDetection,
-    loops,
-)
+from sglang_lz.fields.repetition import END_THINKING, RECOMMENDED, STOP, RepetitionDetection
+from sglang_lz.loops.detector import Loop, loops
 from sglang_lz.penalty.window import shortest_loop
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from sglang_lz.loops.detector import FIELD, RECOMMENDED, RepetitionDetection, loops
+from sglang_lz.fields.repetition import FIELD, RECOMMENDED, RepetitionDetection
+from sglang_lz.loops.detector import loops
 from sglang_lz.loops.past_outputs import LoopsError, Output, read
 
 PATTERNS = 10

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 from sglang_lz.fields import lz
 from sglang_lz.fields.kinds import Kind, integer, number, token_ids
 from sglang_lz.fields.lz import FieldError, LZParams, shown
+from sglang_lz.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
 from sglang_lz.loops import past_outputs
-from sglang_lz.loops.detector import RECOMMENDED as RECOMMENDED_DETECTION
 from sglang_lz.loops.detector import loops
 from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
