@@ -11,7 +11,6 @@ requests first; requests from the offline Engine or gRPC are checked by `admit` 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,13 +20,14 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 from sglang_lz.bounds import limits, stop_regex
 from sglang_lz.fields import histories, lz, repetition
 from sglang_lz.fields.histories import HistoryParams, in_use
-from sglang_lz.fields.lz import FieldError, LZParams, shown
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.fields.modes import (
     early_processors,
     ignored_transforms,
     unguarded_modes,
     unsupported_modes,
 )
+from sglang_lz.fields.refusal import Refusal
 from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
 from sglang_lz.proper import request_field
 
@@ -52,8 +52,6 @@ OllamaOptions = Annotated[
     Field(description=f"Ollama's options, and ours. {FIELDS_TEXT}"),
 ]
 
-
-_PREFERRED = " from the server's --preferred-sampling-params"
 
 _MODEL_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
@@ -206,64 +204,52 @@ def resolve(
     found = Resolved(
         penalty, None if history == HistoryParams() else history, detection, proper_tokens
     )
-    for name, off, reason in _inexact(values, found, facts, config):
-        field = name.partition(".")[0]
-        whose = _PREFERRED if requested.get(field) is None and field in preferred else ""
-        value = values[field]
-        got = json.dumps(value) if isinstance(value, bool) else shown(value)
-        raise FieldError(
-            field, f"{name} must be {off} {reason}, got {got}{whose}: it is not exact there."
-        )
+    for refusal in _inexact(values, found, facts, config):
+        field = refusal.field
+        is_preferred = requested.get(field) is None and field in preferred
+        raise refusal.error(values[field], is_preferred=is_preferred)
     return found
 
 
 def _inexact(
     values: Mapping[str, Any], found: Resolved, facts: Facts, config: Callable[[str], Any]
-) -> Iterator[tuple[str, str, str]]:
-    """The fields that cannot be honoured exactly: their names, the values they need, and why."""
+) -> Iterator[Refusal]:
+    """Refusals of the fields that cannot be honoured exactly."""
     beams = ["with beam search (beam_width > 1)"] if (facts.beam_width or 1) > 1 else []
     models = ["with encoder-decoder models"] if facts.is_encoder_decoder else []
     modes = [*unsupported_modes(config), *models, *beams]
     if found.detection is not None:
         ends_thinking = found.detection.action == END_THINKING
         yield from unguarded_modes(config, ends_thinking=ends_thinking)
-        for reason in beams:
-            yield repetition.FIELD, "left out", reason
+        for where in beams:
+            yield Refusal(repetition.FIELD, "left out", where)
     if found.proper_tokens:
-        for reason in (*request_field.unserved_modes(config), *beams):
-            yield request_field.FIELD, "false", reason
+        yield from request_field.unserved_modes(config)
+        for where in beams:
+            yield Refusal(request_field.FIELD, "false", where)
     if facts.max_new_tokens != 0:
-        for name, reason in ignored_transforms(config):
-            if values.get(name):
-                yield name, "left out", reason
+        yield from (one for one in ignored_transforms(config) if values.get(one.field))
         has_penalty = found.penalty.penalty > 0 or any(in_use(values))
         if has_penalty and values.get("custom_logit_processor"):
-            for reason in early_processors(config):
-                yield "custom_logit_processor", "left out", reason
+            yield from early_processors(config)
         for name in in_use(values):
             off = f"{histories.NEUTRAL[name]:g}"
-            for reason in modes:
-                yield name, off, reason
+            for where in modes:
+                yield Refusal(name, off, where)
             if facts.has_input_embeds and name in histories.SEES_PROMPT:
-                yield name, off, "on input_embeds, which have no token ids"
+                yield Refusal(name, off, "on input_embeds, which have no token ids")
         breakers = found.history is not None and found.history.dry_sequence_breakers
         if values.get("dry_multiplier") and breakers and config("skip_tokenizer_init"):
-            yield (
-                "dry_multiplier",
-                "0",
-                "with dry_sequence_breakers on a server with --skip-tokenizer-init",
-            )
+            where = "with dry_sequence_breakers on a server with --skip-tokenizer-init"
+            yield Refusal("dry_multiplier", "0", where)
     if found.penalty.penalty > 0:
-        for reason in modes:
-            yield "lz_penalty", "0", reason
+        for where in modes:
+            yield Refusal("lz_penalty", "0", where)
         if facts.max_new_tokens == 0:
-            yield "lz_penalty", "0", "where nothing is generated (max_new_tokens 0)"
+            yield Refusal("lz_penalty", "0", "where nothing is generated (max_new_tokens 0)")
         if found.penalty.include_prompt and facts.has_input_embeds:
-            yield (
-                "lz_penalty",
-                "0",
-                "with lz_include_prompt on input_embeds, which have no token ids",
-            )
+            where = "with lz_include_prompt on input_embeds, which have no token ids"
+            yield Refusal("lz_penalty", "0", where)
 
 
 def resent_fields(sampling_params: Any) -> dict[str, Any]:

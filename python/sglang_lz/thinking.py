@@ -18,7 +18,9 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
     ReasonerGrammarObject,
 )
 
-from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
+from sglang_lz.fields import repetition
+from sglang_lz.fields.refusal import Refusal
+from sglang_lz.fields.repetition import END_THINKING, STOP, RepetitionDetection
 from sglang_lz.loops.detector import Detector, Loop
 from sglang_lz.server.upstream import describes_thinking
 
@@ -117,10 +119,9 @@ def guard_thinking(req: Any, manager: Any) -> None:
         # This kind of grammar also covers outputs without a section, and decides what ends it.
         describes_thinking(grammar)
     ):
-        req.set_finish_with_abort(
-            'repetition_detection.action must be "stop" here, got "end_thinking": this grammar '
-            "describes the thinking section itself."
-        )
+        why = "this grammar describes the thinking section itself"
+        refusal = Refusal(f"{repetition.FIELD}.action", f'"{STOP}"', "here", why)
+        req.set_finish_with_abort(str(refusal.error(END_THINKING)))
         return
     req.grammar = GuardedThinking.of(
         grammar,

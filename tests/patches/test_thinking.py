@@ -114,7 +114,10 @@ def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
         asked = request(grammar=grammar)
         guard_thinking(asked, manager)
         (message,) = asked.aborted
-        assert message.startswith('repetition_detection.action must be "stop" here')
+        assert message == (
+            "repetition_detection.action must be \"stop\" here, got 'end_thinking': this grammar "
+            "describes the thinking section itself."
+        )
 
 
 def test_requests_that_do_not_think_have_no_grammar() -> None:

@@ -11,6 +11,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_lz import admission, startup
 from sglang_lz.fields.histories import NEUTRAL, HistoryParams
 from sglang_lz.fields.lz import LZParams
+from sglang_lz.fields.refusal import Refusal
 from sglang_lz.fields.repetition import RepetitionDetection
 
 
@@ -152,9 +153,22 @@ def test_what_has_no_proper_tokens_is_refused(
         admitted(proper_tokens=True, **fields)
 
 
+def test_every_refusal_is_worded_alike() -> None:
+    refusal = Refusal("repetition_detection.action", '"stop"', "on a toaster", "it is too hot")
+    error = refusal.error({"action": "end_thinking"}, is_preferred=True)
+    assert error.field == "repetition_detection"
+    assert str(error) == (
+        'repetition_detection.action must be "stop" on a toaster, got '
+        "{'action': 'end_thinking'} from the server's --preferred-sampling-params: it is too hot."
+    )
+    assert str(Refusal("proper_tokens", "false", "on a toaster").error(True)) == (
+        "proper_tokens must be false on a toaster, got true: it is not exact there."
+    )
+
+
 def test_a_tokenizer_without_a_file_has_no_proper_tokens(server_config: dict[str, Any]) -> None:
     server_config["skip_tokenizer_init"] = False
-    with pytest.raises(ValueError, match=r"tokenizer, which is not covered: .* NoneType has no"):
+    with pytest.raises(ValueError, match=r"tokenizer, got true: .* NoneType has no tok"):
         admitted(proper_tokens=True)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sglang_lz.fields import repetition
+from sglang_lz.fields.refusal import Refusal
+
 # Apple's and Ascend's backends have their own sampling; no other backend was ever tested.
 SUPPORTED_DEVICES = ("cuda", "cpu")
 # Algorithms that draft a block at once. They run custom logit processors during verification.
@@ -58,65 +61,61 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
         yield f"on device {config('device')}"
 
 
-def ignored_transforms(config: Callable[[str], Any]) -> Iterator[tuple[str, str]]:
-    """Request fields that upstream does not support in a server's mode, the mode, and the reason.
+def ignored_transforms(config: Callable[[str], Any]) -> Iterator[Refusal]:
+    """Refusals of request fields that upstream does not support in a server's mode.
 
     Args:
         config: as in `unsupported_modes`.
     """
     if config("enable_deterministic_inference"):  # an assertion would crash the scheduler
-        yield "min_p", "with --enable-deterministic-inference, which cannot sample with it"
+        where = "with --enable-deterministic-inference, which cannot sample with it"
+        yield Refusal("min_p", "left out", where)
     speculation = config("speculative_algorithm")
     if speculation is None:
         return
+    where = f"with speculative decoding by {speculation}, which ignores it"
     if speculation not in SUPPORTED_SPECULATION:
-        yield "min_p", f"with speculative decoding by {speculation}, which ignores it"
+        yield Refusal("min_p", "left out", where)
     if speculation not in BLOCKS:
-        yield (
-            "custom_logit_processor",
-            f"with speculative decoding by {speculation}, which ignores it",
-        )
+        yield Refusal("custom_logit_processor", "left out", where)
 
 
-def early_processors(config: Callable[[str], Any]) -> Iterator[str]:
-    """Server modes that run custom logit processors elsewhere than plain decoding does.
+def early_processors(config: Callable[[str], Any]) -> Iterator[Refusal]:
+    """The refusal of custom logit processors where they do not run as in plain decoding.
 
     Args:
         config: as in `unsupported_modes`.
     """
     speculation = config("speculative_algorithm")
     if speculation in BLOCKS:
-        yield (
+        yield Refusal(
+            "custom_logit_processor",
+            "left out",
             f"beside a penalty with speculative decoding by {speculation}, which runs it before "
-            "the grammar's mask and shows it no draft"
+            "the grammar's mask and shows it no draft",
         )
 
 
-def unguarded_modes(
-    config: Callable[[str], Any], *, ends_thinking: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Server modes in which the loop guard is not exact, or not known to be.
+def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[Refusal]:
+    """Refusals of the loop guard in server modes where it is not exact, or not known to be.
 
     Args:
         config: looks up the effective value of a server argument by its name.
         ends_thinking: whether the guard should end thinking sections.
-
-    Yields:
-        The name of a field, the value that the mode needs, and the mode.
     """
-    field = "repetition_detection"
+    field = repetition.FIELD
     if config("decoupled_spec_role") != "null":
-        yield field, "left out", "with decoupled speculative decoding"
+        yield Refusal(field, "left out", "with decoupled speculative decoding")
     if config("dllm_algorithm") is not None:
-        yield field, "left out", "with diffusion language models"
+        yield Refusal(field, "left out", "with diffusion language models")
     action = f"{field}.action"
     if ends_thinking and config("reasoning_parser") is None:
-        yield action, '"stop"', "on a server without --reasoning-parser"
+        yield Refusal(action, '"stop"', "on a server without --reasoning-parser")
     if ends_thinking and config("skip_tokenizer_init"):
-        yield action, '"stop"', "on a server with --skip-tokenizer-init"
+        yield Refusal(action, '"stop"', "on a server with --skip-tokenizer-init")
     # Upstream's other backends cannot restrict the vocabulary to the tokens that end the section.
     if ends_thinking and config("grammar_backend") != "xgrammar":
-        yield action, '"stop"', "on a server without --grammar-backend xgrammar"
+        yield Refusal(action, '"stop"', "on a server without --grammar-backend xgrammar")
 
 
 def _accepts_too_much(config: Callable[[str], Any]) -> bool:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from sglang_lz.fields.kinds import boolean
-from sglang_lz.fields.lz import FieldError, entries_of, field, read, shown
+from sglang_lz.fields.lz import FieldError, entries_of, field, read
 from sglang_lz.fields.modes import unsupported_modes
+from sglang_lz.fields.refusal import Refusal
 from sglang_lz.proper.tokenizer import Unsupported
 
 FIELD = "proper_tokens"
@@ -45,18 +46,19 @@ def is_asked(requested: Mapping[str, Any], preferred: Mapping[str, Any]) -> bool
     return bool(read(ENTRIES, requested, {}, preferred)[FIELD])
 
 
-def unserved_modes(config: Callable[[str], Any]) -> Iterator[str]:
-    """Yield the server modes in which proper tokens are not exact, or not yet shown to be exact.
+def unserved_modes(config: Callable[[str], Any]) -> Iterator[Refusal]:
+    """Refusals of proper tokens in server modes where they are not exact, or not known to be.
 
     Args:
         config: looks up the effective value of a server argument by its name.
     """
-    yield from unsupported_modes(config)
+    for mode in unsupported_modes(config):
+        yield Refusal(FIELD, "false", mode)
     if config("skip_tokenizer_init"):
-        yield "on a server with --skip-tokenizer-init"
+        yield Refusal(FIELD, "false", "on a server with --skip-tokenizer-init")
     backend = config("grammar_backend")
     if backend not in (None, BACKEND):  # None is the default, not yet resolved
-        yield f"with --grammar-backend {backend}"
+        yield Refusal(FIELD, "false", f"with --grammar-backend {backend}")
 
 
 def constrain(sampling_params: Any, requested: Mapping[str, Any], tokenizer: Any) -> None:
@@ -89,7 +91,7 @@ def check_tokenizer(requested: Mapping[str, Any], tokenizer: Any) -> None:
         FieldError: as in `constrain`.
     """
     if reason := _refusal(tokenizer):
-        raise _refused(requested, f"with this model's tokenizer, which is not covered: {reason}")
+        raise _refused(requested, "with this model's tokenizer", reason)
 
 
 async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
@@ -117,7 +119,7 @@ async def check_rules(given: Mapping[str, Any], requested: Mapping[str, Any]) ->
             while len(_CHECKED) > CHECKED:
                 _CHECKED.popitem(last=False)
         if problem := _CHECKED.get(key):
-            raise _refused(requested, f"with this {name}: {problem}")
+            raise _refused(requested, f"with this {name}", problem)
 
 
 CHECKED = 1024
@@ -147,12 +149,10 @@ def _refusal(tokenizer: Any) -> str | None:
     try:
         read_tokenizer(tokenizer_text(tokenizer))
     except Unsupported as error:
-        return str(error)
+        return str(error)[:300]
     return None
 
 
-def _refused(requested: Mapping[str, Any], reason: str) -> FieldError:
-    whose = "" if requested.get(FIELD) else " from the server's --preferred-sampling-params"
-    return FieldError(
-        FIELD, f"{FIELD} must be false {reason[:300]}, got {shown(True).lower()}{whose}."
-    )
+def _refused(requested: Mapping[str, Any], where: str, why: str) -> FieldError:
+    refusal = Refusal(FIELD, "false", where, why)
+    return refusal.error(True, is_preferred=not requested.get(FIELD))
