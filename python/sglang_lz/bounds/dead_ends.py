@@ -52,9 +52,7 @@ _WITHOUT_MASK = (
 
 
 def open_dead_ends(mask: Tensor | None, grammars: Sequence[Any]) -> None:
-    """Unmask the rows of a batch's mask that allow no token, or were not found in time.
-
-    It is upstream's hook.
+    """Unmask rows that allow no token, or that were not found in time (upstream's hook).
 
     Args:
         mask: packed bits, int32 [rows, ceil(V / 32)] on the host, filled; None without a grammar.

@@ -176,7 +176,7 @@ def check_object(values: Mapping[str, Any]) -> None:
 
 
 def check_batch(obj: Any) -> None:
-    """Check a request for several prompts or outputs before upstream creates them.
+    """Check a request for several prompts or outputs (upstream's hook, before it creates them).
 
     Args:
         obj: upstream's request, whose number of prompts is known.
@@ -219,7 +219,7 @@ def check_batch(obj: Any) -> None:
 
 
 def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) -> None:
-    """Check one request, except for its sampling parameters.
+    """Check one request, except for its sampling parameters (upstream's hook).
 
     Args:
         obj: upstream's request, for one prompt.
@@ -286,7 +286,7 @@ def check_token_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
 
 
 def check_tokens(field: str, tokens: Any, vocab_size: int) -> None:
-    """Like `check_token_ids`, for one list of token ids or for several lists.
+    """Like `check_token_ids`, for one list of ids or for several lists (upstream's hook).
 
     Raises:
         FieldError: a value is not an integer in [0, V).
@@ -297,7 +297,7 @@ def check_tokens(field: str, tokens: Any, vocab_size: int) -> None:
 
 
 def check_sampling_integers(sampling_params: Any) -> None:
-    """Check the integers of upstream's SamplingParams that the scheduler stores in 32 bits.
+    """Check the integers of SamplingParams that upstream stores in 32 bits (upstream's hook).
 
     Raises:
         FieldError: one of them is too large.

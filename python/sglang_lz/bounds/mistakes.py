@@ -58,7 +58,7 @@ class Unreadable(ValueError):
 
 
 def reading(function: F) -> F:
-    """Wrap a function that reads a request, and convert its `DATA_ERRORS` to ValueError.
+    """Wrap a function that reads a request: `DATA_ERRORS` become ValueErrors (upstream's hook).
 
     A ValueError is already meant for the client and passes unchanged.
     """

@@ -76,7 +76,7 @@ def _checked(pattern: str) -> int:
 
 
 def found(request: Any, pattern: str, text: str) -> bool:
-    """Whether a pattern of a request matches somewhere in a text.
+    """Whether a pattern of a request matches somewhere in a text (upstream's hook).
 
     Args:
         request: upstream's `Req`, which caches the compiled patterns for its lifetime.

@@ -27,7 +27,7 @@ def most_characters(context_length: int) -> int:
 
 
 async def encode_texts(manager: Any, texts: list[Any], **options: Any) -> dict[str, Any]:
-    """Tokenize texts as the tokenizer's own call does, but long ones off the event loop.
+    """Tokenize texts as the tokenizer does, but long ones off the event loop (upstream's hook).
 
     Args:
         manager: upstream's TokenizerManager.

@@ -18,7 +18,7 @@ _libraries: list[Any] = []
 
 
 def enable_batch_invariant_mode() -> None:
-    """From now on, pad products that have fewer rows than `FEWEST_ROWS` with rows of zeros."""
+    """From now on, pad products of fewer rows than `FEWEST_ROWS` with zeros (upstream's hook)."""
     if not _libraries:
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         library.impl("mm", mm, "CPU")
@@ -27,7 +27,7 @@ def enable_batch_invariant_mode() -> None:
 
 
 def disable_batch_invariant_mode() -> None:
-    """Undo `enable_batch_invariant_mode`."""
+    """Undo `enable_batch_invariant_mode` (upstream's hook)."""
     while _libraries:
         _libraries.pop()._destroy()
 

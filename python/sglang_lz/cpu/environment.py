@@ -19,6 +19,9 @@ DEFAULTS = {
 
 
 def set_defaults() -> None:
-    """Set every variable of `DEFAULTS` that the user has not set. Call before importing torch."""
+    """Set every variable of `DEFAULTS` that the user has not set (upstream's hook).
+
+    Call it before importing torch.
+    """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

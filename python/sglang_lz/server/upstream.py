@@ -44,7 +44,7 @@ def frames_answers(backend: Any, kind: str) -> bool:
 
 
 def event_maker(event_type: Any, response: dict[str, Any]) -> Any:
-    """The function that creates the last event of a stream of the Responses API.
+    """What creates the last event of a stream of the Responses API (upstream's hook).
 
     0.5.22 validates the event against OpenAI's types, which reject our reason; 0.5.23 does not.
 
