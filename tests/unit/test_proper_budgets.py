@@ -1,4 +1,4 @@
-"""What a constraint may take: time, memory, threads, and the patience of a scheduler."""
+"""The limits of a constraint: time, memory, threads, and how long a scheduler waits."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_no_search_has_to_compile_anything() -> None:
 
 @pytest.mark.slow
 def test_the_first_mask_is_found_before_a_request_runs() -> None:
-    """A constraint that allows an empty text needs no search to show that it can end."""
+    """Even if the constraint allows the empty text, which needs no search."""
     product = product_of("root ::= (([a-z]*))")
     assert product.can_end()
     assert product.is_warm(START)
@@ -320,7 +320,7 @@ class _Stuck(Product):
 
 @pytest.mark.slow
 def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row allows what never comes next, and whoever accepts that ends the request."""
+    """The row allows only a token that cannot come next, and accepting it ends the request."""
     product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
@@ -398,7 +398,7 @@ def test_a_walk_pauses_until_its_mask_is_known() -> None:
 
 
 def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the scheduler waits for it as for one that cannot pause."""
+    """After that, the scheduler waits for it as for a request that cannot pause."""
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
     product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     walk, mask = paused_walk(product)
@@ -445,7 +445,7 @@ def test_a_scheduler_waits_briefly_for_a_request_that_can_pause() -> None:
     assert not one.is_over(0.0, BRIEFLY - 0.001)
 
 
-def test_what_cannot_come_next() -> None:
+def test_the_impossible_token_cannot_come_next() -> None:
     """Between characters and within them."""
     product = product_of("root ::= (([\\0-\\U0010ffff]*))")
     states = [START]
@@ -460,7 +460,7 @@ def test_what_cannot_come_next() -> None:
 
 
 def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another rank lacks counts as lacking here."""
+    """A mask or draft that another rank does not have counts as missing here too."""
     product = product_of('root ::= (("abababab"))')
     walk = ProperGrammar(product, [0])
     assert len(walk.forced_run(4)) > 1
@@ -524,7 +524,7 @@ def test_a_search_that_takes_long_makes_way_and_is_given_up(
 def test_few_first_states_that_take_long_are_computed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that many constraints that are hard from the start leave the processor to others."""
+    """Many constraints that are hard from the start must leave the processor to other requests."""
     monkeypatch.setattr(products, "SLICE", 0)
     lock, running, most = threading.Lock(), [0], [0]
     fill = Product._fill
@@ -558,7 +558,7 @@ def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         after = product.next(state, token + (word & -word).bit_length() - 1)
         assert after is not None
         state, seen = after, seen + 1
-    assert len(product._memo.text) <= 1 << 12
+    assert len(product._memo.packed) <= 1 << 12
 
 
 def test_searches_end_with_their_last_user() -> None:
@@ -624,13 +624,13 @@ def test_nothing_is_kept_of_what_is_refused(served: ProperTokens) -> None:
 def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Afterwards nothing is left to prepare or to compile; where it fails, no request does."""
+    """Afterwards nothing is left to prepare or compile. A failure there fails no request."""
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
     apart.prepare_apart(tokenizer_json())
     assert [path.stem for path in (tmp_path / "new").iterdir()] == [
         prepared.key_of(tokenizer_json())
     ]
-    for kernel in (kernels.live_plain, kernels.texts_behind_plain, kernels.step, kernels.combine):
+    for kernel in (kernels.live_plain, kernels.states_behind_plain, kernels.step, kernels.combine):
         assert is_kept(kernel)
     monkeypatch.setattr(apart.sys, "executable", "/bin/false")
     apart.prepare_apart(tokenizer_json())
@@ -719,7 +719,7 @@ class _Stages:
 
 
 def test_the_first_stage_of_a_pipeline_decides() -> None:
-    """A later one may lack the time that the first one had, and the other way round."""
+    """A later stage may run out of time where the first one did not, and vice versa."""
     right, wrong = ProperGrammar(UnmadeProduct(0x80, "right"), [0]), InvalidGrammarObject("late")
     assert _Stages([right, right, right]).grammars() == [right] * 3
     for refused in _Stages([wrong, right, right]).grammars():

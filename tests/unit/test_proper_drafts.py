@@ -1,4 +1,4 @@
-"""Forced tokens down a draft tree: where they lie, and what stays of the tree."""
+"""Forced tokens in a draft tree: where they are written, and which drafts are kept."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_no_run_leaves_the_tree() -> None:
     assert tokens == [1, 2, 3, 4]
 
 
-def test_a_sibling_gives_its_token_up() -> None:
-    """The drafter proposed the forced token where nothing follows: both stay, exchanged."""
+def test_a_sibling_with_the_forced_token_gets_the_replaced_one() -> None:
+    """The drafter proposed the forced token at a leaf; the two siblings' tokens are exchanged."""
     tokens = [1, 2, 3, 4]
     _put_on_path(tokens, *linked([-1, 0, 0, 1]), [3, 9])
     assert tokens == [1, 3, 2, 9]
 
 
-def test_what_was_drafted_behind_a_forced_token_stays() -> None:
-    """The forced token is not on the longest path, but all of the run fits where it is."""
+def test_drafts_after_a_forced_token_are_kept() -> None:
+    """The forced token is not on the longest path, but the whole run fits below it."""
     tokens = [1, 2, 3, 4, 5, 6]
     links = linked([-1, 0, 0, 1, 2, 3])
     _put_on_path(tokens, *links, [3])

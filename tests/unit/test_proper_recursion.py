@@ -133,7 +133,7 @@ def bounded(tested: Product, tokenizer: Tokenizer, most: int) -> set[tuple[int, 
         pytest.param("llama3", marks=pytest.mark.full),
     ],
 )
-def test_what_is_accepted_are_the_encodings(name: str, case: str) -> None:
+def test_exactly_the_encodings_are_accepted(name: str, case: str) -> None:
     """Both ways, on all short texts of recursive grammars, listed without an automaton."""
     grammar, most = GRAMMARS[case]
     tokenizer = Tokenizer.from_str(tokenizer_json(name))
@@ -151,11 +151,11 @@ def any_json() -> Product:
 
 def distance(tested: Product, state: Any) -> int:
     """How many characters the nearest end is away."""
-    return int(tested._tables.distance[kernels.unpacked(state.text)[0]])
+    return int(tested._tables.distance[kernels.unpack(state.packed)[0]])
 
 
 def test_walks_through_any_json() -> None:
-    """At random for a while, then to the end: they parse, and are their text's own encoding."""
+    """Walk at random for a while, then to the end: the texts parse, and the tokens are proper."""
     rng = random.Random(5)
     tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
     tested = any_json()
@@ -174,7 +174,7 @@ def test_walks_through_any_json() -> None:
             state = states[best]
             assert state is not None
             walked.append(some[best])
-            language = kernels.unpacked(state.text)[0]
+            language = kernels.unpack(state.packed)[0]
             deepest = max(deepest, int(tested._tables.pushdown.depth[language]))
         text = tokenizer.decode(walked, skip_special_tokens=False)
         json.loads(text)
@@ -205,7 +205,7 @@ def test_any_json_is_accepted_as_the_tokenizer_spells_it() -> None:
 
 
 def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound there is a sentence, and no mask."""
+    """Beyond the bound there is an error message and no mask."""
     monkeypatch.setattr(products, "MOST_DEPTH", 20)
     tested = product_of("gpt2", ebnf({"root": [["(", "root", ")"], ["a"]]}))
     tokenizer = Tokenizer.from_str(tokenizer_json("gpt2"))
@@ -214,7 +214,7 @@ def test_nesting_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         accepts(tested, tokens)
 
 
-def test_what_no_constraint_allows_never_waits_for_a_search() -> None:
+def test_a_token_that_no_constraint_allows_never_waits_for_a_search() -> None:
     """The token that ends a request whose mask is late is accepted on the scheduler's thread."""
     product = product_of("gpt2", 'root ::= "(" root ")" | "x"')
     allowed(product, START)
@@ -229,7 +229,7 @@ def test_what_no_constraint_allows_never_waits_for_a_search() -> None:
 
 
 def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product that is nearly full is worn, and a full one finds nothing wrong."""
+    """A product that is nearly full is worn, and a full one still gives no wrong result."""
     monkeypatch.setattr(kernels, "MOST_CONFIGURATIONS", 400)
     tested = product_of("gpt2", ebnf({"root": [["(", "root", ")"], ["[", "root", "]"], ["a"]]}))
     assert not tested.is_worn
@@ -255,8 +255,8 @@ def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tested.all_bytes < products.MOST_BYTES
 
 
-def test_a_worn_product_is_made_anew() -> None:
-    """Those that use it keep it."""
+def test_a_worn_product_is_rebuilt() -> None:
+    """The requests that use the old product keep it."""
     served = ProperTokens.__new__(ProperTokens)
     served._products, served._lock = OrderedDict(), threading.Lock()
     served._stop_tokens, served._shared = (), None
@@ -286,6 +286,6 @@ def test_a_worn_product_is_made_anew() -> None:
         ('root ::= x root "a" | "b"\nx ::= "" | "(" x ")"', "rule (root|x) calls itself at its"),
     ],
 )
-def test_rules_that_never_read(rules: str, reason: str) -> None:
+def test_rules_that_never_read_a_character_are_refused(rules: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         product_of("gpt2", rules)

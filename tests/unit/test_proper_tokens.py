@@ -1,4 +1,4 @@
-"""Proper tokens against the tokenizers themselves: what is accepted are the encodings.
+"""Proper tokens against the tokenizers themselves: exactly the encodings are accepted.
 
 The oracle is the `tokenizers` library: a sequence is proper if it is what the tokenizer makes of
 the text that the sequence spells.
@@ -137,7 +137,7 @@ LANGUAGES = {
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_what_is_accepted_are_the_encodings(name: str, language: str) -> None:
+def test_exactly_the_encodings_are_accepted(name: str, language: str) -> None:
     """Both ways, on every text of a finite language (over 250,000 texts in all)."""
     rules, strings = LANGUAGES[language]
     tokenizer = Tokenizer.from_str(tokenizer_json(name))
@@ -161,8 +161,8 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_endless_languages(case: str) -> None:
-    """No search wanders about, all encodings are allowed, and no walk ends dead or improper."""
+def test_infinite_languages(case: str) -> None:
+    """Searches are short, all encodings are allowed, and every walk ends in a proper text."""
     characters, some_of_them, end = ENDLESS[case]
     rng = random.Random(case)
     tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
@@ -191,8 +191,8 @@ def test_endless_languages(case: str) -> None:
     assert product.most_steps < 300_000
 
 
-def test_an_added_token_under_way_takes_the_short_way() -> None:
-    """What lives there is what a walk of every token finds, and few tokens are walked."""
+def test_an_unfinished_added_token_takes_the_fast_path() -> None:
+    """The live tokens are those that a walk of all tokens finds, but only a few are walked."""
     product = product_of("qwen2", f'root ::= (({ENDLESS["added"][0]}* "d"))')
     walked = []
     product._work[kernels.STEPS] = 1 << 40
@@ -210,13 +210,13 @@ def test_an_added_token_under_way_takes_the_short_way() -> None:
             after = product.next(state, token)
             assert after is not None
             state = after
-        assert kernels.unpacked(state.text)[4]
+        assert kernels.unpack(state.packed)[4]
         walked.clear()
-        rows = product._fill(state.text)
+        rows = product._fill(state.packed)
         assert sum(walked) < (len(product._tables.plain) + len(product._tables.marked)) // 2
         apart, broken = np.zeros((2, product.words), np.uint32)
         for trie in (product._tables.plain, product._tables.marked):
-            wanted = live(kernels.live_tokens, trie, state.text, 0)
+            wanted = live(kernels.live_tokens, trie, state.packed, 0)
             kernels.set_bits(apart, wanted, 1)
             kernels.set_bits(broken, wanted, 2)
         assert (rows.apart == apart).all()
@@ -227,7 +227,7 @@ def test_an_added_token_under_way_takes_the_short_way() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_any_text_is_accepted_as_the_tokenizer_spells_it(name: str) -> None:
-    """Texts at random, and sequences next to their encodings, which are accepted iff proper."""
+    """Random texts, and sequences similar to their encodings, are accepted iff they are proper."""
     rng = random.Random(f"any {name}")
     tokenizer = Tokenizer.from_str(tokenizer_json(name))
     product = Product(prepared_of(name), language_of(Rules(ANY_TEXT)))
@@ -295,7 +295,7 @@ def test_pairs_by_the_merges_alone(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_ranks_may_fall() -> None:
+def test_ranks_of_merges_may_decrease() -> None:
     """Pairs and sequences by random merges, in any order, against merging them naively."""
     rng = random.Random("ranks")
     falling = 0
@@ -358,8 +358,8 @@ def is_text(content: bytes) -> bool:
     return True
 
 
-def test_several_ways_to_a_token() -> None:
-    """Merges of every split of each token, as in files made of tiktoken's ranks."""
+def test_a_token_may_have_several_merges() -> None:
+    """Every split of each token is a merge, as in files that were made from tiktoken's ranks."""
     content = json.loads(tokenizer_json("llama3"))
     vocab = content["model"]["vocab"]
     taken = {token["id"] for token in content["added_tokens"]}
@@ -456,7 +456,7 @@ def test_other_features_are_exact(changes: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("raw", [pytest.param((), marks=pytest.mark.full), (1, 2)])
 def test_added_tokens_may_overlap(raw: tuple[int, ...]) -> None:
-    """The first that begins is cut out, the longest of those, and then all that is normalized."""
+    """The leftmost is cut out first, the longest of several, and normalized ones come last."""
     contents = ["<|endoftext|>", "aa>", "<a>", ">b>", "b><b"]
     content = json.loads(tokenizer_json("qwen2"))
     vocab = content["model"]["vocab"]
@@ -562,7 +562,7 @@ def test_languages_that_are_refused(rules: str, reason: str) -> None:
 
 
 def test_xgrammars_serialization_is_the_one_that_is_read() -> None:
-    """A new version may number its expressions anew; its changes must be read first."""
+    """A new version may number expressions differently, so its changes must be reviewed first."""
     import xgrammar
 
     assert xgrammar.get_serialization_version() == SERIALIZATION
@@ -572,7 +572,7 @@ def test_xgrammars_serialization_is_the_one_that_is_read() -> None:
 
 @pytest.mark.parametrize("bounds", [{"maxLength": 3}, {"minLength": 1}, {}], ids=str)
 def test_strings_of_a_schema_hold_no_control_characters(bounds: dict[str, int]) -> None:
-    """XGrammar lets them into strings with a bound."""
+    """XGrammar allows them in strings of bounded length."""
     import xgrammar
 
     schema = json.dumps({"type": "string"} | bounds)
@@ -595,7 +595,7 @@ def test_strings_of_a_schema_hold_no_control_characters(bounds: dict[str, int]) 
     ids=lambda schema: list(schema)[1],
 )
 def test_patterns_of_a_schema_are_named(schema: dict[str, Any]) -> None:
-    """Of these XGrammar gives no rules, only the pattern itself."""
+    """XGrammar gives no rules for these, only the pattern itself."""
     import xgrammar
 
     with pytest.raises(Unsupported, match="use enum, format or maxLength"):
@@ -603,7 +603,7 @@ def test_patterns_of_a_schema_are_named(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_few_bytes_take_little_memory() -> None:
+def test_a_short_constraint_takes_little_memory() -> None:
     """The places in all subsets are bounded, not only their number."""
     tracemalloc.start()
     try:
@@ -617,7 +617,7 @@ def test_a_few_bytes_take_little_memory() -> None:
 
 
 def test_long_languages_are_swept_once() -> None:
-    """The distances of 18,000 states in a row took as many sweeps over all of them."""
+    """Computing the distances of 18,000 states in a row once took 18,000 sweeps over all states."""
     began = time.process_time()
     language = language_of(
         Rules(
@@ -673,7 +673,7 @@ def test_what_is_kept_on_disk_is_the_same(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("which", ["file", "folder"])
-def test_what_others_may_write_is_not_read(
+def test_a_cache_file_that_others_may_write_is_not_read(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
@@ -720,7 +720,7 @@ def test_wrong_arrays_are_not_read() -> None:
         kept.check({})
 
 
-def test_a_nowhere_writable_cache_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(prepared.CACHE_VARIABLE, "/proc/none")
     assert len(prepared.prepare(tokenizer_json("gpt2")).classes) == SIZE
 
@@ -750,8 +750,8 @@ def test_prewarming_leaves_nothing_to_compute() -> None:
     assert product.filled == filled
 
 
-def test_a_walk_computes_nothing_itself() -> None:
-    """Rows are computed in other threads, from the token on that leads to them."""
+def test_rows_are_computed_in_other_threads() -> None:
+    """The computation of a row starts when the token that leads to it is accepted."""
     product = product_of("llama3", "root ::= (([a-z ]{0, 300}))")
     fill, threads = product._fill, []
 

@@ -1,8 +1,9 @@
 """The walks and searches of `product`, compiled for the CPU.
 
-A text is packed into one number. From the highest bits down, it contains the state of the language,
-the state of the pre-tokenizer, the unfinished character (a node of the decoder), the flag of its
-first byte, and the unfinished added token.
+A state of the product, without NFC and the last token, is packed into one integer (`pack`). From
+the highest bits down, it holds the state of the language, the state of the pre-tokenizer, the
+unfinished character (a node of the decoder), the flag of its first byte, and the unfinished added
+token. A state is `ALIVE` if the text can still end from it.
 
 Compiled functions get `Tables` and `Memo` as references (`compiled.reference`). Loops use arrays
 that were taken out of them beforehand, because numba updates a reference count each time a field
@@ -24,9 +25,9 @@ from sglang_lz.proper.nfc import STARTS
 from sglang_lz.proper.pretokenizer import APART, BROKEN, WITHIN
 
 DEAD, ALIVE, OPEN, ALWAYS, NEVER, FULL, SPENT = 0, 1, 2, 3, 4, -9, -8
-"""Results of a search. `OPEN` means that it is still running, `ALWAYS` and `NEVER` that the text is
-alive or dead whatever its last token is, `FULL` that a larger memo is needed, and `SPENT` that no
-steps are left or the search was stopped."""
+"""Results of a search. `OPEN` means that it is still running, `ALWAYS` and `NEVER` that the state
+is alive or dead whatever the last token is, `FULL` that a larger memo is needed, and `SPENT` that
+no steps are left or the search was stopped."""
 STEPS, STOP, ALL_STEPS = 0, 1, 2
 """Places in `Memo.work`."""
 UNKNOWN = -2
@@ -37,7 +38,7 @@ NEAREST = 256
 MOST_FOUND = 1 << 20
 """How many rows of tokens, of 24 bytes each, a search may hold at once."""
 HINTS, HINTED = 4096, 8
-"""How many texts have hints, and how many hints each of them has."""
+"""How many packed states have hints, and how many hints each of them has."""
 LONGEST = 512
 """Bytes of the longest token."""
 MOST_ITEMS = 1024
@@ -49,7 +50,7 @@ CONFIGURATION_BYTES = 20 << 20
 _SPREAD, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 12, 11, 2, 13
 UNEXPLORED = -2
-"""Stands in a table for a configuration that was not needed yet."""
+"""The entry in a table for a configuration that was not needed yet."""
 STACKS, CONFIGURATIONS, ITEMS, CROWDED = 0, 1, 2, 3
 """Places in `Pushdown.used`."""
 BYTE, DEPTH, SKIP, TOKEN = 0, 1, 2, 3
@@ -60,11 +61,12 @@ IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER = 0, 1, 2, 3, 4
 class Pushdown(NamedTuple):
     """A pushdown automaton, and its configurations as far as they were needed.
 
-    A configuration is what can be known after some characters: a set of items, each of a state of
-    `language.Language` and a stack. A stack is a number; it holds the state to return to and the
-    stack below. 0 is the empty stack. The configurations are the states of the language in
-    `Tables`, whose arrays have room for them. Only searches that hold the product's lock add
-    configurations. They write an entry of the table last, so that other threads can read it.
+    A configuration is what can be known after some characters: a set of items, each of which is a
+    state of `language.Language` and a stack. A stack is a number that stands for the state to
+    return to and the stack below; 0 is the empty stack. The configurations are the states of the
+    language in `Tables`, whose arrays have room for them. Only searches that hold the product's
+    lock add configurations. They write an entry of the table last, so that other threads can read
+    it.
 
     Attributes:
         table, ends, distance: as in `language.Language`; `can`: as in `Tables`, by its states.
@@ -133,7 +135,7 @@ class Tables(NamedTuple):
         spelling: [classes, 5] int32: the number of bytes and the bytes of each character that
             occurs in an added token's text, which has a class of its own; 0 for other classes.
         samples: [classes, 5] int32: the same for one character of each class.
-        leading: [] int64: the classes that suffice to decide whether a text can end. Any other
+        leading: [] int64: the classes that suffice to decide whether the text can end. Any other
             class leads only where one of these leads as well, and leaves no more options open.
         made_by: [M] int64: the token that each merge makes.
     """
@@ -168,22 +170,24 @@ class Tables(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """The results of searches by text, state of NFC and last token: an open-addressing hash table.
+    """The results of searches by packed state, state of NFC and last token: an open-addressing hash
+    table.
 
     Attributes:
-        text, rest: [size] int64: the key; -1 in `text` marks an empty entry.
+        packed, rest: [size] int64: the key; -1 in `packed` marks an empty entry.
         found: [size] int8: the results.
-        at: [size] int32: the position of an `OPEN` text in the current search.
+        at: [size] int32: the position of an `OPEN` state in the current search.
         used: [1] int64: the number of entries in use.
         work: [3] int64: `STEPS` holds how many steps searches may still make, which they count
             down; `STOP` is not 0 if they must stop, and any thread may set it; `ALL_STEPS` holds
             how many steps searches have made in all.
-        hinted: [HINTS, 2] int64: the texts that have hints, each with a state of NFC or -1 for any.
-        hints: [HINTS, HINTED] int64: tokens after which a text can end if the merges cut before
+        hinted: [HINTS, 2] int64: the packed states that have hints, each with a state of NFC or -1
+            for any.
+        hints: [HINTS, HINTED] int64: tokens after which the text can end if the merges cut before
             them; -1 for none.
     """
 
-    text: npt.NDArray[np.int64]
+    packed: npt.NDArray[np.int64]
     rest: npt.NDArray[np.int64]
     found: npt.NDArray[np.int8]
     at: npt.NDArray[np.int32]
@@ -224,7 +228,9 @@ def new_memo(size: int, work: npt.NDArray[np.int64]) -> Memo:
 
 def grown(memo: Memo) -> Memo:
     """A memo of twice the size with the same results."""
-    larger = new_memo(2 * len(memo.text), memo.work)._replace(hinted=memo.hinted, hints=memo.hints)
+    larger = new_memo(2 * len(memo.packed), memo.work)._replace(
+        hinted=memo.hinted, hints=memo.hints
+    )
     _copy(reference(memo), reference(larger))
     return larger
 
@@ -336,62 +342,63 @@ def trie_array(content, ends, ids):
 
 @compiled
 def _copy(memo, larger):
-    for i in range(len(memo.text)):
-        if memo.text[i] >= 0 and (memo.found[i] == ALIVE or memo.found[i] == DEAD):
-            _put(larger, memo.text[i], memo.rest[i], memo.found[i])
+    for i in range(len(memo.packed)):
+        if memo.packed[i] >= 0 and (memo.found[i] == ALIVE or memo.found[i] == DEAD):
+            _put(larger, memo.packed[i], memo.rest[i], memo.found[i])
 
 
 @compiled
-def _slot(texts, rests, text, rest):
+def _slot(stored, rests, packed, rest):
     """The slot of a key, or the empty slot where it would go."""
-    size = len(texts) - 1
-    at = np.uint64(text) * _SPREAD + np.uint64(rest) * _OTHER
+    size = len(stored) - 1
+    at = np.uint64(packed) * _SPREAD + np.uint64(rest) * _OTHER
     i = np.int64((at ^ (at >> np.uint64(29))) & np.uint64(size))
-    while texts[i] >= 0 and (texts[i] != text or rests[i] != rest):
+    while stored[i] >= 0 and (stored[i] != packed or rests[i] != rest):
         i = (i + 1) & size
     return i
 
 
 @compiled
-def _get(texts, rests, found, text, rest):
+def _get(stored, rests, found, packed, rest):
     """The result stored for a key, or -1."""
-    i = _slot(texts, rests, text, rest)
-    return found[i] if texts[i] >= 0 else np.int8(-1)
+    i = _slot(stored, rests, packed, rest)
+    return found[i] if stored[i] >= 0 else np.int8(-1)
 
 
 @compiled
-def _put(memo, text, rest, found):
-    i = _slot(memo.text, memo.rest, text, rest)
-    if memo.text[i] < 0:
-        memo.text[i] = text
+def _put(memo, packed, rest, found):
+    i = _slot(memo.packed, memo.rest, packed, rest)
+    if memo.packed[i] < 0:
+        memo.packed[i] = packed
         memo.rest[i] = rest
         memo.used[0] += 1
     memo.found[i] = found
 
 
 @compiled
-def packed(language, pretoken, node, flag, added):
-    """Pack a text from its parts."""
-    text = (np.int64(language) << PRETOKEN_BITS) | pretoken
-    text = (((text << NODE_BITS) | node) << FLAG_BITS) | flag
-    return (text << ADDED_BITS) | added
+def pack(language, pretoken, node, flag, added):
+    """Pack a state into one integer."""
+    packed = (np.int64(language) << PRETOKEN_BITS) | pretoken
+    packed = (((packed << NODE_BITS) | node) << FLAG_BITS) | flag
+    return (packed << ADDED_BITS) | added
 
 
 @compiled
-def unpacked(text):
-    """Unpack a text: the states of language and pre-tokenizer, node, flag and added token."""
-    added = text & ((1 << ADDED_BITS) - 1)
-    text >>= ADDED_BITS
-    flag = text & ((1 << FLAG_BITS) - 1)
-    text >>= FLAG_BITS
-    node = text & ((1 << NODE_BITS) - 1)
-    text >>= NODE_BITS
-    return text >> PRETOKEN_BITS, text & ((1 << PRETOKEN_BITS) - 1), node, flag, added
+def unpack(packed):
+    """The parts of a packed state: the states of language and pre-tokenizer, the node of the
+    decoder, its flag, and the added token."""
+    added = packed & ((1 << ADDED_BITS) - 1)
+    packed >>= ADDED_BITS
+    flag = packed & ((1 << FLAG_BITS) - 1)
+    packed >>= FLAG_BITS
+    node = packed & ((1 << NODE_BITS) - 1)
+    packed >>= NODE_BITS
+    return packed >> PRETOKEN_BITS, packed & ((1 << PRETOKEN_BITS) - 1), node, flag, added
 
 
-def without_added(text: int) -> int:
-    """The same text without an unfinished added token."""
-    return text >> ADDED_BITS << ADDED_BITS
+def without_added(packed: int) -> int:
+    """The same packed state without the unfinished added token."""
+    return packed >> ADDED_BITS << ADDED_BITS
 
 
 @compiled
@@ -420,7 +427,7 @@ def _pushed(pushdown, back, below):
 
 @compiled
 def _with(found, n, state, stack):
-    """Add an item to a set of n items; return how many it has then, or -1 if it has no room."""
+    """Add an item to a set of n items; return its new size, or -1 if there is no room."""
     item = (np.int64(state) << 32) | stack
     for i in range(n):
         if found[i] == item:
@@ -433,7 +440,8 @@ def _with(found, n, state, stack):
 
 @compiled
 def _configuration(tables, n):
-    """The configuration of the first n items in `found` and all that they lead to without reading.
+    """The configuration of the first n items in `found` and of all items that they lead to without
+    reading a character.
 
     Returns its number, or -1 if there is no room for it.
     """
@@ -554,15 +562,15 @@ def _taken(tables, language, c):
 
 
 @compiled
-def _ends(accepts, ends, text):
-    language, pretoken, node, _, _ = unpacked(text)
+def _ends(accepts, ends, packed):
+    language, pretoken, node, _, _ = unpack(packed)
     return node == 0 and accepts[language] and ends[pretoken]
 
 
 @compiled
-def may_end(tables, text):
-    """Whether a text may end."""
-    return _ends(tables.accepts, tables.may_end, text)
+def may_end(tables, packed):
+    """Whether the text may end in a state."""
+    return _ends(tables.accepts, tables.may_end, packed)
 
 
 @compiled
@@ -635,12 +643,15 @@ def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after
 
 
 @compiled
-def _run(tables, text, nfc, token, cut):
-    """The text and state of NFC after a cut and then a token; a negative text means none."""
+def _run(tables, packed, nfc, token, cut):
+    """The packed state and the state of NFC after a cut and then a token.
+
+    A negative packed state means that the token is not allowed.
+    """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
     pretokens, takes, content = tables.pretokens, tables.takes, tables.content
-    language, pretoken, node, flag, added = unpacked(text)
+    language, pretoken, node, flag, added = unpack(packed)
     for i in range(tables.begin[token], tables.begin[token + 1]):
         language, after, added, nfc, c = _read(
             tables, goto, decoder, can, reach, states, characters, changes,
@@ -654,15 +665,15 @@ def _run(tables, text, nfc, token, cut):
         if pretoken < 0:
             return np.int64(-1), np.int64(0)
         node, cut = after, WITHIN
-    return packed(language, pretoken, node, flag, added), np.int64(nfc)
+    return pack(language, pretoken, node, flag, added), np.int64(nfc)
 
 
 @compiled
-def _run_added(tables, text, nfc, token):
-    """The text and the state of NFC after an added token; a negative text means none."""
+def _run_added(tables, packed, nfc, token):
+    """The packed state and the state of NFC after an added token, as `_run` returns them."""
     goto, decoder, content = tables.goto, tables.decoder, tables.content
     characters, changes = tables.characters, tables.changes
-    language, pretoken, node, _, added = unpacked(text)
+    language, pretoken, node, _, added = unpack(packed)
     if node or not tables.may_end[pretoken]:
         return np.int64(-1), np.int64(0)
     is_raw = tables.is_raw[token]
@@ -682,7 +693,7 @@ def _run_added(tables, text, nfc, token):
         if nfc < 0 or language < 0:
             return np.int64(-1), np.int64(0)
         node = 0
-    return packed(language, 0, 0, WITHIN, added), nfc
+    return pack(language, 0, 0, WITHIN, added), nfc
 
 
 @compiled
@@ -692,23 +703,24 @@ def _cut(relation, last, token):
 
 
 @compiled
-def step(tables, text, nfc, last, token):
-    """The text and the state of NFC after a token; a negative text if it is not allowed."""
+def step(tables, packed, nfc, last, token):
+    """The packed state and the state of NFC after a token, as `_run` returns them."""
     for added in tables.added:
         if added == token:
-            return _run_added(tables, text, nfc, token)
+            return _run_added(tables, packed, nfc, token)
     if not tables.relation.reachable[token >> 5] >> np.uint32(token & 31) & np.uint32(1):
         return np.int64(-1), np.int64(0)
-    return _run(tables, text, nfc, token, _cut(tables.relation, last, token))
+    return _run(tables, packed, nfc, token, _cut(tables.relation, last, token))
 
 
 @compiled
-def walk(tables, trie, text, nfc):
-    """Walk all tokens of a trie from a text.
+def walk(tables, trie, packed, nfc):
+    """Walk all tokens of a trie from a state.
 
     Returns:
-        [found, 4] int64: the token, the resulting text if the merges cut before the token, the
-        resulting text if they do not (negative if there is none), and the state of NFC.
+        [found, 4] int64: the token, the packed state after it if the merges cut before it, the
+        packed state if they do not (negative if the token is not allowed then), and the state of
+        NFC.
     """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
@@ -717,7 +729,7 @@ def walk(tables, trie, text, nfc):
     n = 0
     # By depth: language, node, added token, NFC; pre-tokenizer and flag after each kind of cut.
     path = np.empty((LONGEST + 1, 8), np.int64)
-    path[0, 0], path[0, 4], path[0, 1], path[0, 5], path[0, 2] = unpacked(text)
+    path[0, 0], path[0, 4], path[0, 1], path[0, 5], path[0, 2] = unpack(packed)
     path[0, 3], path[0, 6], path[0, 7] = nfc, path[0, 4], path[0, 5]
     i = 0
     while i < len(trie):
@@ -751,7 +763,7 @@ def walk(tables, trie, text, nfc):
             for kind in range(2):
                 pretoken, flag = path[d, 4 + 2 * kind], path[d, 5 + 2 * kind]
                 found[n, 1 + kind] = (
-                    packed(language, pretoken, after, flag, added) if pretoken >= 0 else -1
+                    pack(language, pretoken, after, flag, added) if pretoken >= 0 else -1
                 )
             n += 1
         i += 1
@@ -890,15 +902,15 @@ def _walk_language(tables, language):
 
 
 @compiled
-def _walk_plain(tables, cuts, nfc, text):
+def _walk_plain(tables, cuts, nfc, packed):
     """The result of `walk` for the plain tokens, computed faster.
 
     Args:
-        cuts: the result of `cuts_behind` for the text's state of the pre-tokenizer.
+        cuts: the result of `cuts_behind` for the state of the pre-tokenizer.
         nfc: the result of `nfc_behind`.
-        text: a text without an unfinished character or added token.
+        packed: a packed state without an unfinished character or added token.
     """
-    taken = _walk_language(tables, unpacked(text)[0])
+    taken = _walk_language(tables, unpack(packed)[0])
     kinds, behind = cuts
     found = np.empty((len(taken), 4), np.int64)
     n = 0
@@ -913,41 +925,42 @@ def _walk_plain(tables, cuts, nfc, text):
 
 @compiled
 def _placed(language, cut, node):
-    """Pack a text from results of `_walk_language` and `cuts_behind`; negative means none."""
+    """Pack a state from results of `_walk_language` and `cuts_behind`; negative means none."""
     if cut < 0:
         return np.int64(-1)
-    return packed(language, cut >> FLAG_BITS, node, cut & ((1 << FLAG_BITS) - 1), 0)
+    return pack(language, cut >> FLAG_BITS, node, cut & ((1 << FLAG_BITS) - 1), 0)
 
 
 @compiled
 def _rest(n_tokens, nfc, last):
-    """The part of a memo's key besides the text."""
+    """The part of a memo's key besides the packed state."""
     return nfc * np.int64(n_tokens + 1) + last + 1
 
 
-# The next functions decide, character by character, whether a text can end. Every text that the
+# The next functions decide, character by character, whether the text can end. Every text that the
 # language accepts, that NFC leaves unchanged and that contains no added token's text has exactly
-# one proper spelling. So a text can end iff some characters lead to an end and the pre-tokenizer
-# cuts as the tokens so far require. Future cuts are left open (`APART`), because the spelling
-# determines them. Only the last token is uncertain, because it may merge with what follows.
-# `_search` handles that, unless the pre-tokenizer cuts after the token, which the flag `BROKEN`
-# between two characters requires.
+# one proper spelling. So the text so far can end iff some characters lead to an end and the
+# pre-tokenizer cuts as the tokens so far require. Future cuts are left open (`APART`), because the
+# spelling determines them. Only the last token is uncertain, because it may merge with what
+# follows. `_search` handles that, unless the pre-tokenizer cuts after the token, which the flag
+# `BROKEN` between two characters requires.
 
 
 @compiled
-def _next_character(tables, text, nfc, i):
-    """The text after the next possible character, trying characters from the i-th on.
+def _next_character(tables, packed, nfc, i):
+    """The state after the next possible character, trying characters from the i-th on.
 
     Characters that lead closer to an end come first. Within a character, its next byte is read.
 
     Returns:
-        The text and its state of NFC (a negative text means none), and where to continue.
+        The packed state and the state of NFC (a negative packed state means that no character is
+        left), and where to continue.
     """
-    language, pretoken, node, flag, added = unpacked(text)
+    language, pretoken, node, flag, added = unpack(packed)
     if node:
         byte_ids = tables.byte_ids
         while i < 64:
-            after, after_nfc = _run(tables, text, nfc, byte_ids[0x80 + i], WITHIN)
+            after, after_nfc = _run(tables, packed, nfc, byte_ids[0x80 + i], WITHIN)
             i += 1
             if after >= 0:
                 return after, after_nfc, i
@@ -962,7 +975,7 @@ def _next_character(tables, text, nfc, i):
         k = i if is_near else i - n - n_tokens
         i += 1
         if k < 0:
-            after, after_nfc = _run_added(tables, text, nfc, tokens[k + n_tokens])
+            after, after_nfc = _run_added(tables, packed, nfc, tokens[k + n_tokens])
             if after >= 0:
                 return after, after_nfc, i
             continue
@@ -983,36 +996,36 @@ def _next_character(tables, text, nfc, i):
                 after_added = np.int64(goto[after_added, spelling[c, 1 + j]])
             if goto[after_added, LENGTH] > 0:
                 continue
-        return packed(after, after_pretoken, 0, WITHIN, after_added), after_nfc, i
+        return pack(after, after_pretoken, 0, WITHIN, after_added), after_nfc, i
     return np.int64(-1), np.int64(0), i
 
 
 @compiled
-def _can_end(tables, memo, text, nfc):
-    """Whether a text can end, ignoring its last token: `ALIVE` or `DEAD`, or why that is not known.
+def _can_end(tables, memo, packed, nfc):
+    """Whether the text can end, ignoring its last token: `ALIVE` or `DEAD`, or why that is unknown.
 
     This is a depth-first search that settles whole strongly connected components (Tarjan), so each
-    text is visited once. When it finds an end, every open text can reach it, because each open text
-    leads to one on the current path.
+    state is visited once. When it finds an end, every open state can reach it, because each open
+    state leads to one on the current path.
     """
     accepts, ends, work = tables.accepts, tables.may_end, memo.work
-    texts, rests, findings = memo.text, memo.rest, memo.found
-    if _ends(accepts, ends, text):
+    stored, rests, findings = memo.packed, memo.rest, memo.found
+    if _ends(accepts, ends, packed):
         return np.int64(ALIVE)
-    known = _get(texts, rests, findings, text, -1 - nfc)
+    known = _get(stored, rests, findings, packed, -1 - nfc)
     if known in (ALIVE, DEAD):
         return np.int64(known)
-    if 4 * (memo.used[0] + 2) > len(texts):
+    if 4 * (memo.used[0] + 2) > len(stored):
         return np.int64(FULL)
     steps = 4 + len(tables.leading)
-    # Columns: text, state of NFC, next character to try, index among the open texts, and the lowest
-    # index that it leads to.
+    # Columns: packed state, state of NFC, next character to try, index among the open states, and
+    # the lowest index that it leads to.
     path = np.empty((64, 5), np.int64)
     opened = np.empty((64, 2), np.int64)
     n = n_open = 1
-    path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = text, nfc, 0, 0, 0
-    opened[0, 0], opened[0, 1] = text, nfc
-    _open(memo, text, -1 - nfc, 0)
+    path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = packed, nfc, 0, 0, 0
+    opened[0, 0], opened[0, 1] = packed, nfc
+    _open(memo, packed, -1 - nfc, 0)
     result = np.int64(DEAD)
     while n:
         top = path[n - 1]
@@ -1027,16 +1040,16 @@ def _can_end(tables, memo, text, nfc):
             if n:
                 path[n - 1, 4] = min(path[n - 1, 4], lowest)
             continue
-        known = _get(texts, rests, findings, after, -1 - after_nfc)
+        known = _get(stored, rests, findings, after, -1 - after_nfc)
         if known == ALIVE or _ends(accepts, ends, after):
             result = np.int64(ALIVE)
             break
         if known == DEAD:
             continue
         if known == OPEN:
-            top[4] = min(top[4], memo.at[_slot(texts, rests, after, -1 - after_nfc)])
+            top[4] = min(top[4], memo.at[_slot(stored, rests, after, -1 - after_nfc)])
             continue
-        if 4 * (memo.used[0] + 2) > len(texts):
+        if 4 * (memo.used[0] + 2) > len(stored):
             result = np.int64(FULL)
             break
         if _is_spent(work, steps):
@@ -1067,42 +1080,42 @@ def _longer(rows, n):
 
 
 @compiled
-def _open(memo, text, rest, at):
-    """Record that a search has started on a text."""
-    _put(memo, text, rest, OPEN)
-    memo.at[_slot(memo.text, memo.rest, text, rest)] = at
+def _open(memo, packed, rest, at):
+    """Record that a search has started on a state."""
+    _put(memo, packed, rest, OPEN)
+    memo.at[_slot(memo.packed, memo.rest, packed, rest)] = at
 
 
 @compiled
-def _whatever_last(tables, memo, text, nfc):
-    """The result for a text if it does not depend on the last token: `ALWAYS` or `NEVER`; otherwise
-    `UNKNOWN`, `FULL` or `SPENT`."""
-    _, _, node, _, _ = unpacked(text)
+def _whatever_last(tables, memo, packed, nfc):
+    """The result for a state if it does not depend on the last token: `ALWAYS` or `NEVER`;
+    otherwise `UNKNOWN`, `FULL` or `SPENT`."""
+    _, _, node, _, _ = unpack(packed)
     if not node:
-        found = _can_end(tables, memo, text | np.int64(BROKEN << ADDED_BITS), nfc)
+        found = _can_end(tables, memo, packed | np.int64(BROKEN << ADDED_BITS), nfc)
         if found != DEAD:
             return np.int64(ALWAYS if found == ALIVE else found)
-    found = _can_end(tables, memo, text, nfc)
+    found = _can_end(tables, memo, packed, nfc)
     if found == DEAD:
         return np.int64(NEVER)
     return np.int64(UNKNOWN if found == ALIVE else found)
 
 
 @compiled
-def _hinted(text, nfc):
-    """The row of the hints of a text."""
-    at = np.uint64(text) * _SPREAD + np.uint64(nfc + 1) * _OTHER
+def _hinted(packed, nfc):
+    """The row of the hints of a state."""
+    at = np.uint64(packed) * _SPREAD + np.uint64(nfc + 1) * _OTHER
     return np.int64(at >> np.uint64(52))
 
 
 @compiled
-def _has_hint(tables, memo, text, nfc, last):
-    """Whether some hinted token, after which a text can end, stays apart from its last token."""
+def _has_hint(tables, memo, packed, nfc, last):
+    """Whether some hinted token, after which the text can end, stays apart from the last token."""
     hinted, hints, relation = memo.hinted, memo.hints, tables.relation
     for kind in range(2):
         key = nfc if kind else np.int64(-1)
-        i = _hinted(text, key)
-        if hinted[i, 0] == text and hinted[i, 1] == key:
+        i = _hinted(packed, key)
+        if hinted[i, 0] == packed and hinted[i, 1] == key:
             for j in range(HINTED):
                 if hints[i, j] < 0:
                     break
@@ -1112,12 +1125,12 @@ def _has_hint(tables, memo, text, nfc, last):
 
 
 @compiled
-def _hint(memo, text, nfc, token):
-    """Store a hint for a text; -1 as its state of NFC means any."""
+def _hint(memo, packed, nfc, token):
+    """Store a hint for a state; -1 as its state of NFC means any."""
     hinted, hints = memo.hinted, memo.hints
-    i = _hinted(text, nfc)
-    if hinted[i, 0] != text or hinted[i, 1] != nfc:
-        hinted[i, 0], hinted[i, 1] = text, nfc
+    i = _hinted(packed, nfc)
+    if hinted[i, 0] != packed or hinted[i, 1] != nfc:
+        hinted[i, 0], hinted[i, 1] = packed, nfc
         hints[i] = -1
     for j in range(HINTED):
         if hints[i, j] == token:
@@ -1128,15 +1141,15 @@ def _hint(memo, text, nfc, token):
 
 
 @compiled
-def _remaining(tables, text, recent):
-    """A lower bound on how far a text is from an end, where each character counts four.
+def _remaining(tables, packed, recent):
+    """A lower bound on how far a state is from an end, where each character counts four.
 
     Args:
         tables: the automata.
-        text: a text.
+        packed: a packed state.
         recent: [256, 2] int64: recent results, by state of the language and unfinished character.
     """
-    language, _, node, _, _ = unpacked(text)
+    language, _, node, _, _ = unpack(packed)
     distance = tables.distance
     if node == 0:
         return np.int64(4 * distance[language])
@@ -1157,15 +1170,19 @@ def _remaining(tables, text, recent):
 
 
 @compiled
-def _tokens_behind(tables, text, nfc, is_short):
-    """Where tokens lead after a cut that the merges make: [n, 3] int64, token, text, state of NFC.
+def _tokens_behind(tables, packed, nfc, is_short):
+    """The states that tokens lead to after a cut that the merges make, those closest to an end
+    first.
 
-    Those closest to an end come first. If `is_short`, at most `NEAREST` are returned.
+    If `is_short`, at most `NEAREST` are returned.
+
+    Returns:
+        [n, 3] int64: token, packed state, and state of NFC.
     """
     parts = (
-        walk(tables, tables.odd, text, nfc),
-        walk(tables, tables.plain, text, nfc),
-        walk(tables, tables.marked, text, nfc),
+        walk(tables, tables.odd, packed, nfc),
+        walk(tables, tables.plain, packed, nfc),
+        walk(tables, tables.marked, packed, nfc),
     )
     n = 0
     for part in parts:
@@ -1190,7 +1207,7 @@ def _tokens_behind(tables, text, nfc, is_short):
 
 
 @compiled
-def _spelled(tables, memo, text, nfc):
+def _spelled(tables, memo, packed, nfc):
     """The tokens to try first, in the format of `_tokens_behind`, if there are any.
 
     Between characters, this is the first token in the spelling of the nearest end; within one, the
@@ -1201,11 +1218,11 @@ def _spelled(tables, memo, text, nfc):
     none = np.empty((0, 3), np.int64)
     ids = np.empty(4 * AHEAD, np.int64)
     n = 0
-    ahead, ahead_nfc = np.int64(text), np.int64(nfc)
-    if unpacked(text)[2]:
+    ahead, ahead_nfc = np.int64(packed), np.int64(nfc)
+    if unpack(packed)[2]:
         bytes_behind = np.empty((64, 3), np.int64)
         for token in byte_ids[0x80:0xC0]:
-            after, after_nfc = _run(tables, text, nfc, token, APART)
+            after, after_nfc = _run(tables, packed, nfc, token, APART)
             if after >= 0:
                 bytes_behind[n, 0], bytes_behind[n, 1], bytes_behind[n, 2] = token, after, after_nfc
                 n += 1
@@ -1240,7 +1257,7 @@ def _spelled(tables, memo, text, nfc):
         n -= 1
     if n == 0 or ids[0] < 0:
         return none
-    after, after_nfc = _run(tables, text, nfc, ids[0], APART)
+    after, after_nfc = _run(tables, packed, nfc, ids[0], APART)
     if after < 0:
         return none
     found = np.empty((1, 3), np.int64)
@@ -1249,34 +1266,35 @@ def _spelled(tables, memo, text, nfc):
 
 
 @compiled
-def _search(tables, memo, text, nfc, last):
-    """Whether a text can end after its last token: `ALIVE` or `DEAD`, or why that is not known.
+def _search(tables, memo, packed, nfc, last):
+    """Whether the text can end after its last token: `ALIVE` or `DEAD`, or why that is unknown.
 
-    This is for texts for which `_whatever_last` returns `UNKNOWN`. A token must follow that stays
+    This is for states for which `_whatever_last` returns `UNKNOWN`. A token must follow that stays
     apart from the last one and after which the text can end. The algorithm is that of `_can_end`,
     applied to tokens instead of characters.
     """
     relation, n_tokens, work = tables.relation, len(tables.begin), memo.work
-    texts, rests, findings = memo.text, memo.rest, memo.found
+    stored, rests, findings = memo.packed, memo.rest, memo.found
     rest = _rest(n_tokens, nfc, last)
-    known = _get(texts, rests, findings, text, rest)
+    known = _get(stored, rests, findings, packed, rest)
     if known in (ALIVE, DEAD):
         return np.int64(known)
-    if _has_hint(tables, memo, text, nfc, last):
+    if _has_hint(tables, memo, packed, nfc, last):
         return np.int64(ALIVE)
-    if 4 * (memo.used[0] + 2) > len(texts):
+    if 4 * (memo.used[0] + 2) > len(stored):
         return np.int64(FULL)
-    # Columns: text, state of NFC, last token, next token to try, start and end of the tokens to
-    # try, index among the open texts, the lowest index that it leads to, the token being tried, and
-    # which tokens were collected: none, the one that spells the nearest end, the nearest, or all.
+    # Columns: packed state, state of NFC, last token, next token to try, start and end of the
+    # tokens to try, index among the open states, the lowest index that it leads to, the token that
+    # is being tried, and which tokens were collected: none, the one that spells the nearest end,
+    # the nearest, or all.
     path = np.empty((16, 10), np.int64)
     opened = np.empty((64, 2), np.int64)
     tokens = np.empty((0, 3), np.int64)
     n = n_open = 1
     path[0] = 0
-    path[0, 0], path[0, 1], path[0, 2] = text, nfc, last
-    opened[0, 0], opened[0, 1] = text, rest
-    _open(memo, text, rest, 0)
+    path[0, 0], path[0, 1], path[0, 2] = packed, nfc, last
+    opened[0, 0], opened[0, 1] = packed, rest
+    _open(memo, packed, rest, 0)
     result = np.int64(DEAD)
     while n:
         top = path[n - 1]
@@ -1310,9 +1328,9 @@ def _search(tables, memo, text, nfc, last):
             continue
         top[8] = token
         rest = _rest(n_tokens, after_nfc, token)
-        known = np.int64(_get(texts, rests, findings, after, rest))
+        known = np.int64(_get(stored, rests, findings, after, rest))
         if known == OPEN:
-            top[7] = min(top[7], memo.at[_slot(texts, rests, after, rest)])
+            top[7] = min(top[7], memo.at[_slot(stored, rests, after, rest)])
             continue
         if known not in (ALIVE, DEAD):
             known = _whatever_last(tables, memo, after, after_nfc)
@@ -1323,7 +1341,7 @@ def _search(tables, memo, text, nfc, last):
             break
         if known in (DEAD, NEVER):
             continue
-        if known in (FULL, SPENT) or 4 * (memo.used[0] + 2) > len(texts):
+        if known in (FULL, SPENT) or 4 * (memo.used[0] + 2) > len(stored):
             result = np.int64(SPENT if known == SPENT else FULL)
             break
         path = _longer(path, n)
@@ -1345,12 +1363,13 @@ def _search(tables, memo, text, nfc, last):
 
 
 @compiled
-def _lives(tables, memo, text, nfc, last):
-    """Whether a text can end: `DEAD`, `ALIVE`, `NEVER`, `ALWAYS`, `FULL` or `SPENT`."""
+def _lives(tables, memo, packed, nfc, last):
+    """Whether the text can end from a state after a token: `DEAD`, `ALIVE`, `NEVER`, `ALWAYS`,
+    `FULL` or `SPENT`."""
     if _is_spent(memo.work, 1):
         return np.int64(SPENT)
-    found = _whatever_last(tables, memo, text, nfc)
-    return _search(tables, memo, text, nfc, last) if found == UNKNOWN else found
+    found = _whatever_last(tables, memo, packed, nfc)
+    return _search(tables, memo, packed, nfc, last) if found == UNKNOWN else found
 
 
 @compiled
@@ -1359,15 +1378,15 @@ def _is_live(lives):
 
 
 @unlocked
-def live_tokens(tables, memo, trie, text, nfc):
-    """The tokens of a trie after which a text can end.
+def live_tokens(tables, memo, trie, packed, nfc):
+    """The tokens of a trie after which the text can end.
 
     Returns:
         Each token times four, plus 1 if it is alive after a cut that the merges make, plus 2 if it
         is alive after a cut that they do not make. A single `FULL` or `SPENT` if the result is not
         known.
     """
-    found = walk(tables, trie, text, nfc)
+    found = walk(tables, trie, packed, nfc)
     live = found[:, 0] * 4
     for i in range(len(found)):
         for kind in range(2):
@@ -1381,17 +1400,17 @@ def live_tokens(tables, memo, trie, text, nfc):
 
 
 @unlocked
-def live_plain(tables, memo, cuts, nfc, text, apart, broken):
-    """Add to A and B the plain tokens after which a text can end.
+def live_plain(tables, memo, cuts, nfc, packed, apart, broken):
+    """Add to A and B the plain tokens after which the text can end.
 
     Args:
-        cuts, nfc, text: as in `_walk_plain`.
+        cuts, nfc, packed: as in `_walk_plain`.
         apart, broken: [words] uint32.
 
     Returns:
         Nothing, or a single `FULL` or `SPENT`.
     """
-    taken = _walk_language(tables, unpacked(text)[0])
+    taken = _walk_language(tables, unpack(packed)[0])
     kinds, behind = cuts
     # Results by state of the language, unfinished character, state of NFC and kind of cuts: whether
     # a token is alive after neither of the two cuts, the first, the second, or both.
@@ -1423,12 +1442,12 @@ def live_plain(tables, memo, cuts, nfc, text, apart, broken):
 
 
 @unlocked
-def live_added(tables, memo, text, nfc):
-    """The added tokens after which a text can end, in the format of `live_tokens`."""
+def live_added(tables, memo, packed, nfc):
+    """The added tokens after which the text can end, in the format of `live_tokens`."""
     live = np.empty(len(tables.added), np.int64)
     n = 0
     for token in tables.added:
-        after, after_nfc = _run_added(tables, text, nfc, token)
+        after, after_nfc = _run_added(tables, packed, nfc, token)
         if after < 0:
             continue
         lives = _can_end(tables, memo, after, after_nfc)
@@ -1441,20 +1460,24 @@ def live_added(tables, memo, text, nfc):
 
 
 @unlocked
-def texts_behind(tables, trie, text, nfc, allowed):
-    """Where those tokens of a trie lead that are in a mask: [n, 2] int64, text and state of NFC."""
-    return _behind(walk(tables, trie, text, nfc), allowed)
+def states_behind(tables, trie, packed, nfc, allowed):
+    """The states that the tokens of a trie that are in a mask lead to.
+
+    Returns:
+        [n, 2] int64: packed state and state of NFC.
+    """
+    return _behind(walk(tables, trie, packed, nfc), allowed)
 
 
 @unlocked
-def texts_behind_plain(tables, cuts, nfc, text, allowed):
-    """The result of `texts_behind` for the plain tokens; arguments as in `_walk_plain`."""
-    return _behind(_walk_plain(tables, cuts, nfc, text), allowed)
+def states_behind_plain(tables, cuts, nfc, packed, allowed):
+    """The result of `states_behind` for the plain tokens; arguments as in `_walk_plain`."""
+    return _behind(_walk_plain(tables, cuts, nfc, packed), allowed)
 
 
 @compiled
 def _behind(found, allowed):
-    """The result of `texts_behind`, given the result of `walk`."""
+    """The result of `states_behind`, given the result of `walk`."""
     behind = np.empty((2 * len(found), 2), np.int64)
     recent = np.full(4096, -1, np.int64)  # a cache, because most tokens lead to few states
     n = 0

@@ -2,29 +2,28 @@
 
 A state of the product consists of the state of the language, the state of the pre-tokenizer, the
 unfinished character and the flag of its first byte, the unfinished added token, the state of NFC,
-and the last token. All but the last two are packed into one number, the state's `text`. A token may
-come next iff all automata accept its bytes, where the cut before it is `APART` or `BROKEN`
+and the last token. All but the last two are packed into one integer, the state's `packed`. A token
+may come next iff all automata accept its bytes, where the cut before it is `APART` or `BROKEN`
 according to the merge relation, and the text can still end from the state after it. So decoding
 never runs into a dead end.
 
 The characters alone nearly always decide whether the text can end. Every text of the language that
 NFC leaves unchanged has exactly one proper spelling, so if some characters lead to an end, their
 tokens do too. The only exception is the last token so far, which may merge with what follows. If
-the pre-tokenizer can cut after it, the token is safe, whatever it is. Otherwise, a token must
-follow that stays apart from it. For each text the product caches tokens known to lead to an end,
-and nearly always one of them is suitable. If none is, the product searches over tokens: first the
-spelling of the nearest end, then the tokens that get closest to an end, then all tokens. All
-results are cached, and each text is visited once. Searches count their steps, and a search that
-takes more than `STEPS` is abandoned.
+the pre-tokenizer can cut after it, any last token is safe. Otherwise some next token must not merge
+with it. For each packed state the product caches tokens that are known to lead to an end, and
+nearly always one of them does not merge with the last token. If they all do, the product searches
+over tokens: first the spelling of the nearest end, then the tokens that get closest to an end, then
+all tokens. All results are cached, and each state is visited once. Searches count their steps, and
+a search that takes more than `STEPS` is abandoned.
 
 The states of a recursive language are configurations of its pushdown automaton, which are added as
-they are needed (`kernels.Pushdown`). They are without number, so a search that finds no end may go
-on to its limit, where it is abandoned too. A search never errs: what it calls alive has an end, and
-what it calls dead has none.
+they are needed (`kernels.Pushdown`). There can be infinitely many, so a search that finds no end
+runs to its step limit and is abandoned. The result of a search that is not abandoned is exact.
 
-Two rows of bits per text are therefore enough: A, the tokens that are alive after a cut that the
+So two rows of bits per packed state are enough: A, the tokens that are alive after a cut that the
 merges make, and B, those that are alive after a cut that they do not make. After a last token whose
-row in the merge relation is R, the allowed tokens are A & R | B & ~R. Few tokens begin within a
+row in the merge relation is R, the allowed tokens are A & R | B & ~R. A few tokens begin within a
 character, or with a character that NFC may change together with the text before it. Those are kept
 separately for each state of NFC.
 
@@ -65,7 +64,7 @@ from sglang_lz.proper.waiting import Waiting
 logger = logging.getLogger(__name__)
 
 NOTHING = -1
-"""Stands for the last token at the start of the text and after an added token."""
+"""The last token of a state at the start of the text and after an added token."""
 BYTES_PER_LANGUAGE = 32 << 20
 """The most memory for the rows of one constraint."""
 MOST_BYTES = 48 << 20
@@ -95,11 +94,12 @@ _WORKERS = ThreadPoolExecutor(4, "proper-tokens", make_way, (_NICENESS,))
 
 
 _POLL = 0.002
-"""Seconds between looks at whether to wait on; a result that is ready ends the wait at once."""
+"""Seconds between two checks of whether to wait longer. A result that is ready ends the wait at
+once."""
 
 
 class Spent(Unsupported):
-    """A search exceeded its limit of steps or memory, or the text its limit of nesting."""
+    """A search exceeded its limit of steps or memory, or the text exceeded the limit of nesting."""
 
     def __init__(self, problem: str = "finding its next tokens takes too much time or memory"):
         super().__init__(problem)
@@ -110,9 +110,10 @@ class Late(Exception):
 
 
 class State(NamedTuple):
-    """The state after a text: the packed automaton states, the state of NFC, and the last token."""
+    """The state after a text: the packed states (`kernels.pack`), the state of NFC, and the last
+    token."""
 
-    text: int
+    packed: int
     nfc: int
     last: int
 
@@ -122,7 +123,8 @@ START = State(0, 0, NOTHING)
 
 @dataclass
 class _Rows:
-    """The tokens that are alive after a text, that is, those after which the text can still end.
+    """The tokens that are alive in a packed state, that is, those after which the text can still
+    end.
 
     Attributes:
         apart, broken: [words] uint32: A and B.
@@ -257,10 +259,10 @@ class Product:
             Spent: the search needs too much time or memory.
         """
         if self._is_pushdown:
-            depth = self._tables.pushdown.depth[kernels.unpacked(state.text)[0]]
+            depth = self._tables.pushdown.depth[kernels.unpack(state.packed)[0]]
             if depth > MOST_DEPTH:
                 raise Spent(f"it is nested more than {MOST_DEPTH} levels deep")
-        rows, odd = self._kept(state.text, state.nfc) or self._awaited(state, waiting)
+        rows, odd = self._kept(state.packed, state.nfc) or self._awaited(state, waiting)
         mask = rows.apart.copy()
         if state.last == NOTHING:
             kernels.set_bits(mask, odd, 1)
@@ -270,7 +272,7 @@ class Product:
 
     def may_end(self, state: State) -> bool:
         """Whether the text may end in a state."""
-        return bool(kernels.may_end(self._reference, state.text))
+        return bool(kernels.may_end(self._reference, state.packed))
 
     def next(self, state: State, token: int) -> State | None:
         """The state after a token; None if the token is not allowed there.
@@ -279,15 +281,15 @@ class Product:
         """
         if not 0 <= token < len(self._prepared.tables.begin) - 1:
             return None
-        place = state.text, state.nfc, state.last, token
-        text, nfc = kernels.step(self._frozen, *place)
-        if text < 0 and self._is_unknown(place):
+        place = state.packed, state.nfc, state.last, token
+        packed, nfc = kernels.step(self._frozen, *place)
+        if packed < 0 and self._is_unknown(place):
             with self._filling:
-                text, nfc = kernels.step(self._reference, *place)
+                packed, nfc = kernels.step(self._reference, *place)
                 self._is_crowded()
-        if text < 0:
+        if packed < 0:
             return None
-        return State(int(text), int(nfc), NOTHING if token in self._prepared.added else token)
+        return State(int(packed), int(nfc), NOTHING if token in self._prepared.added else token)
 
     def _is_unknown(self, place: tuple[int, int, int, int]) -> bool:
         """Whether a token may lead to a configuration that is not known yet.
@@ -307,7 +309,7 @@ class Product:
 
         Between characters it is a UTF-8 continuation byte, and within a character it is a letter.
         """
-        _, _, node, _, _ = kernels.unpacked(state.text)
+        _, _, node, _, _ = kernels.unpack(state.packed)
         return int(self._tables.byte_ids[ord("a") if node else 0x80])
 
     @property
@@ -335,7 +337,7 @@ class Product:
         Raises:
             Late, Spent: as `mask`.
         """
-        language, _, node, _, _ = kernels.unpacked(state.text)
+        language, _, node, _, _ = kernels.unpack(state.packed)
         if not node:
             choices = self._tables.can[language].tolist()
             if sum(word.bit_count() for word in choices) > 1:
@@ -370,7 +372,7 @@ class Product:
 
     def is_warm(self, state: State) -> bool:
         """Whether the rows that `mask` needs for a state are cached."""
-        return self._kept(state.text, state.nfc) is not None
+        return self._kept(state.packed, state.nfc) is not None
 
     def expect(self, state: State) -> None:
         """Start computing what `mask` needs for a state in another thread."""
@@ -415,7 +417,7 @@ class Product:
         self._memo = kernels.grown(self._memo)
         for _ in zip(range(2), self._warm(), strict=False):
             pass
-        self._live(kernels.live_added, START.text, START.nfc)
+        self._live(kernels.live_added, START.packed, START.nfc)
         kernels.begin_pushdown(self._reference)
         self._is_crowded()
         self.may_end(START)
@@ -427,14 +429,14 @@ class Product:
 
     def _warm(self) -> Iterator[None]:
         """Compute the rows of one state at a time."""
-        seen = {(START.text, START.nfc)}
+        seen = {(START.packed, START.nfc)}
         order = [START]
         for state in order:
             is_full = self._bytes > self.most_bytes // 2 or self._used > 0.125
             if self._work[kernels.STOP] or is_full:
                 return
             try:
-                rows, odd = self._rows_of(state.text, state.nfc, SLICE, is_warming=True)
+                rows, odd = self._rows_of(state.packed, state.nfc, SLICE, is_warming=True)
             except Spent:
                 return
             either = rows.apart | rows.broken
@@ -443,36 +445,36 @@ class Product:
                 found = list(self._behind(state, either))
                 self._is_crowded()
             for behind in found:
-                for text, nfc in behind[:MOST_WARM].tolist():
-                    if (text, nfc) not in seen and len(order) < MOST_WARM:
-                        seen.add((text, nfc))
-                        order.append(State(text, nfc, NOTHING))
+                for packed, nfc in behind[:MOST_WARM].tolist():
+                    if (packed, nfc) not in seen and len(order) < MOST_WARM:
+                        seen.add((packed, nfc))
+                        order.append(State(packed, nfc, NOTHING))
             yield
 
     def _behind(
         self, state: State, allowed: npt.NDArray[np.uint32]
     ) -> Iterator[npt.NDArray[np.int64]]:
-        """The states that the tokens in a mask lead to: [n, 2] int64, text and state of NFC."""
-        tables, text, nfc = self._tables, state.text, state.nfc
-        _, _, is_within, _, _ = kernels.unpacked(text)
+        """The states that the tokens in a mask lead to, as `kernels.states_behind` returns them."""
+        tables, packed, nfc = self._tables, state.packed, state.nfc
+        _, _, is_within, _, _ = kernels.unpack(packed)
         if not is_within:
-            base = kernels.without_added(text)  # the few tokens that continue one are met later
-            yield kernels.texts_behind_plain(self._reference, *self._plain(base), base, allowed)
-        yield kernels.texts_behind(self._reference, tables.marked, text, nfc, allowed)
-        yield kernels.texts_behind(self._reference, tables.odd, text, nfc, allowed)
+            base = kernels.without_added(packed)  # the few tokens that continue one are met later
+            yield kernels.states_behind_plain(self._reference, *self._plain(base), base, allowed)
+        yield kernels.states_behind(self._reference, tables.marked, packed, nfc, allowed)
+        yield kernels.states_behind(self._reference, tables.odd, packed, nfc, allowed)
 
-    def _plain(self, text: int) -> tuple[Cuts, npt.NDArray[np.int32]]:
-        """The arguments of the fast path for plain tokens, for a text between two characters."""
-        _, pretoken, _, _, _ = kernels.unpacked(text)
+    def _plain(self, packed: int) -> tuple[Cuts, npt.NDArray[np.int32]]:
+        """The arguments of the fast path for plain tokens, for a state between two characters."""
+        _, pretoken, _, _, _ = kernels.unpack(packed)
         return self._prepared.cuts(self._reference, pretoken), self._prepared.nfc(self._reference)
 
-    def _kept(self, text: int, nfc: int) -> _Found | None:
+    def _kept(self, packed: int, nfc: int) -> _Found | None:
         with self._keeping:
-            rows = self._rows.get(text)
+            rows = self._rows.get(packed)
             odd = None if rows is None else rows.odd.get(nfc)
             if rows is None or odd is None:
                 return None
-            self._rows.move_to_end(text)
+            self._rows.move_to_end(packed)
             return rows, odd
 
     def _awaited(self, state: State, waiting: Waiting | None) -> _Found:
@@ -501,7 +503,7 @@ class Product:
 
         Its exception is then what `mask` would raise.
         """
-        key = state.text, state.nfc
+        key = state.packed, state.nfc
         with self._expecting:
             future = self._futures.get(key)
             if future is None or future.cancelled():
@@ -509,29 +511,29 @@ class Product:
                 (self._slow or _WORKERS).submit(self._find, future, *key)
             return future
 
-    def _find(self, future: Future[_Found], text: int, nfc: int) -> None:
+    def _find(self, future: Future[_Found], packed: int, nfc: int) -> None:
         """Compute the rows of a state for everyone waiting for them."""
         if future.cancelled():
             return
         is_slow = threading.current_thread().name.startswith(_SLOW)
-        is_first = (text, nfc) == (START.text, START.nfc)
+        is_first = (packed, nfc) == (START.packed, START.nfc)
         try:
             with _FIRST if is_slow and is_first else contextlib.nullcontext():
-                found = self._rows_of(text, nfc, STEPS if is_slow else SLICE)
+                found = self._rows_of(packed, nfc, STEPS if is_slow else SLICE)
         except Spent as error:
             if not is_slow and not self._work[kernels.STOP]:
                 with self._expecting:
                     self._slow = self._slow or ThreadPoolExecutor(
                         1, _SLOW, make_way, (_SLOW_NICENESS,)
                     )
-                    self._slow.submit(self._find, future, text, nfc)
+                    self._slow.submit(self._find, future, packed, nfc)
                 return
-            self._settle(future, (text, nfc), error=error)
+            self._settle(future, (packed, nfc), error=error)
         except BaseException as error:
-            self._settle(future, (text, nfc), error=error)
+            self._settle(future, (packed, nfc), error=error)
             raise
         else:
-            self._settle(future, (text, nfc), found)
+            self._settle(future, (packed, nfc), found)
 
     def _settle(
         self,
@@ -550,39 +552,39 @@ class Product:
             else:
                 future.set_exception(error)
 
-    def _rows_of(self, text: int, nfc: int, steps: int, is_warming: bool = False) -> _Found:
+    def _rows_of(self, packed: int, nfc: int, steps: int, is_warming: bool = False) -> _Found:
         with self._filling:
-            kept = self._kept(text, nfc)  # another thread may have filled them meanwhile
+            kept = self._kept(packed, nfc)  # another thread may have filled them meanwhile
             if kept is not None:
                 return kept
             self._work[kernels.STEPS] = steps
             before = int(self._work[kernels.ALL_STEPS])
             try:
-                rows = self._rows.get(text) or self._fill(text)
-                odd = self._fill_odd(text, nfc)
+                rows = self._rows.get(packed) or self._fill(packed)
+                odd = self._fill_odd(packed, nfc)
             finally:
                 taken = int(self._work[kernels.ALL_STEPS]) - before
                 if is_warming:
                     self._warmed += taken
             self.most_steps = max(self.most_steps, taken)
             with self._keeping:
-                if text in self._rows:
-                    self._bytes -= self._rows.pop(text).size
+                if packed in self._rows:
+                    self._bytes -= self._rows.pop(packed).size
                 rows.odd[nfc] = odd
-                self._rows[text] = rows
+                self._rows[packed] = rows
                 self._bytes += rows.size
                 while self._bytes > self.most_bytes and len(self._rows) > 1:
                     self._bytes -= self._rows.popitem(last=False)[1].size
             return rows, odd
 
-    def _fill(self, text: int) -> _Rows:
+    def _fill(self, packed: int) -> _Rows:
         self.filled += 1
         apart, broken = np.zeros((2, self.words), np.uint32)
-        _, _, is_within, _, _ = kernels.unpacked(text)
+        _, _, is_within, _, _ = kernels.unpack(packed)
         if not is_within:  # within a character, all tokens are odd
-            base = kernels.without_added(text)
+            base = kernels.without_added(packed)
             self._live(kernels.live_plain, *self._plain(base), base, apart, broken)
-            continuing = self._continuing(text) if text != base else []
+            continuing = self._continuing(packed) if packed != base else []
             for trie in continuing:  # the fast path's results do not hold for these tokens
                 tokens = trie[trie[:, kernels.TOKEN] >= 0, kernels.TOKEN]
                 bits = np.zeros_like(apart)
@@ -590,18 +592,18 @@ class Product:
                 apart &= ~bits
                 broken &= ~bits
             for trie in (self._tables.marked, *continuing):
-                live = self._live(kernels.live_tokens, trie, text, 0)
+                live = self._live(kernels.live_tokens, trie, packed, 0)
                 kernels.set_bits(apart, live, 1)
                 kernels.set_bits(broken, live, 2)
         return _Rows(apart, broken)
 
-    def _continuing(self, text: int) -> list[npt.NDArray[np.int32]]:
+    def _continuing(self, packed: int) -> list[npt.NDArray[np.int32]]:
         """The parts of the trie of plain tokens that may continue the unfinished added token.
 
         Any other plain token ends the unfinished added token with its first byte, and no added
         token begins within it.
         """
-        _, _, _, _, added = kernels.unpacked(text)
+        _, _, _, _, added = kernels.unpack(packed)
         trie = self._tables.plain
         parts = []
         for i in np.flatnonzero(trie[:, kernels.DEPTH] == 1).tolist():
@@ -611,10 +613,10 @@ class Product:
                 parts.append(part)
         return parts
 
-    def _fill_odd(self, text: int, nfc: int) -> npt.NDArray[np.int64]:
-        odd = self._live(kernels.live_tokens, self._tables.odd, text, nfc)
+    def _fill_odd(self, packed: int, nfc: int) -> npt.NDArray[np.int64]:
+        odd = self._live(kernels.live_tokens, self._tables.odd, packed, nfc)
         if len(self._tables.added):
-            odd = np.concatenate((odd, self._live(kernels.live_added, text, nfc)))
+            odd = np.concatenate((odd, self._live(kernels.live_added, packed, nfc)))
         return odd
 
     def _live(
@@ -631,7 +633,7 @@ class Product:
                 raise Spent
             if problem != [kernels.FULL]:
                 return live
-            if len(self._memo.text) < MOST_ENTRIES:
+            if len(self._memo.packed) < MOST_ENTRIES:
                 self._memo = kernels.grown(self._memo)
             elif has_room:
                 self._memo = kernels.new_memo(MOST_ENTRIES, self._work)
