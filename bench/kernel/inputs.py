@@ -181,7 +181,7 @@ class Inputs:
             rows=np.arange(len(params)),
             position=np.full(len(params), case.window - 1),
             end=case.window * np.arange(1, len(params) + 1),
-            history=self.history[:, : case.window].flatten().cpu().numpy(),
+            tokens=self.history[:, : case.window].flatten().cpu().numpy(),
             sampled=np.full(len(params), case.window),
             params=params,
         )

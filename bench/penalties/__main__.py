@@ -128,7 +128,7 @@ class Ours:
             rows=np.arange(rows),
             position=np.full(rows, length - 1),
             end=seen.shape[1] * np.arange(1, rows + 1),
-            history=seen.flatten().cpu().numpy(),
+            tokens=seen.flatten().cpu().numpy(),
             sampled=np.full(rows, seen.shape[1]),
             params=params,
         )

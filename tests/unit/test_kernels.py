@@ -67,7 +67,7 @@ def seed_of(
         rows=np.array(rows),
         position=np.array([len(history) - 1 for history in histories]),
         end=np.cumsum([len(tokens) for tokens in seen]),
-        history=np.array([token for tokens in seen for token in tokens], dtype=np.int64),
+        tokens=np.array([token for tokens in seen for token in tokens], dtype=np.int64),
         sampled=np.array([len(tokens) // 2 for tokens in seen]),
         params=np.array(params, dtype=np.float32),
     )
@@ -122,7 +122,7 @@ def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType], name: str) -> None:
-    """Rows are given to others with shorter and longer histories, emptied and given up."""
+    """Rows are seeded again with fewer and more tokens, with none, and cleared."""
     rng = random.Random(name)
     capacity, rows = 12, 6
     state = WindowState(rows, capacity, "cpu")
@@ -158,7 +158,7 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
 def test_worked_examples_of_the_onset(
     kernels_of_name: dict[str, ModuleType], name: str, example: str
 ) -> None:
-    """The last tokens are steps, those before them a seed."""
+    """The last tokens arrive as steps, and those before them in a seed."""
     history, lost = EXAMPLES[example]
     logits = stepped(kernels_of_name[name], history, 3, 512, 16)[1]
     expected = [-lost.get(token, 0.0) for token in range(16)]
@@ -232,7 +232,7 @@ def test_the_memory_of_a_seed_is_the_oracle_s() -> None:
 @pytest.mark.parametrize("loop", [1, 40, 511, 9000])
 @pytest.mark.parametrize("after", [0, 1, 300, 575, 576])
 def test_a_seed_needs_no_more_than_its_newest_tokens(loop: int, after: int) -> None:
-    """Also where all of them stand in a loop whose run saturates."""
+    """This also holds if all of them are in a loop whose run saturates."""
     history = [t % loop for t in range(40_000)] + list(range(10_000, 10_000 + after))
     newest = history[-tokens_to_seed(512, 3) :]
     assert len(newest) < len(history)
@@ -378,7 +378,7 @@ LONG = {
 def test_long_windows_of_the_worst_kinds(
     kernels_of_name: dict[str, ModuleType], name: str, case: str, window: int
 ) -> None:
-    """Everything is a duplicate, nothing is; every match reaches the buffer's end, none does."""
+    """All tokens are equal, or all are different; every match is cut off by B, or none is."""
     length, vocab = window + 100, window + 200
     history = [LONG[case](t) for t in range(length)]
     params = [(0.15, window, buffer, 0, rate, 0) for buffer in (32, window) for rate in (0, 1)]
@@ -419,7 +419,7 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     assert not torch.equal(runs[0].cpu(), logits)
 
 
-def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
+def test_cyclic_links_terminate(cuda_kernels: ModuleType) -> None:
     """What stands in padding must not hang a GPU."""
     state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])

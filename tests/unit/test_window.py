@@ -21,14 +21,14 @@ def seed_of(  # noqa: PLR0917
     row: int, history: list[int], window: int, buffer: int, first: int, onset: int = 0,
     prompt: int = 0,
 ) -> Seed:  # fmt: skip
-    """The seed of one row whose whole history is on the host, so much of it a prompt."""
+    """The seed of one row whose tokens are all on the host, the first of them a prompt."""
     start = first if onset else max(first, len(history) - window)
     seen = history[start:]
     return Seed(
         rows=np.array([row]),
         position=np.array([len(history) - 1]),
         end=np.array([len(seen)]),
-        history=np.array(seen, dtype=np.int64),
+        tokens=np.array(seen, dtype=np.int64),
         sampled=np.array([max(prompt - start, 0)]),
         params=np.array([[0.15, window, buffer, first, 0, onset]], dtype=np.float32),
     )

@@ -1,7 +1,7 @@
 """The paths of a draft tree, from each node up to the root.
 
-The history of a node is the committed tokens followed by the node's ancestors (docs/SPEC.md section
-4), so each node has its own window. Node 0 is the root, which is the newest committed token.
+A node sees the committed tokens, its ancestors and itself (docs/SPEC.md section 4), so each node
+has its own window. Node 0 is the root, which is the newest committed token.
 Upstream represents a tree by two links per node: its first child and its next sibling.
 """
 

@@ -3,7 +3,7 @@
 The penalties of `fields.histories` depend on all of a request's tokens, whereas the LZ penalty
 only sees a window. A history stores the distinct tokens with their counts. For penalties that match
 n-grams, it also stores which token is at which position. Only the tables of sequence breakers are
-as wide as the vocabulary; there is one for each list of breakers in use.
+as wide as the vocabulary; there is one table for each list of breakers in use.
 
 All memory is reserved when a server starts. Each history is one contiguous block, sized for its
 own request. Requests wait until there is room for their history (`HistoryRoom`).

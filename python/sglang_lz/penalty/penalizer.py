@@ -89,7 +89,7 @@ class StepPlan:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the plan is only to step: no row starts, ends or moves."""
+        """Whether the plan holds for later steps too, because no row starts, ends or moves."""
         is_still = self.history is None or self.history.is_still
         return not self.prefilled and self.seed is None and is_still
 
@@ -128,11 +128,11 @@ class Penalizer:
         device: torch.device | str,
         room: HistoryRoom | None = None,
     ) -> None:
-        """Reserve windows of at most `capacity` tokens for `rows` request rows, and histories.
+        """Reserve the memory for the windows and histories of `rows` request rows.
 
         Args:
             rows: how many request rows there are.
-            capacity: the largest window, in tokens.
+            capacity: the largest window size, in tokens.
             device: where the model runs.
             room: for the penalties over whole histories; None to support none of them.
 
@@ -200,7 +200,7 @@ class Penalizer:
         prefilled: int = 0,
         offset: int = 0,
     ) -> StepPlan | None:
-        """Plan a batch: activate the rows that start, and note what to write before the step.
+        """Plan a batch: activate the rows that start, and collect what to write before the step.
 
         It reads and changes host data only. If another step of this batch would get the same plan,
         it is kept for `plan_again`.
@@ -299,7 +299,7 @@ class Penalizer:
     def verify(
         self, plan: StepPlan, logits: Tensor, trees: DraftTrees, is_masked: bool = False
     ) -> VerifiedTrees:
-        """Apply the penalties to the logits of each draft node; the histories stay as they are.
+        """Apply the penalties to the logits of each draft node; the rows' state does not change.
 
         Args:
             plan: the plan of this batch.
@@ -336,7 +336,7 @@ class Penalizer:
             plan.waits = False
 
     def accept(self, verified: VerifiedTrees, accept_index: Tensor, num_correct: Tensor) -> None:
-        """Append the accepted path of each tree to the histories of its row.
+        """Append the accepted path of each tree to the window and the history of its row.
 
         The token sampled at its end is not appended yet. It becomes the root of the row's next
         tree, or the input of its next decode, as after a step without drafts.
@@ -363,7 +363,7 @@ class Penalizer:
             self._seeded[seed.rows] = seed.params[:, PENALTY] > 0
 
     def _begin(self, plan: StepPlan, logits: Tensor, is_masked: bool) -> HistoryState | None:
-        """Write what a plan brings. Returns the histories if the plan has any."""
+        """Write a plan's seeds into the rows' state. Returns the histories if the plan has any."""
         # Upstream's LogitsProcessor returns float32 for sampling (tests/patches enforces this).
         if logits.dtype != torch.float32:
             raise TypeError(
@@ -409,7 +409,7 @@ def seed_of(rows: Sequence[int], windows: Sequence[RowWindow]) -> Seed:
         rows=numbers[0],
         position=numbers[1],
         end=numbers[2],
-        history=np.frombuffer(tokens, dtype=np.int64) if tokens else NO_TOKENS,
+        tokens=np.frombuffer(tokens, dtype=np.int64) if tokens else NO_TOKENS,
         sampled=numbers[3],
         params=np.array([*params, *[(0.0,) * PARAMS] * cleared], dtype=np.float32),
     )

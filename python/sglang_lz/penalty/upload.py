@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device.
+    """Copy a tensor from the host to a device.
 
-    CUDA copies from pinned memory while the host goes on. `torch.tensor` cannot pin what comes from
-    numpy; a tensor that shares the memory of an array can be pinned here.
+    CUDA copies from pinned memory while the host continues. `torch.tensor` cannot pin the data of a
+    numpy array, but a tensor that shares its memory with the array can be pinned here.
 
     Args:
-        values: on the CPU; not to be changed afterwards.
-        device: on a CPU the result is `values` itself.
+        values: a tensor on the CPU, which must not be changed afterwards.
+        device: where to copy it; on a CPU the result is `values` itself.
     """
     if device.type == "cuda" and not values.is_pinned():
         values = values.pin_memory()

@@ -21,19 +21,19 @@ COVER = 2
 
 # The constants of docs/SPEC.md section 9.
 SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE = 24, 16
-"""A shorter run is no loop: s_k for periods from 2 on, and for period 1. In tokens."""
+"""s_k, the shortest run that is a loop, in tokens: for k of 2 or more, and for k = 1."""
 LONGEST_RUN = 32767
 """Runs saturate at this value."""
 COVERED = 64
-"""How many of the newest tokens count for the cover."""
+"""How many of the newest tokens the cover C_t counts."""
 LEAST_COVER = 40
-"""How many of these must be looped for the memory."""
+"""How many of these must be looped to turn the memory on."""
 MEMORY_STEPS = 512
 """For how many steps the memory then stays on."""
 REMEMBERED_RUN, REMEMBERED_STRENGTH = 2, 2
-"""With memory, a token that goes on with a run of this length is lowered with this strength."""
+"""While the memory is on, g_p is at least this strength where the run has at least this length."""
 REPLAYED = MEMORY_STEPS + COVERED
-"""No earlier step has left anything in the word and the counter of a row."""
+"""The word M and the counter of a row depend only on this many of its newest steps."""
 
 
 def shortest_loop(period: int) -> int:
@@ -74,22 +74,22 @@ class StepInputs(NamedTuple):
 
 @dataclass(slots=True)
 class Seed:
-    """The initial state of rows, built whole on the host at prefill, with one entry per row.
+    """The initial windows of rows, built on the host at prefill, with one entry per row.
 
     Attributes:
         rows: request rows, int64 [rows], distinct.
         position: the position of the newest token of each, int64 [rows].
-        end: where the tokens of each end in `history`, int64 [rows].
-        history: the visible tokens of all rows, one row after the other, oldest first, int64. The
-            newest `tokens_to_seed` of each are enough.
-        sampled: how many tokens of each row's history precede its first sampled one, int64 [rows].
+        end: where each row's part of `tokens` ends, int64 [rows].
+        tokens: the visible tokens of all rows, one row after the other, oldest first, int64. The
+            newest `tokens_to_seed` of each row are enough.
+        sampled: how many of each row's tokens precede its first sampled one, int64 [rows].
         params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to clear a row.
     """
 
     rows: NDArray[np.int64]
     position: NDArray[np.int64]
     end: NDArray[np.int64]
-    history: NDArray[np.int64]
+    tokens: NDArray[np.int64]
     sampled: NDArray[np.int64]
     params: NDArray[np.float32]
 
@@ -102,9 +102,9 @@ class WindowState:
     Attributes:
         capacity: the largest window, in tokens.
         tokens: the token at position p in column p % capacity, int32 [rows, capacity].
-        run: the run length of period k in column k (docs/SPEC.md section 9), int16 [rows,
-            capacity]. The match length of the source there is the same run, limited by buffer and
-            window. Column 0 and the columns past the visible tokens are undefined.
+        run: run_k of docs/SPEC.md section 9 in column k, int16 [rows, capacity]. It is also the
+            match length of the source k tokens before the newest, once it is limited to B tokens
+            and to the window. Column 0 and the columns past the visible tokens are undefined.
         params: float32 [rows, PARAMS]: penalty, window size, buffer size, first visible position,
             1 for the `rate` cost, and the onset. A row whose penalty is 0 is skipped. (Positions
             below 2**24 are exact.)

@@ -1,7 +1,7 @@
 """The steps of the LZ penalty for a CPU, compiled by numba; rows are processed in sequence.
 
-The formulas and terms are those of `penalty.kernels.cuda`. `seed` is also used for CUDA, because
-the tokens of a prompt are on the host.
+The formulas, symbols and columns are those of `penalty.kernels.cuda`. `seed` is also used for CUDA,
+because the tokens of a prompt are on the host.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32
 
 @compiled
 def _run_lengths(visible, run):
-    """Write the run lengths of a history, oldest first, in O(history + periods) for any repeats.
+    """Write run_k to column k, given the visible tokens, oldest first.
 
-    With the newest token first, the run of a period is the longest common prefix of the history and
-    its suffix from that column on, which is the Z-function. Columns past the history get 0.
+    With the newest token first, run_k is the length of the longest common prefix of the tokens and
+    of the tokens from column k on, which is the Z-function. It takes O(tokens + columns), however
+    often the tokens repeat. Columns past the tokens get 0.
     """
     count = len(visible)
     run[:] = 0
@@ -319,7 +320,7 @@ def _accept(
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`."""
     _seed(
-        seed.rows, seed.position, seed.end, seed.history, seed.sampled, seed.params, *state.arrays
+        seed.rows, seed.position, seed.end, seed.tokens, seed.sampled, seed.params, *state.arrays
     )  # fmt: skip
 
 

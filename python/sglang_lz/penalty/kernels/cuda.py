@@ -1,30 +1,32 @@
 """The steps of the penalties for CUDA, as Triton kernels, with one launch per step.
 
-For every token a that occurs in the window of a row (docs/SPEC.md section 2):
+The symbols are those of docs/SPEC.md, sections 1, 2 and 9. For every token a in the window of a
+row, whose positions there are p:
 
-    logits[a] -= penalty * max over the columns k of a: max(0, log2 V - cost[k])
+    logits(a) -= alpha * max over p of: g_p * max(0, log2 V - cost_p)
 
-    marginal   cost[k] = log2(k + 1) + (log2((l + 1) / (l * d)) - 1  if m[k + 1] == l >= 1)
-    rate       cost[k] = (log2(k + 1) + log2(m[k + 1] + 1)) / (m[k + 1] + 1)
+    marginal   cost_p = log2(delta_p) + (log2((l + 1) / (l * d)) - 1  if lambda_p = l + 1 >= 2)
+    rate       cost_p = (log2(delta_p) + log2(lambda_p)) / lambda_p
 
-Column k is the token at distance k + 1. m[k + 1] is the length of the match that ends right before
-it, l the longest match of the row, and d the distance of the nearest source with that length.
+Arrays of tokens hold the position p with delta_p = k + 1 in column k, and arrays of runs hold run_k
+in column k. The match of length m = lambda_p - 1 that p extends therefore belongs to the run of the
+next column, k + 1: m is run_{delta_p}, limited to B tokens and to the window.
 
-The state consists of runs (section 9): run[k] is how long the newest text repeats the text k tokens
-before it, and m[k] is that length limited by buffer and window. A step sets run'[k] = run[k] + 1 if
-column k holds the newest token, else 0. With an onset n of 1 or more, the savings of a column are
-multiplied by a strength, the larger of
+A step adds the newest token: run_k becomes run_k + 1 if the token in column k equals it, and 0
+otherwise. Without an onset, g_p is 1. With an onset n >= 1, g_p is the larger of
 
-    growth     floor(run[k + 1] / (k + 1)) - n + 1  if that is positive and the run long enough
-    memory     2  if the row's memory is on and run[k + 1] >= 2
+    growth     c_p - n + 1  if c_p >= n, where c_p = floor(run_k / k) for k = delta_p, or 0 if the
+               run is shorter than s_k
+    memory     2  if the row's memory is on and run_k >= 2
 
-and by 0 without either. A row has a word with a bit for each of its newest 64 tokens. A step at
-which some run has n copies sets the bits of all tokens that stand in it. A step after which 40 bits
-are set turns the memory on for 512 steps, which the counter of the row counts down.
+or 0 if neither applies. A row stores the word M, which has a bit for each of its newest 64 tokens.
+If runs have n copies, the step sets the bits of the tokens in the longest of them and its first
+copy. A step after which at least 40 bits are set turns the memory on for 512 steps, which the
+row's counter counts down.
 
 One program handles one row of logits. It changes at most W of them, so its cost does not depend on
-the vocabulary. It allocates nothing, waits for nothing, and gives bit-identical results in every
-run and on every rank. For a row without the penalty, it returns at once.
+V. It allocates nothing, waits for nothing, and gives bit-identical results in every run and on
+every rank. For a row without the penalty, it returns at once.
 
 The newest tokens of a row that the stored window does not hold yet are its *path*, newest first:
 the sampled token at decode, nothing after a prefill, and a draft node with all its ancestors.
@@ -482,7 +484,7 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
-    count, width = len(seed.rows), state.capacity if len(seed.history) else 0
+    count, width = len(seed.rows), state.capacity if len(seed.tokens) else 0
     rows_bytes, capacity = count * torch.int64.itemsize, max(width, 1)
     # All in one block of memory, which takes one copy and one launch.
     size = rows_bytes + count * bytes_of_row(capacity)

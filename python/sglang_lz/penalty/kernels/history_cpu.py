@@ -1,7 +1,7 @@
-"""The penalties over a whole history for a CPU, compiled by numba; rows run in sequence.
+"""The penalties over a whole history for a CPU, compiled by numba; rows are processed in sequence.
 
-`history_cuda` documents the formulas. `seed` also prepares the rows for CUDA, because the tokens of
-a prompt are on the host.
+`history_cuda` documents the formulas and symbols. `seed` also prepares the rows for CUDA, because
+the tokens of a prompt are on the host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOG_OF_LARGEST = 88.7228391
 
 @compiled
 def _run_lengths(tokens, run):
-    """Write the run length of every period, as the Z-function of the reversed history."""
+    """Write run_k to column k, as the Z-function of the history with its newest token first."""
     count = len(tokens)
     run[:] = 0
     start = end = 0  # newest first, the run that reaches furthest so far is tokens[start:end]

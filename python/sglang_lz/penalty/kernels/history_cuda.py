@@ -9,16 +9,17 @@ After the LZ penalty, each of the request's tokens a is changed once, in this or
     min_new_tokens        a is forbidden                                   if a stops the request
 
 n_all and n_out count a in the newest `penalty_last_n` tokens and in the output among them. m is the
-longest repeat that a would extend: the largest min(run[k], dry_penalty_last_n - k, limit) over the
-periods k at whose distance a is, where limit is the number of tokens after the last sequence
-breaker (as in llama.cpp). An n-gram of size n repeats if run[k] >= n - 1 and it lies in the window.
-The logits of forbidden tokens become -inf, unless the row has no other token left (`forbid`). That
-happens in the same launch, or after the mask in a separate launch if a grammar masks the logits.
+longest repeat that a would extend: the largest min(run_k, dry_penalty_last_n - k, limit) over the
+distances k at which a occurs, where limit is the number of tokens after the last sequence breaker
+(as in llama.cpp). The token at distance k completes a repeated n-gram of size n if run_k >= n - 1
+and the earlier n-gram lies in the window of `no_repeat_ngram_window` tokens. The logits of
+forbidden tokens become -inf, unless the row has no other token left (`forbid`). That happens in the
+same launch, or after the mask in a separate launch if a grammar masks the logits.
 
-Run lengths and paths of new tokens are the same as for the LZ penalty. A program passes twice over
-the row's distinct tokens, to look up the path's tokens among them and to change the logits. It
-passes once over the periods; there it notes m for each distinct token in scratch memory, and the
-tokens that n-grams forbid in the bits of the vocabulary.
+The runs run_k and the paths of new tokens are defined as for the LZ penalty. A program makes two
+passes over the row's distinct tokens, one to find the path's tokens among them and one to change
+the logits. It makes one pass over the periods, which stores m per distinct token in scratch memory
+and sets a bit for each token that n-grams forbid.
 """
 
 from __future__ import annotations

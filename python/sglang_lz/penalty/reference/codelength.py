@@ -1,8 +1,8 @@
 """The cost in bits of each next token for an LZ77 compressor of the recent tokens.
 
-This is docs/SPEC.md section 2, batched, on any device. All windows here are newest first: column
-`k` of a window holds the token at distance `k + 1`. The suffix that a match must equal therefore
-starts at column 0, and the token before column `k` is in column `k + 1`.
+This is docs/SPEC.md section 2, with its symbols, for a batch on any device. All windows here are
+newest first: column `k` of a window holds the position p with delta_p = `k + 1`. The suffix that a
+match must equal therefore starts at column 0, and position p - 1 is in column `k + 1`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang_lz.penalty.window import LONGEST_RUN
 
 
 def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
-    """Match length m of every source in a window (docs/SPEC.md section 1, "The match").
+    """The match length m_j of every source j in a window (docs/SPEC.md section 1, "The match").
 
     This is the definition, by direct comparison. It takes O(rows x window x longest match), and one
     host synchronization per compared token. A server maintains run lengths instead, in time linear
@@ -29,7 +29,6 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
 
     Returns:
         int32 [rows, width]; 0 for the newest token, which is not a source, and past `length`.
-        int32 [rows, width]; 0 for the newest token, which is no source, and past `length`.
     """
     rows, width = window.shape
     column = torch.arange(width, device=window.device)
@@ -51,14 +50,14 @@ def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor
 
 
 def run_lengths(visible: Tensor, periods: int) -> Tensor:
-    """Run length of every period (docs/SPEC.md section 9), by direct comparison.
+    """run_k of every period k (docs/SPEC.md section 9), by direct comparison.
 
     Args:
         visible: tokens, oldest first, integer [length].
         periods: how many columns to return.
 
     Returns:
-        int32 [periods], column k for period k; 0 in column 0.
+        int32 [periods], run_k in column k; 0 in column 0.
     """
     run = torch.zeros(periods, dtype=torch.int32, device=visible.device)
     for period in range(1, min(periods, len(visible))):
@@ -91,7 +90,7 @@ def saved_bits(match: Tensor, length: Tensor, vocab_size: int, is_rate: Tensor) 
     longest, nearest = best // width, width - best % width
     before = torch.nn.functional.pad(match[:, 1:], (0, 1))
     extends_longest = (before == longest) & (longest >= 1)
-    # log2((l+1) * delta) - log2(l * d) - 1; with l = 0 no token extends a match.
+    # cost_p = log2((l+1) * delta_p) - log2(l * d) - 1; with l = 0 no token extends a match.
     gained = torch.log2(longest + 1.0) - torch.log2(2.0 * longest.clamp_min(1) * nearest)
     cost = alone + gained * extends_longest
     if is_rate.any():

@@ -16,7 +16,7 @@ from sglang_lz.penalty.window import IS_RATE, PENALTY, WINDOW_SIZE, Seed, StepIn
 
 
 def seed(state: WindowState, seed: Seed) -> None:
-    """Give rows new histories and parameters, or clear them.
+    """Give rows new windows and parameters, or clear them.
 
     Args:
         state: the windows.
@@ -27,7 +27,7 @@ def seed(state: WindowState, seed: Seed) -> None:
     for row, position, end, sampled, params in zip(
         seed.rows, seed.position, seed.end, seed.sampled, seed.params, strict=True
     ):
-        visible = torch.tensor(seed.history[start:end].copy(), device=device)
+        visible = torch.tensor(seed.tokens[start:end].copy(), device=device)
         start = end
         newest_first = visible.flip(0)[: state.capacity]
         slot = (int(position) - torch.arange(len(newest_first), device=device)) % state.capacity

@@ -31,10 +31,12 @@ from sglang_lz.penalty.window import (
 class WindowView:
     """A batch of windows, newest first: column `k` is the token at distance `k + 1`.
 
+    The symbols are those of docs/SPEC.md.
+
     Attributes:
         tokens: int32 [..., width]; `...` is [rows], or [trees, nodes] for draft trees.
-        run: run length of each period, int16 [..., width]; 0 in column 0, and where the two tokens
-            that it compares are not both visible.
+        run: run_k in column k, int16 [..., width]; 0 in column 0, and where the two tokens that it
+            compares are not both visible.
         visible: the number of visible tokens, those before the window included, int64 [...].
         params: float32 [..., PARAMS], as `WindowState.params`.
         cover: int64 [..., COVER], as `WindowState.cover`.
@@ -78,7 +80,7 @@ class WindowView:
 
     @property
     def match(self) -> Tensor:
-        """Match length of the source in each column, int32 [..., width]."""
+        """m_j by the column of the source j, int32 [..., width]."""
         column = torch.arange(self.tokens.shape[-1], device=self.tokens.device)
         longest = (self.length[..., None] - column).clamp_min(0)
         longest = longest.minimum(self.params[..., BUFFER_SIZE, None].long())
@@ -86,7 +88,7 @@ class WindowView:
 
     @property
     def following(self) -> Tensor:
-        """The run that the token of each column extends, int32 [..., width]; 0 at distance W."""
+        """run_k for k = delta_p, by the column of p, int32 [..., width]; 0 at distance W."""
         return torch.nn.functional.pad(self.run[..., 1:], (0, 1)).int()
 
     @property
@@ -108,7 +110,7 @@ class WindowView:
         return torch.where(onset > 0, strength, 1)
 
     def notice(self) -> WindowView:
-        """The same windows, with word and counter after this step."""
+        """The same windows, with the word M and the counter of the memory after this step."""
         onset = self.params[..., ONSET, None]
         is_loop = (onset > 0) & (self.copies >= onset)
         reach = (is_loop * (self.following + self._distance())).amax(dim=-1).clamp_max(COVERED)
@@ -143,8 +145,8 @@ class WindowView:
     def advance(self, token: Tensor) -> WindowView:
         """The windows after one more token, integer [...].
 
-        The run of a period grows by one if the token that far back equals the newest token, and is
-        reset otherwise. A step therefore costs O(window) for any repeats.
+        run_k grows by one if the token k before the newest equals it, and becomes 0 otherwise. So a
+        step takes O(W), however often the tokens repeat.
         """
         newest = token.to(torch.int32).unsqueeze(-1)
         tokens = torch.cat([newest, self.tokens[..., :-1]], dim=-1)
