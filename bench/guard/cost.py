@@ -134,8 +134,8 @@ def microseconds(
         begun = time.perf_counter()
         for row in rows:
             loop_guard = row.loop_guard
-            if loop_guard is not None and len(row.output_ids) >= loop_guard.next_look:
-                loop_guard.look(row)
+            if loop_guard is not None and len(row.output_ids) >= loop_guard.next_check:
+                loop_guard.check(row)
         spent += time.perf_counter() - begun
     return spent / STEPS * 1e6
 
@@ -187,6 +187,6 @@ def _request(output: array[int], params: Any) -> Any:
     """What the guard reads of upstream's request."""
     row = SimpleNamespace(output_ids=output, finished_reason=None, finished_len=None, grammar=None)
     row.loop_guard = guard.guard_of(params)
-    row.loop_guard.look(row)
+    row.loop_guard.check(row)
     row.finished_reason = row.finished_len = None
     return row

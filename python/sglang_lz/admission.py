@@ -40,7 +40,7 @@ FIELDS = tuple(_SCHEMAS)
 FIELDS_TEXT = " ".join(f"`{name}`: {schema['description']}" for name, schema in _SCHEMAS.items())
 
 UNPENALISED = {"lz_penalty": 0, request_field.FIELD: False, **histories.NEUTRAL}
-"""Sampling parameters for requests to which the server's preferred penalties must not apply."""
+"""The sampling parameters of requests to which the server's preferred penalties must not apply."""
 
 # Upstream's own types of these objects, with descriptions of the keys that we add.
 GenerateSamplingParams = Annotated[
@@ -56,14 +56,14 @@ OllamaOptions = Annotated[
 _MODEL_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
 }
-LZFields = create_model("LZFields", **_MODEL_FIELDS)
+RequestFields = create_model("RequestFields", **_MODEL_FIELDS)
 """Base of the OpenAI- and Anthropic-style request models, with the fields at the top level.
 
 It accepts any value, so that `resolve` produces the error message on every endpoint.
 """
 
 
-class LZFieldsInOptions(BaseModel):
+class RequestFieldsInOptions(BaseModel):
     """Base of Ollama's request models, which hold all sampling parameters in `options`."""
 
 
@@ -81,7 +81,7 @@ def other_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in FIELDS}
 
 
-def without_lz_fields(body: Any) -> Any:
+def without_our_fields(body: Any) -> Any:
     """The body of a /generate request, without our fields in its `sampling_params`.
 
     A malformed body is returned unchanged, and upstream's schema rejects it.

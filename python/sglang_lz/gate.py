@@ -28,8 +28,8 @@ from starlette.types import Message
 from sglang_lz.admission import (
     FIELDS,
     Facts,
-    LZFields,
-    LZFieldsInOptions,
+    RequestFields,
+    RequestFieldsInOptions,
     Resolved,
     resolve,
 )
@@ -319,9 +319,9 @@ def place_in(model: object) -> Place | None:
         return ("sampling_params",)
     if model is VertexGenerateReqInput:
         return ("parameters", "sampling_params")
-    if isinstance(model, type) and issubclass(model, LZFields):
+    if isinstance(model, type) and issubclass(model, RequestFields):
         return ()
-    if isinstance(model, type) and issubclass(model, LZFieldsInOptions):
+    if isinstance(model, type) and issubclass(model, RequestFieldsInOptions):
         return ("options",)
     return None
 
@@ -397,7 +397,7 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
                 f"{shown(value)} {here}.",
             )  # fmt: skip
         there = f"in {'.'.join(place)}" if place else "at the top level"
-        raise FieldError(name, f"{name} must stand {there} here, got {shown(value)} {here}.")
+        raise FieldError(name, f"{name} belongs {there} here, got {shown(value)} {here}.")
 
 
 def _check_envelope(parameters: Mapping[str, Any]) -> None:
@@ -405,8 +405,7 @@ def _check_envelope(parameters: Mapping[str, Any]) -> None:
         if name in parameters:
             raise FieldError(
                 name,
-                f"{name} must stand in instances here, got {shown(parameters[name])} in "
-                "parameters.",
+                f"{name} belongs in instances here, got {shown(parameters[name])} in parameters.",
             )
 
 

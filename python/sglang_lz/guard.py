@@ -47,20 +47,20 @@ class LoopGuard:
     """Looks for a loop in the output of one request.
 
     Attributes:
-        next_look: the output length from which `look` may find a loop. Upstream's step compares
-            against it, so that most steps call nothing.
+        next_check: the shortest output in which `check` may find a loop, in tokens. The patch of
+            upstream's step compares the output's length with it, so that most steps call nothing.
     """
 
-    __slots__ = ("_detector", "_ends_thinking", "next_look")
+    __slots__ = ("_detector", "_ends_thinking", "next_check")
 
     def __init__(self, sampling_params: Any) -> None:
         """Read `repetition_detection` and `min_new_tokens` of upstream's SamplingParams."""
         detection = sampling_params.repetition_detection
         self._detector = Detector(detection, sampling_params.min_new_tokens)
         self._ends_thinking = detection.action == END_THINKING
-        self.next_look = self._detector.next_look
+        self.next_check = self._detector.next_check
 
-    def look(self, req: Any) -> None:
+    def check(self, req: Any) -> None:
         """Finish a request whose output has become a loop, unless it already ended earlier."""
         output = req.output_ids
         if self._ends_thinking and req.require_reasoning:
@@ -69,7 +69,7 @@ class LoopGuard:
             begin = req.grammar.answer_begin if req.grammar is not None else None
             self._detector.skip(len(output) if begin is None else begin)
         loop = self._detector.find(output)
-        self.next_look = self._detector.next_look
+        self.next_check = self._detector.next_check
         if loop is None:
             return
         reason = req.finished_reason
@@ -118,7 +118,7 @@ def after_step(req: Any) -> None:
         req: upstream's Req, after upstream has decided whether it is finished.
     """
     if req.loop_guard is not None:
-        req.loop_guard.look(req)
+        req.loop_guard.check(req)
     reason = req.finished_reason
     if reason is not None:
         stopped = reason.loop if isinstance(reason, FinishRepetition) else None

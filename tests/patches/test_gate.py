@@ -127,7 +127,11 @@ def test_every_other_route_refuses_them(client: TestClient, server_config: dict[
                 for name, value in (("lz_cost", "rate"), ("repetition_detection", "x")):
                     answer = client.request(method, url(route), json=nested(where, {name: value}))
                     message = named(answer)
-                    assert message.startswith(f"{name} must "), (route.path, where, message)
+                    assert message.startswith((f"{name} must ", f"{name} belongs ")), (
+                        route.path,
+                        where,
+                        message,
+                    )
                     assert repr(value) in message
                     seen += 1
     assert seen > 600
@@ -211,7 +215,7 @@ def test_keys_spelt_with_escapes_are_read(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"lz_penalty"', b"[1, {}]", b"lz_", b"3"])
-def test_what_is_no_object_is_upstreams_to_word(
+def test_a_body_that_is_not_an_object_gets_upstreams_error(
     client: TestClient, server_config: dict[str, Any], content: bytes
 ) -> None:
     for path in ("/v1/score", "/v1/completions", "/generate", "/flush_cache"):
@@ -270,13 +274,13 @@ class TestTakers:
         for value in (0.5, "zzz"):
             answer = client.post(path, json={"lz_penalty": value, "stream": stream})
             if where:
-                assert named(answer).startswith(f"lz_penalty must stand in {'.'.join(where)} here")
+                assert named(answer).startswith(f"lz_penalty belongs in {'.'.join(where)} here")
             elif value == 0.5:
                 assert_passed(answer)
             else:
                 assert named(answer).startswith("lz_penalty must be a finite number")
 
-    def test_a_penalty_on_nothing_is_refused(
+    def test_a_penalty_without_generated_tokens_is_refused(
         self, send: Callable[..., Any], where: tuple[str, ...]
     ) -> None:
         limit = LIMITS[where[-1]] if where else "max_tokens"
@@ -381,7 +385,7 @@ def test_a_custom_processor_may_have_parameters_of_any_name(
         params["lz_mine"] = 1
         assert_passed(client.post(place, json=body))
         params["lz_cost"] = "rate"
-        assert "lz_cost must stand" in named(client.post(place, json=body))
+        assert "lz_cost belongs" in named(client.post(place, json=body))
 
 
 def test_names_and_values_of_any_size_get_a_short_answer(
@@ -429,11 +433,13 @@ def test_requests_over_grpc_are_held_to_the_same(
         return said[0] if said else ""
 
     assert answer(lz_penalti=0.5).startswith("lz_penalti must be spelt lz_penalty")
-    assert answer(sampling_params={"lz_penalty": 0.5}).startswith("lz_penalty must ")
+    misplaced = answer(sampling_params={"lz_penalty": 0.5})
     wrong = answer(lz_penalty=11)
     if serving in ("chat", "completion"):
+        assert misplaced.startswith("lz_penalty belongs at the top level")
         assert wrong.startswith("lz_penalty must be a finite number")
     else:
+        assert misplaced.startswith("lz_penalty must be left out")
         assert wrong.startswith("lz_penalty must be left out")
 
 

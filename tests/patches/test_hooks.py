@@ -26,8 +26,8 @@ VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"
 NOT_CALLS = {
     "GenerateSamplingParams",  # an annotation
     "OllamaOptions",
-    "LZFields",  # base classes
-    "LZFieldsInOptions",
+    "RequestFields",  # base classes
+    "RequestFieldsInOptions",
     "LZParams",  # types of fields
     "HistoryParams",
     "UNPENALISED",  # sampling parameters

@@ -28,6 +28,6 @@ def test_a_mode_that_nobody_judged_is_found() -> None:
     known = judged(PATCHES)
     assert unjudged(PATCHES, known) == []
     (problem,) = unjudged(PATCHES, [*known, "algorithm ORACLE"])
-    assert problem.startswith("algorithm ORACLE is judged by nobody")
+    assert problem.startswith("nobody has reviewed algorithm ORACLE")
     (problem,) = unjudged(PATCHES, known[1:])
     assert problem == f"{known[0]} is not in this release: delete the line"

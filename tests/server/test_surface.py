@@ -218,7 +218,7 @@ def test_names_are_checked_where_fields_come_in(server: Server) -> None:
     place = {"model": "m", "prompt": "a", "lz_penalty": 0.5}
     spelling = {"text": "a", "stream": True, "sampling_params": {"lz_windowsize": 8}}
     for path, body, message in (
-        ("/api/generate", place, "lz_penalty must stand in options"),
+        ("/api/generate", place, "lz_penalty belongs in options"),
         ("/generate", spelling, "lz_windowsize must be spelt lz_window_size"),
     ):
         answer = post(server, path, body)
@@ -357,7 +357,7 @@ def test_the_scoring_api_under_load_is_that_at_rest(server: Server) -> None:
 
 @on("defaults")
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_a_penalty_on_nothing_is_refused(server: Server, stream: bool) -> None:
+def test_a_penalty_without_generated_tokens_is_refused(server: Server, stream: bool) -> None:
     sampling = {"max_new_tokens": 0, "lz_penalty": 0.5}
     body = {"input_ids": [1, 2, 3], "sampling_params": sampling, "stream": stream}
     answer = post(server, "/generate", body)
@@ -386,7 +386,7 @@ def test_every_other_endpoint_refuses_the_fields(server: Server) -> None:
     body = {"instances": [{"text": "a", "lz_penalty": 0.5}]}
     answer = post(server, "/vertex_generate", body)
     assert answer.status_code == 400
-    assert "must stand in parameters.sampling_params" in answer.text
+    assert "belongs in parameters.sampling_params" in answer.text
 
 
 @on("overlap")
@@ -436,9 +436,7 @@ def test_an_openai_error_names_the_field_where_clients_look(server: Server) -> N
 
 @on("overlap")
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_a_client_of_openai_that_knows_nothing_of_us_is_served_right(
-    server: Server, stream: bool
-) -> None:
+def test_an_unmodified_openai_client_is_served_correctly(server: Server, stream: bool) -> None:
     """The penalties of OpenAI's own API: the text is that of /generate, held to the contract."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     content, penalties = "What is a list?", {"frequency_penalty": 0.8, "presence_penalty": 0.3}

@@ -46,11 +46,11 @@ def texts(draw: st.DrawFn) -> Tokens:
 @example([1] * 5, range(1, 2), 5, 0, [5])
 @example([0, *([1, 2] * 4)], range(2, 4), 4, 0, [3])
 def test_the_first_loop_is_found_whatever_the_steps(
-    tokens: Tokens, sizes: range, count: int, first_look: int, steps: list[int]
+    tokens: Tokens, sizes: range, count: int, first_check: int, steps: list[int]
 ) -> None:
     detection = RepetitionDetection(sizes[-1], sizes[0], count)
-    wanted = first_loop(tokens, sizes, count, first_look)
-    detector = Detector(detection, first_look)
+    wanted = first_loop(tokens, sizes, count, first_check)
+    detector = Detector(detection, first_check)
     output = array("q")
     found, step = None, 0
     while found is None and len(output) < len(tokens):
@@ -61,16 +61,16 @@ def test_the_first_loop_is_found_whatever_the_steps(
 
 
 def test_evidence_counts_whole_copies() -> None:
-    detector = Detector(RepetitionDetection(8, 0, 3), first_look=11)
+    detector = Detector(RepetitionDetection(8, 0, 3), first_check=11)
     found = detector.find(array("q", [9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]))
     assert found == Loop(pattern_size=3, begin=1, end=11)
     assert found.count == 3
 
 
 @given(texts(), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1))
-def test_it_can_go_back(tokens: Tokens, edits: list[tuple[int, int]]) -> None:
-    """As on the paths of a draft tree: whatever was tried, the first loop is the text's."""
-    detector = Detector(RepetitionDetection(4, 0, 3), first_look=5)
+def test_the_detector_can_roll_back(tokens: Tokens, edits: list[tuple[int, int]]) -> None:
+    """As on the paths of a draft tree: after going back, the first loop is that of the text."""
+    detector = Detector(RepetitionDetection(4, 0, 3), first_check=5)
     output = array("q")
     for token, (back, other) in zip(tokens, itertools.cycle(edits), strict=False):
         length = len(output)
@@ -86,13 +86,13 @@ def test_it_can_go_back(tokens: Tokens, edits: list[tuple[int, int]]) -> None:
             return
 
 
-def test_text_without_loops_is_seldom_looked_at() -> None:
+def test_text_without_loops_is_seldom_checked() -> None:
     detector = Detector(RepetitionDetection(512, 1, 20))
     output = array("q")
     looks = 0
     for token in range(2000):
         output.append(token)
-        looks += len(output) >= detector.next_look
+        looks += len(output) >= detector.next_check
         assert detector.find(output) is None
     assert looks <= 2000 // 19 + 1
 

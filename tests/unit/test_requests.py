@@ -145,7 +145,7 @@ def test_modes_that_are_not_covered_refuse_proper_tokens(
 
 
 @pytest.mark.parametrize("fields", [{"beam_width": 2}], ids=str)
-def test_what_has_no_proper_tokens_is_refused(
+def test_requests_that_cannot_have_proper_tokens_are_refused(
     server_config: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     server_config["skip_tokenizer_init"] = False
@@ -235,7 +235,7 @@ def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
     [(None, True, True), ("EAGLE", True, False), ("NGRAM", True, False),
      ("DFLASH", True, True), ("DSPARK", True, True), ("UNO", False, False)],
 )  # fmt: skip
-def test_what_verification_ignores_is_refused(
+def test_fields_that_verification_ignores_are_refused(
     server_config: dict[str, Any],
     algorithm: str | None,
     takes_min_p: bool,
@@ -295,7 +295,7 @@ WRONG_NUMBERS = [
 def test_numbers_that_leave_nothing_to_sample_are_refused(
     server_config: dict[str, Any], name: str, value: Any
 ) -> None:
-    """In float32 they are 0, infinite or no number somewhere on the way to probabilities."""
+    """In float32 they become 0, infinite or NaN on the way to probabilities."""
     with pytest.raises(ValueError, match=rf"^{name} must .* a finite number in \[.*\], got "):
         admitted(**{name: value})
 
@@ -409,13 +409,13 @@ def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> 
 def test_generate_bodies_reach_upstreams_schema_without_our_fields() -> None:
     params = {"temperature": 0, "lz_penalty": 1, "lz_cost": "rate"}
     for body in ({}, {"text": "a"}, {"sampling_params": None}, "no object", {"sampling_params": 3}):
-        assert admission.without_lz_fields(body) == body
+        assert admission.without_our_fields(body) == body
     one = {"text": "a", "sampling_params": params}
-    assert admission.without_lz_fields(one)["sampling_params"] == {"temperature": 0}
+    assert admission.without_our_fields(one)["sampling_params"] == {"temperature": 0}
     assert one["sampling_params"] is params
     assert len(params) == 3
     many = {"sampling_params": [params, {"top_p": 1}]}
-    assert admission.without_lz_fields(many)["sampling_params"] == [
+    assert admission.without_our_fields(many)["sampling_params"] == [
         {"temperature": 0},
         {"top_p": 1},
     ]
@@ -468,8 +468,8 @@ def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[
 
 def test_unset_fields_are_not_forwarded() -> None:
     """A null would override the server's preferred sampling parameters."""
-    assert admission.given_fields(vars(admission.LZFields())) == {}
-    given = admission.LZFields(lz_penalty=0.2, lz_include_prompt=False)
+    assert admission.given_fields(vars(admission.RequestFields())) == {}
+    given = admission.RequestFields(lz_penalty=0.2, lz_include_prompt=False)
     assert admission.given_fields(vars(given)) == {"lz_penalty": 0.2, "lz_include_prompt": False}
 
 

@@ -75,7 +75,7 @@ def dry_run(version: str, old: str, cache: Path, say: Say) -> int:
         for name, commit in carry.commits(tree):
             rows.append(carry.carry(tree, name, commit))
             if rows[-1].status == "conflict":
-                carry.give_up(tree)
+                carry.abort(tree)
         print("\n".join(map(str, rows)))
         absent = {row.name: "" for row in rows if row.status in ("conflict", "there already")}
         notes = [*_wrong(tree, old, absent), *_to_do(lock, old, cache, say)]

@@ -101,8 +101,8 @@ def finish(tree: Path) -> None:
     run(tree, "-c", "core.editor=true", "cherry-pick", "--continue")
 
 
-def give_up(tree: Path) -> None:
-    """Abort the commit that is being carried."""
+def abort(tree: Path) -> None:
+    """Stop carrying the current commit, and leave ``tree`` as it was before it."""
     run(tree, "cherry-pick", "--abort")
 
 

@@ -14,7 +14,7 @@ from .errors import DistError
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 
 PLATFORM = "manylinux_2_34"
-"""The platform tag, less the machine, of the wheels that `bump` looks for."""
+"""The platform tag, without the machine, of the wheels that `bump` looks for."""
 
 
 def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) -> Path:

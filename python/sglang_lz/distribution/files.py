@@ -12,8 +12,8 @@ from pathlib import Path
 from .errors import DistError
 
 GENERATED = re.compile(r".+\.(pyc(\.\d+)?|nb[ic](\.tmp\.[0-9a-f]+)?)")
-"""Names of what Python (bytecode) and numba (machine code) keep in ``__pycache__``, and of what
-they leave there when they are killed while they write it."""
+"""The names of the files that Python (bytecode) and numba (machine code) keep in ``__pycache__``,
+and of those that they leave there when they are killed while writing."""
 
 
 def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:

@@ -57,7 +57,7 @@ def unjudged(root: Path, present: list[str]) -> list[str]:
     known = set(judged(root))
     return [
         *(
-            f"{mode} is judged by nobody: see docs/PORTING.md"
+            f"nobody has reviewed {mode}: see docs/PORTING.md"
             for mode in present
             if mode not in known
         ),

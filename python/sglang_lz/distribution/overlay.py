@@ -28,7 +28,7 @@ NOT_FOR_CUDA = (
     *("demo/corpus.py", "demo/drafts.py", "demo/puzzles.py", "demo/train.py"),
     *("demo/train_reasoner.py", "demo/reasoner/"),
 )
-"""Files and folders of our package that the CUDA flavour leaves out: nothing in it uses them."""
+"""The files and folders of our package that the CUDA flavour omits, as nothing in it uses them."""
 WHERE_CPU_IS = "; the CPU flavour is built from a whole checkout or its own wheel."
 
 

@@ -19,9 +19,10 @@ FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, FIXES), "cpu": GROUPS}
 SELECTIONS = (FLAVOUR_GROUPS["cuda"], GROUPS, LZ_GROUPS, (*LZ_GROUPS, "cpu"), ("cpu",))
 """What ``--groups`` can choose; see `parse_groups`."""
 FIELDS = ("Why", "Upstream", "Remove-when")
-"""What every patch header says below its subject."""
+"""The fields of every patch header, below its subject."""
 DIFFERS = "Differs"
-"""What the header says too where the newest release's patch of that name changes other lines."""
+"""A further field, which the header needs if the newest release's patch of that name changes other
+lines."""
 UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 

@@ -32,7 +32,7 @@ CPU = [
 
 DEFAULT_PORT = "30000"
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
-"""Where `serve` serves unless told otherwise."""
+"""The address at which `serve` serves by default."""
 PLAYGROUND = "--playground"
 PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"

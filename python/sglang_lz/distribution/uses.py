@@ -23,7 +23,7 @@ _DEFINED = re.compile(
     re.M,
 )
 SERVING = "sglang/srt/"
-"""Where upstream keeps what serves; names of its other parts mean nothing to us."""
+"""The part of upstream that serves requests; we ignore names from its other parts."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.minisig"
 PROVENANCE = "provenance.json"
 SBOM = ".cdx.json"
-"""What the name of a file's SBOM has behind the file's own."""
+"""The suffix that a file's SBOM adds to the file's own name."""
 LARGEST = 64 * 2**20
 """The most bytes of a file that is read whole."""
 

@@ -31,7 +31,7 @@ IDENTITY = {
         ("DATE", "2025-11-20T00:00:00+0000"),
     )
 }
-"""One author and one date for every patch: who edits one, and when, our own history says."""
+"""Every patch has the same author and date. Our own git history records who changed it and when."""
 
 _FORMAT = [
     "format-patch",

@@ -100,7 +100,7 @@ def description() -> str:
         f"`{json.dumps(entry.default)}`)"
         for name, entry in _ENTRIES.items()
     )
-    return f"Acts when the output ends in a repeated pattern. {keys}."
+    return f"Stops an output, or its thinking section, once it ends in enough copies of one pattern. {keys}."
 
 
 def json_schema() -> dict[str, Any]:

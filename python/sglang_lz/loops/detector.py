@@ -48,54 +48,54 @@ class Detector:
     """Looks for a loop in a growing output; most tokens cost a single comparison.
 
     A pattern of k tokens occurs n times in a row once k(n - 1) consecutive tokens each equal the
-    token k before them. Each look computes how many more of these the closest pattern needs. Until
+    token k before them. Each check computes how many more of these the closest pattern needs. Until
     the output has grown by that much, no loop can be complete.
 
     Attributes:
-        next_look: the smallest output length at which a loop can be complete.
+        next_check: the smallest output length at which a loop can be complete.
     """
 
-    __slots__ = ("_detection", "_first_look", "_looked", "next_look")
+    __slots__ = ("_checked", "_detection", "_first_check", "next_check")
 
-    def __init__(self, detection: RepetitionDetection, first_look: int = 1) -> None:
-        """Begin at an output of `first_look` tokens."""
+    def __init__(self, detection: RepetitionDetection, first_check: int = 1) -> None:
+        """Begin at an output of `first_check` tokens."""
         self._detection = detection
-        self._first_look = self.next_look = max(first_look, 1)
-        self._looked = 0
+        self._first_check = self.next_check = max(first_check, 1)
+        self._checked = 0
 
     def skip(self, length: int) -> None:
         """Stop looking at outputs of `length` tokens or fewer."""
-        self.next_look = max(self.next_look, length + 1)
+        self.next_check = max(self.next_check, length + 1)
 
     def rollback(self, length: int) -> None:
         """Return to an output of `length` tokens, which may now continue differently."""
-        if length < self._looked:
-            self.next_look = max(self._first_look, min(self.next_look, length + 1))
-            self._looked = length
+        if length < self._checked:
+            self.next_check = max(self._first_check, min(self.next_check, length + 1))
+            self._checked = length
 
     def copy(self) -> Detector:
         """A detector in the same state."""
         return copy.copy(self)
 
     def find(self, output: array[int]) -> Loop | None:
-        """The first loop in an output, given that earlier looks found none.
+        """The first loop in an output, given that earlier checks found none.
 
         Args:
             output: token ids, as array("q").
         """
-        if len(output) < self.next_look:
+        if len(output) < self.next_check:
             return None
         detection = self._detection
-        self._looked = len(output)
+        self._checked = len(output)
         tokens = np.frombuffer(output, np.int64)
-        self.next_look, size, begin = first_loop(
+        self.next_check, size, begin = first_loop(
             tokens,
-            self.next_look,
+            self.next_check,
             detection.shortest,
             detection.max_pattern_size,
             detection.min_count,
         )
-        return Loop(size, begin, self.next_look) if size else None
+        return Loop(size, begin, self.next_check) if size else None
 
 
 def loops(output: array[int], detection: RepetitionDetection) -> Iterator[Loop]:

@@ -2,7 +2,8 @@
 
 A file is either read to its end or rejected with a sentence that names the line: unread outputs
 must not count as free of loops. It may be a server's log, JSON values, or the text of a single
-output; its first characters tell which. `LARGEST_RECORD` bounds memory use for any file.
+output; the format is recognised from the first characters. `LARGEST_RECORD` bounds memory use for
+any file.
 """
 
 from __future__ import annotations

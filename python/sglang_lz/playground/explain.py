@@ -1,8 +1,8 @@
-"""What the LZ penalty takes from each token of a text, and which earlier copy is the reason.
+"""How much the LZ penalty lowers each token of a text, and which earlier copy is the reason.
 
-Everything here comes from `penalty.reference`. Windows advance token by token, as they do in a
-server, and the savings of a whole chunk of positions are then computed at once. This makes the
-reference fast enough for an output of 4,096 tokens.
+All numbers come from `penalty.reference`. Windows advance token by token, as they do in a server,
+and the savings of a whole chunk of positions are then computed at once. This makes the reference
+fast enough for an output of 4,096 tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sglang_lz.penalty.window import LOOPED, MEMORY, WindowState
 COLUMNS = ("nats", "distance", "match", "copies", "cover", "memory")
 """What `Explainer.explain` returns for each token:
 
-nats: what its logit loses.
-distance: how far before it the copy stands that it repeats, in tokens; 0 if there is none.
+nats: by how much its logit is lowered.
+distance: how many tokens before it the copy is that it repeats; 0 if there is none.
 match: how many tokens before it equal those before the copy, at most B.
 copies: c_p of docs/SPEC.md section 9 at the copy.
 cover: C_t of section 9, in tokens.
@@ -36,7 +36,8 @@ memory: for how many steps the memory is on, this one included; 0 if it is off.
 CHUNK = 128
 """Positions whose savings are computed at once; bounds the memory for wide windows."""
 MOST_NATS = 20.0
-"""What a token loses counts at most so much in means: from there on it is as good as forbidden."""
+"""The most nats that one token adds to a mean. A token that is lowered by more is practically
+forbidden."""
 GRAM = 4
 
 Row = list[float]
@@ -49,7 +50,7 @@ class Explainer:
         """Begin before the first token of an output.
 
         Args:
-            params: the settings. With a strength of 0 the copies are still found.
+            params: the settings. The copies are found even if the strength is 0.
             vocab_size: V, the width of the logits.
             prompt: token ids; used only with `include_prompt`.
         """
@@ -66,24 +67,24 @@ class Explainer:
         position = torch.tensor([len(visible) - 1])
         self._view = WindowView.of(state, torch.zeros(1, dtype=torch.int64), position, width)
 
-    def explain(self, tokens: Sequence[int], others: Sequence[int] | None = None) -> list[Row]:
+    def explain(self, tokens: Sequence[int], candidates: Sequence[int] | None = None) -> list[Row]:
         """Append tokens to the output.
 
         Args:
             tokens: token ids.
-            others: the tokens to explain, one for each step; by default those that were chosen.
+            candidates: the token to explain at each step; by default the token that was chosen.
 
         Returns:
-            For each of them a row of `COLUMNS`, as it was at the step that chose it.
+            For each candidate a row of `COLUMNS`, with the state before its step.
         """
-        others = tokens if others is None else others
+        candidates = tokens if candidates is None else candidates
         rows: list[Row] = []
         for begin in range(0, len(tokens), CHUNK):
             chunk = slice(begin, begin + CHUNK)
-            rows += self._explain_chunk(tokens[chunk], others[chunk])
+            rows += self._explain_chunk(tokens[chunk], candidates[chunk])
         return rows
 
-    def _explain_chunk(self, tokens: Sequence[int], others: Sequence[int]) -> list[Row]:
+    def _explain_chunk(self, tokens: Sequence[int], candidates: Sequence[int]) -> list[Row]:
         before = []
         for token in tokens:
             before.append(self._view)
@@ -97,11 +98,11 @@ class Explainer:
         is_rate = torch.full((len(tokens),), self._params.cost == "rate")
         bits = saved_bits(views.match, views.length, self._vocab_size, is_rate)
         nats = (bits * (self._params.penalty * views.strength)).numpy()
-        # The match that the token of a column extends is the one of the column after it.
+        # The token of column k extends the match of column k + 1.
         match = np.pad(views.match.numpy()[:, 1:], ((0, 0), (0, 1)))
         copies, cover = views.copies.numpy(), views.cover.tolist()
         column = np.arange(nats.shape[1])
-        same = views.tokens.numpy() == np.array(others)[:, None]
+        same = views.tokens.numpy() == np.array(candidates)[:, None]
         same &= column < views.length.numpy()[:, None]
         rows: list[Row] = []
         for i, own in enumerate(same):
@@ -110,15 +111,17 @@ class Explainer:
             if not len(found):
                 rows.append([0.0, 0, 0, 0, *known])
                 continue
-            # The copy that lowers it the most; among equals the longest match, then the nearest.
+            # The copy that lowers it the most; among equals the one with the longest match, and
+            # among those the nearest.
             most = max(found, key=lambda k: (nats[i, k], match[i, k], -k))
-            taken = float(nats[i, most]) if 0 <= others[i] < self._vocab_size else 0.0
+            taken = float(nats[i, most]) if 0 <= candidates[i] < self._vocab_size else 0.0
             rows.append([taken, int(most) + 1, int(match[i, most]), int(copies[i, most]), *known])
         return rows
 
 
 def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
-    """The loops in an output that reach these settings' onset; without one, the recommended.
+    """The loops in an output that reach the onset of these settings, or the recommended onset if
+    they have none.
 
     Args:
         tokens: token ids.
@@ -130,12 +133,13 @@ def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
 
 
 def counters(tokens: Sequence[int], rows: Sequence[Row], loops: Sequence[Loop]) -> dict[str, Any]:
-    """The figures of an output.
+    """The summary figures of an output.
 
     Returns:
         The number of tokens; of loops; of tokens in loops after the first copy; of distinct
-        4-grams and of all; of positions whose token was lowered; these in 1,000; and the mean of
-        the nats over all positions, each counted up to `MOST_NATS` (as bench.harm does).
+        4-grams and of all 4-grams; of positions whose token was lowered, in total and per 1,000;
+        and the mean of the nats over all positions, each counted up to `MOST_NATS` (as in
+        bench.harm).
     """
     nats = np.array([row[0] for row in rows], dtype=np.float32)
     grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]

@@ -71,7 +71,7 @@ HOOKS = MappingProxyType(
             "sglang.srt.managers.tokenizer_manager",
             "TokenizerManager._create_tokenized_object",
         ): ("admit",),
-        ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_lz_fields",),
+        ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_our_fields",),
         (
             "sglang.srt.entrypoints.grpc_bridge",
             "RuntimeHandle._run_openai_request",
@@ -175,10 +175,11 @@ def _wrapped(value: object, name: str, seen: set[int]) -> Iterator[FunctionType]
 
 
 def _name_of(value: object) -> object:
-    """A function's name, or that of another object as it stands in it or its class.
+    """A function's name, or the `__name__` that another object or its class stores.
 
-    Upstream's `LazyImport` imports its module when it is asked for an attribute that it does not
-    have, which takes time and fails if the module is not installed.
+    It is looked up without `getattr`, because upstream's `LazyImport` imports its module when asked
+    for an attribute that it does not have, which takes time and fails if the module is not
+    installed.
     """
     if isinstance(value, FunctionType | MethodType):
         return value.__name__
