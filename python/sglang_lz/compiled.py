@@ -51,9 +51,9 @@ class _Structure(types.StructRef):  # type: ignore[misc]
 class Reference(structref.StructRefProxy):  # type: ignore[misc]
     """One pointer to all fields of a `NamedTuple`, for compiled functions.
 
-    They read its fields as those of the tuple. Given the tuple itself, each function would get
-    every field of every array as an argument of its own: with fifty arrays, compiling takes three
-    times as long.
+    These read its fields like those of the tuple. If they were given the tuple itself, numba would
+    pass every field of every array as an argument of its own, and with fifty arrays compiling takes
+    three times as long.
     """
 
     __slots__ = ()
@@ -67,7 +67,7 @@ _MAKERS: dict[type, Callable[..., Reference]] = {}
 def refers_to(kind: type) -> Callable[[type], type]:
     """Register a class as the one of references to a kind of tuple.
 
-    It must stand in a module, because numba's cache on disk knows it by its name there.
+    The class must be defined in a module, because numba's cache on disk finds it there by name.
 
     Args:
         kind: a `NamedTuple`.

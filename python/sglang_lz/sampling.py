@@ -161,10 +161,11 @@ def takes_room(req: Req, pool: ReqToTokenPool) -> bool:
 
 
 def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardBatch) -> None:
-    """Attach the LZ rows of `batch` to `forward_batch`, for `apply_step` (upstream's hook).
+    """Plan the batch's penalties and store the plan on `forward_batch`, for `apply_step`
+    (upstream's hook).
 
-    It only reads host data. It loops over requests only when their tokens are on the host: at
-    prefill, and when they are handed over.
+    It only reads data on the host. It loops over requests only when their tokens are on the host:
+    at prefill, and when they are handed over.
     """
     _check_hooks_again()
     room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)

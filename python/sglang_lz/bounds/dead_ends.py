@@ -37,7 +37,7 @@ _CONTRADICTORY = (
     "must not contradict itself, got one for which the grammar library allowed a token and then "
     "rejected it."
 )
-"""XGrammar's masks of a regex sometimes allow a token that begins within a character and goes on
+"""XGrammar's masks of a regex sometimes allow a token that begins within a character and continues
 after it, which its matcher then rejects."""
 _SLOW = (
     f"must have next tokens that are found within {MOST_SECONDS} s, got one that can be read in "

@@ -44,7 +44,7 @@ Upstream's models also accept them in an HTTP body, and pass them unchecked to t
 """
 
 MOST_CHARACTERS = 1 << 18
-"""The longest constraint."""
+"""The longest constraint, in characters."""
 MOST_LEVELS = 128
 """The deepest nesting of objects and lists in a schema or structural tag."""
 TOO_DEEP = f"it is nested deeper than {MOST_LEVELS} levels"

@@ -25,8 +25,8 @@ from sglang_lz.bounds.dead_ends import MOST_SECONDS, is_pipeline
 from sglang_lz.bounds.threads import ORDINARY, Allowance, Stopwatch
 
 SEARCHES = Allowance(0.5, 0.1)
-"""For how long all matchers may make a scheduler wait beyond what is ordinary: half a second, and
-then a tenth of the time."""
+"""How long all matchers together may delay a scheduler beyond the ordinary: half a second at once,
+and a tenth of the time in the long run."""
 MOST_ABANDONED = 64
 """How many abandoned threads there may be. While there are more, new matchers are stopped."""
 
@@ -147,7 +147,7 @@ class TimedMatcher(GrammarMatcher):
 
 
 def end_token(vocabulary: Sequence[bytes]) -> int | None:
-    """A token of one byte that no UTF-8 text contains; None if there is none.
+    """A token whose single byte never occurs in UTF-8; None if there is none.
 
     Args:
         vocabulary: the bytes of each token.

@@ -1,7 +1,7 @@
-"""What we use of Python's own parser of regular expressions, which is private to each Python.
+"""The parts of Python's private regular-expression parser (`re._parser`) that we use.
 
-Nothing else imports it. `tests/unit/test_python_regex.py` holds each Python to what its parser must
-give. The module needs nothing but the standard library.
+No other module imports them. `tests/unit/test_python_regex.py` checks the parser's output on every
+supported Python. This module needs only the standard library.
 """
 
 from __future__ import annotations

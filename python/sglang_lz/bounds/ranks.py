@@ -1,8 +1,9 @@
-"""The ranks that schedule the same requests, and must decide alike about them.
+"""The ranks that schedule the same requests, and must make the same decisions about them.
 
 With tensor parallelism each rank runs its own scheduler, and upstream makes all of them schedule,
 draft and accept identically. A time limit may be exceeded on one rank and not on another, so a
-decision that depends on time is made by all ranks together. They all ask in the same order.
+decision that depends on time is made by all ranks together. They all make these decisions in the
+same order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def join(scheduler: Any) -> None:
 
 
 def least(numbers: Sequence[int]) -> list[int]:
-    """The minimum over all ranks of each number; every rank gives equally many."""
+    """The minimum over all ranks of each number; every rank passes the same number of them."""
     if not GROUPS or not numbers:
         return list(numbers)
     found = torch.tensor(numbers, dtype=torch.int32)

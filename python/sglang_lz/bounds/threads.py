@@ -1,4 +1,4 @@
-"""Threads that compute for requests beside those of the model: their priority and their time."""
+"""Priority and time accounting of the threads that compute for requests beside the model's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def make_way(niceness: int) -> None:
 class Stopwatch:
     """Measures a wait in seconds that count against a request.
 
-    On a busy machine this process gets only part of a processor, and its work takes longer for
-    reasons that its request is not to blame for. So time counts only as far as the work used a
-    processor. A hundredth of the time counts in any case, so every wait ends.
+    On a busy machine this process gets only part of a processor, and its work takes longer through
+    no fault of the request. So only the time counts in which the work used a processor. At least a
+    hundredth of the time always counts, so every wait ends.
 
     Args:
         clock: returns the time in seconds.

@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import pad
 
 FEWEST_ROWS = 16
-"""From so many rows on, BLAS treats each as it does in any larger batch (seen: from 4 on)."""
+"""BLAS computes a row of a product with at least this many rows as in any larger product (observed
+from 4 rows on)."""
 
 _libraries: list[Any] = []
 

@@ -1,8 +1,9 @@
 """Make a draft model for the demo model: `python -m sglang_lz.demo.drafts OUT --kind eagle`.
 
-For `--speculative-draft-model-path`. All are poor on purpose, so that some of their tokens are
-accepted and some are not: tests want to see both. With `--untrained` the weights are random, and
-nearly no token is accepted. Seeded; a few seconds on one core, `dflash` and `dspark` 15.
+Pass the result to `--speculative-draft-model-path`. The models are weak on purpose, so that tests
+see both accepted and rejected tokens. With `--untrained` the weights are random, and nearly no
+token is accepted. Training is seeded and takes a few seconds on one core, or 15 s for `dflash` and
+`dspark`.
 
 - `standalone`: the demo model itself with noise on its weights.
 - `eagle`: one Qwen2 layer on the demo model's last hidden state, trained on text that the demo
@@ -155,8 +156,8 @@ class Eagle3(nn.Module):
 class Dflash(nn.Module):
     """One layer whose queries are a block of N tokens, all but the first masked.
 
-    They see each other, and every earlier token by its states of two target layers (2 H). Each
-    draft is read where it would stand.
+    The queries see each other, and every earlier token by its states of two target layers (2 H).
+    Each draft is read at its own position.
     """
 
     queries, drafted = BLOCK, slice(1, None)
@@ -336,7 +337,7 @@ def make_block(kind: str, target: Qwen2ForCausalLM, *, trained: bool) -> Dflash:
     text = write_text(target) if trained else None
     draft = Dflash(target) if kind == "dflash" else Dspark(target)
     if text is not None:
-        # Real ones are best in loops; of sampled text alone this one would learn none.
+        # Real draft models are best in loops, which this one cannot learn from sampled text.
         loops = write_text(target, greedy=True)
         train_block(draft, target, torch.cat([text[::2], loops[::2]]))
     return draft

@@ -87,14 +87,14 @@ class LZParams:
     cost: str = field(
         "marginal",
         choice("marginal", "rate"),
-        "`marginal` prices a token by the change in codelength, `rate` by the bits per token of "
-        "its match",
+        "how a token is priced: `marginal` by the change in total codelength, `rate` by its "
+        "match's bits per token",
     )
     onset: int = field(
         0,
         integer(0, 64),
-        "how many further copies of a loop to wait for; the LZ penalty then grows with each copy, "
-        "and stays on while loops cover the recent text; 0 does not wait",
+        "how many repeats of a loop to allow before the LZ penalty starts; it then grows with each "
+        "repeat and stays on while loops fill the recent text; 0 applies it from the first token",
     )
 
     @classmethod
@@ -198,7 +198,9 @@ def check_name(name: str, value: object) -> None:
         return
     prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
     fields = [field for field in _ENTRIES if field.startswith(prefix)]
-    name = name[:80].encode("utf-8", "replace").decode()  # the client chose it, and we print it
+    name = (
+        name[:80].encode("utf-8", "replace").decode()
+    )  # the client chose it, and the message has it
     (nearest,) = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)
     raise FieldError(
         name,

@@ -13,7 +13,7 @@ SUPPORTED_DEVICES = ("cuda", "cpu")
 # Algorithms that draft a block at once. They run custom logit processors during verification.
 BLOCKS = ("DFLASH", "DSPARK")
 # Algorithms that verify in upstream's eagle_sample or in the workers of BLOCKS, where each draft
-# node has its own window. The others (UNO, plugins) sample elsewhere, or twice a step.
+# node has its own window. The others (UNO, plugins) sample elsewhere, or twice per step.
 SUPPORTED_SPECULATION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", *BLOCKS)
 
 WITH_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
@@ -21,7 +21,7 @@ WITH_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
-    """Server modes in which the penalty is not exact, or not known to be.
+    """Server modes in which the penalty is not exact, or not known to be exact.
 
     Args:
         config: looks up the effective value of a server argument by its name.

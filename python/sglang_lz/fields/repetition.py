@@ -100,7 +100,10 @@ def description() -> str:
         f"`{json.dumps(entry.default)}`)"
         for name, entry in _ENTRIES.items()
     )
-    return f"Stops an output, or its thinking section, once it ends in enough copies of one pattern. {keys}."
+    return (
+        "Stops an output, or its thinking section, once it ends in enough copies of one pattern. "
+        f"{keys}."
+    )
 
 
 def json_schema() -> dict[str, Any]:

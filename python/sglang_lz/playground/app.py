@@ -1,4 +1,4 @@
-"""The playground's page and what it asks for.
+"""The playground's web application: its page, and the requests that the page sends.
 
 Only the page itself may use it: requests that name another host, or come from a page of another
 origin, are refused. The sizes of everything that a browser can send are bounded.
@@ -50,11 +50,11 @@ MOST_STREAMS, MOST_READINGS = 6, 2
 MOST_LOOPING = 100
 """How many outputs of a log are shown."""
 FALL = 0.01
-"""A smaller fall of a log probability may be rounding, in nats."""
+"""A log probability that falls by less than this, in nats, may have been rounded."""
 SUM_EVERY = 32
-"""Tokens between the sums of a growing output."""
+"""How many tokens are generated between two updates of an output's summary."""
 EVENTS = 256
-"""A stream has about so many events: each repeats the output so far."""
+"""A stream has about this many events, because each event repeats the output so far."""
 
 KNOWN: Mapping[str, tuple[Kind, float]] = {
     "repetition_penalty": (number(0.01, 2), 1.2),
@@ -228,15 +228,15 @@ def _is_json(request: Request) -> bool:
 
 
 class Asked:
-    """What one column asks for, validated."""
+    """The request of one column, validated."""
 
     def __init__(self, body: Mapping[str, Any], about: About) -> None:
         """Read the page's request.
 
         Raises:
             BadRequest: a value is missing, of the wrong type, or out of range.
-            FieldError: the same of a field of the LZ penalty.
-            UpstreamError: the server has no LZ penalty, but it is asked for.
+            FieldError: a field of the LZ penalty has such a value.
+            UpstreamError: the LZ penalty is requested, but the server does not have it.
         """
         self.column = body.get("column")
         if self.column not in (NONE, OTHER, OURS):
@@ -298,13 +298,13 @@ class Asked:
 
 
 async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, Any]]:
-    """What the page is told while an output grows; the last event has `end` or `error`.
+    """The events that the page receives while an output grows; the last has `end` or `error`.
 
     `tokens` has for each token its id, its text, its log probability with the penalty, and
     `COLUMNS`. `before` has for each token its log probability without any penalty; the log
     probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
-    It lacks the last tokens of an output that fills the context, which no prompt may fill.
-    What another penalty takes from a logit cannot be known from outside, so its tokens count as
+    If the output fills the context, `before` lacks its last tokens, because no prompt may fill it.
+    By how much another penalty lowers a logit cannot be known from outside, so its tokens count as
     lowered if their log probability fell by more than `FALL`.
     """
     try:
@@ -379,7 +379,7 @@ def summed(tokens: list[int], rows: list[Row], params: LZParams) -> dict[str, An
 
 
 def explained(ids: list[int], params: LZParams, vocab_size: int) -> dict[str, Any]:
-    """What these settings would do to a text that is right: `summed`, and the rows."""
+    """The effect of these settings on a text without mistakes: `summed`, and the rows."""
     rows = Explainer(params, vocab_size).explain(ids)
     return {"rows": rows, **summed(ids, rows, params)}
 
@@ -400,7 +400,8 @@ def looping(data: bytes) -> dict[str, Any]:
                 total += 1
                 own = list(loops(output.tokens, RECOMMENDED_DETECTION))
                 if own and len(found) < MOST_LOOPING:
-                    # The page explains an output when it is looked at, and only its beginning.
+                    # The page explains an output only when the user opens it, and then only its
+                    # beginning.
                     found.append(
                         {
                             "place": output.place.replace(file.name, "the file"),

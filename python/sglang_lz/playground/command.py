@@ -35,7 +35,7 @@ def hosts(host: str, port: int) -> frozenset[str]:
     """The values of the Host header to answer to.
 
     Raises:
-        ValueError: the host is one that stands for all addresses, whose names nobody knows.
+        ValueError: the host stands for all addresses, whose names are not known.
     """
     if host in ANY:
         raise ValueError(f"--host must be one address or name, got {host!r}.")

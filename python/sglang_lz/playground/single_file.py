@@ -32,7 +32,7 @@ def single_file() -> str:
         "api/server": {"answers": False, "sentence": NO_SERVER},
         "api/session": json.loads(SESSION.read_text()),
     }
-    # In JSON, < only stands in texts, and one of them may be the end tag of a script.
+    # In JSON, < occurs only within strings, and a string may contain the end tag of a script.
     data = json.dumps(answers, ensure_ascii=False).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "

@@ -1,4 +1,4 @@
-"""The one server that the playground talks to, and what it is asked for."""
+"""A client of the one server that the playground talks to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 LINE_BYTES = 2**26
 """The largest event of a stream that is read; the longest allowed output is far below it."""
 SECONDS = 120.0
-"""How long the server may say nothing."""
+"""How long the server may send nothing, in seconds."""
 STOCK = (
     "This server is not sglang-lz, so it cannot run the LZ penalty; the other two columns work. "
     "Start one with scripts/serve."
@@ -21,12 +21,12 @@ STOCK = (
 
 
 class UpstreamError(Exception):
-    """The server did not do what was asked; the message is a sentence for the page."""
+    """The server did not do what was requested; the message is a sentence for the page."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What the page needs to know of the server.
+    """What the page needs to know about the server.
 
     Attributes:
         model: the model's served name.
@@ -49,7 +49,7 @@ class Upstream:
     """A client of the server; close it at the end."""
 
     def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """Connect to nothing yet.
+        """Make a client that has not connected yet.
 
         Args:
             url: where the server is, http or https.
@@ -79,7 +79,7 @@ class Upstream:
             is_fresh: ask again, because it may have been replaced.
 
         Raises:
-            UpstreamError: it does not answer, or is no SGLang.
+            UpstreamError: it does not answer, or is not an SGLang server.
         """
         if self._about is None or is_fresh:
             self._about = None
@@ -171,12 +171,12 @@ class Upstream:
     async def unpenalised(
         self, prompt: Sequence[int], output: Sequence[int]
     ) -> list[tuple[float, float, int, str]]:
-        """What the model by itself thinks of each token of an output, in one prefill.
+        """Score each token of an output by the model without any penalty, in one prefill.
 
         Returns:
-            For each token, as far as a prompt of this server may reach, its log probability without
-            any penalty, at temperature 1, and the log probability, the id and the text of the token
-            that is the most likely there.
+            For each token, as far as a prompt of this server may reach: its log probability at
+            temperature 1; and the log probability, the id and the text of the most likely token
+            there.
 
         Raises:
             UpstreamError: the server refuses it.

@@ -25,7 +25,7 @@ from sglang_lz.proper.tokenizer import Unsupported
 logger = logging.getLogger(__name__)
 
 SECONDS = 900
-"""Time limit of the process; generous, for busy machines."""
+"""Time limit of the process, in seconds; generous, for busy machines."""
 _NICENESS = 5
 
 

@@ -59,8 +59,8 @@ _TOO_LATE = "its next tokens were not found in time, and other requests wait"
 _NEVER, _LATER, _NOW = range(3)
 """When a rank has a mask."""
 MOST_PAUSES = 2
-"""How often a request pauses at one length of its output; the rows that it waited for may not fit
-into memory at once."""
+"""How often a request may pause at the same length of its output. It may have to pause again,
+because the rows that it waited for may not fit into memory at once."""
 PATIENCE = 100_000
 """How many more times, at least 5 ms apart, upstream polls for a grammar before it gives up. The
 first grammar has to wait for the tokenizer to be prepared and, if nothing has been compiled yet,
@@ -187,7 +187,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
                 row[token >> 5] |= _bit(token)
 
     def _ask(self, state: State) -> tuple[Any, int]:
-        """The mask of a state, if it is known, and when it is."""
+        """The mask of a state if it is known, and when it becomes known if it is not."""
         self._problem = self._hopeless.get(state, self._problem)
         if self.failure is not None or state in self._hopeless:
             return None, _NEVER
@@ -229,7 +229,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         self._paused_at = length
 
     def resume(self) -> None:
-        """Go on where the walk paused."""
+        """Continue where the walk paused."""
         self.is_paused = False
         for state, future in self._late:
             if future.done() and not future.cancelled() and future.exception() is not None:
@@ -283,10 +283,10 @@ class UnmadeProduct:
     """Takes the place of a product that a later stage of a pipeline could not make in time.
 
     The first stage has admitted the request, so all stages must run it. The last stage has no mask
-    for its first token, which ends the request on all stages alike.
+    for its first token, so it samples a token that ends the request on all stages.
 
     Args:
-        impossible: the token that tells the stages so, `Product.impossible` of the start.
+        impossible: that token, `Product.impossible` of the initial state.
         problem: why there is no product.
     """
 
@@ -295,7 +295,7 @@ class UnmadeProduct:
         self._problem = problem
 
     def mask(self, state: State, waiting: Waiting | None = None) -> Any:
-        """There is none.
+        """Raise `Spent`, because there is no mask.
 
         Raises:
             Spent: always.
@@ -305,11 +305,11 @@ class UnmadeProduct:
     only = mask
 
     def expected(self, state: State) -> Future[Any]:
-        """Not called, because no mask is late."""
+        """Never called, because no mask is late."""
         raise NotImplementedError
 
     def next(self, state: State, token: int) -> State | None:
-        """The last stage decides which tokens come."""
+        """Accept every token, because the last stage decides which tokens are sampled."""
         return None if token == self._impossible else state
 
     def impossible(self, state: State) -> int:
@@ -317,14 +317,14 @@ class UnmadeProduct:
         return self._impossible
 
     def may_end(self, state: State) -> bool:
-        """Not known here."""
+        """None, because forced tokens are not known here."""
         return False
 
     def expect(self, state: State) -> None:
-        """There is nothing to search for."""
+        """Do nothing, because there is nothing to search for."""
 
     def begin(self) -> None:
-        """There is nothing to keep."""
+        """Do nothing, because there is nothing to keep."""
 
     end = begin
 

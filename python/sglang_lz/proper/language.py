@@ -1,12 +1,14 @@
 """The language of a constraint, as an automaton over characters.
 
-XGrammar, the library behind upstream's default backend, turns each of them into rules, so a
+XGrammar, the library behind upstream's default backend, turns each constraint into rules, so a
 constraint allows the same texts with and without proper tokens. The rules become a Thompson NFA,
-and its reachable subsets become the states of the automaton. A rule that calls itself at its end is
-a loop. A rule that calls itself elsewhere is recursive and becomes an automaton of its own, where
-calls are read like characters. They are told apart at the end (`Language.calls`). The result is a
-pushdown automaton, whose stack holds the states at which to go on. A rule that calls itself at its
-beginning is a loop behind its end, because A = A x | y is y x x ...
+and its reachable subsets become the states of the automaton.
+
+A rule that calls itself at its end becomes a loop. A left-recursive rule becomes a loop at its end:
+A = A x | y means y followed by any number of x. A rule that calls itself elsewhere is recursive and
+becomes an automaton of its own, in which a call is read like a character. `Language.calls`
+separates calls from characters once the automaton is complete. The result is a pushdown automaton,
+whose stack holds the states to return to.
 
 A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
 therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.
@@ -48,8 +50,9 @@ class Language(NamedTuple):
     """An automaton over characters. From every state, an accepting state can be reached.
 
     Without calls, it is deterministic. With calls, it is a pushdown automaton: a call of a rule
-    puts a state on the stack and goes on at the rule's start, and an accepting state may go on at
-    the state on top of the stack. No endless row of calls comes without a character.
+    pushes a state on the stack and continues at the rule's initial state, and an accepting state
+    may pop a state from the stack and continue there. There is no infinite sequence of calls
+    without a character between them.
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
@@ -70,7 +73,7 @@ class Language(NamedTuple):
 
 
 FAR = 1 << 28
-"""The greatest distance that is told apart."""
+"""The largest distance; greater ones are rounded down to it."""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of code points as inclusive ranges."""
 
@@ -301,7 +304,7 @@ class Rules:
         return self._call(rule, after)
 
     def _dispatch(self, values: list[int], after: int) -> int:
-        """Any text up to a trigger, then the rule of that trigger, repeatedly if it loops.
+        """Any text up to a trigger, followed by the rule of that trigger; repeated if it loops.
 
         Args:
             values: for each trigger its expression and its rule; then whether it loops, and the
@@ -343,7 +346,7 @@ def language_of(rules: Rules) -> Language:
     """Build the automaton of rules.
 
     Raises:
-        Unsupported: it is too large, accepts no text, or has an endless row of calls.
+        Unsupported: it is too large, accepts no text, or allows an infinite sequence of calls.
     """
     n_rules = len(rules.starts)
     classes, n_classes, members = _classes(
@@ -571,9 +574,9 @@ def _distances(
     sources: list[list[int]],
     calls: list[tuple[int, int, int]],
 ) -> npt.NDArray[np.int64]:
-    """The number of characters from each state to acceptance; more than `FAR` if there is no way.
+    """The number of characters from each state to acceptance; more than `FAR` if there is no path.
 
-    The nearest states are settled first, where a call is as long as its rule (Knuth 1977).
+    This is Dijkstra's algorithm, in which a call is as long as its rule (Knuth 1977).
     """
     distance = np.full(len(accepts), 2 * FAR, np.int64)
     waiting = [(0, state) for state in np.flatnonzero(accepts).tolist()]

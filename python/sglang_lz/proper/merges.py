@@ -12,20 +12,27 @@ first merge across any boundary would be one between two neighbours.
 The ranks of the merges that make a token need not rise: a merge may enable one of a lower rank,
 which BPE then applies at once. So the `time` of a token is the highest rank among its merges. BPE
 on both tokens together applies their merges by time, and those of p first at equal times. Merges
-of one time follow each other as a chain, in which each uses what the previous one made. Therefore:
+of the same time follow each other as a chain, in which each merge uses what the previous one made.
 
-- x and y exist together iff x is made no later than y is used up, and y before x is used up;
-- x stays until the time at which it is used up. If that is the time at which it is made, the next
-  merge of the chain uses it up, and only a merge of a lower rank than that one comes before it;
-- the same holds for y, unless it is used up with a part that is made at the same time. That part is
-  made after y, by a merge whose rank is the time;
-- (x, y) is applied if its rank is lower than what x waits for, and no higher than what y waits for,
-  because BPE applies the leftmost merge first at equal ranks.
+Let made(x) be the time of x (`MergeRelation.time`), and used(x) the time of its parent on the
+spine, which uses x up. For p and t themselves, used is infinite. BPE applies the merge (x, y) iff
+all of these hold:
 
-Consider the forest in which the parent of a token is its left part and children are ordered by what
-that part waits for. The tokens that have y on their left spine and wait for a given rank or a
-higher one form an interval of its postorder. So a row of the relation is all ones, with one
-interval cleared for each merge whose left part is on p's right spine.
+1. made(x) <= used(y): y still exists when x is made.
+2. made(y) < used(x): x still exists when y is made.
+3. rank(x, y) < limit(x): the merge comes before the one that uses x up.
+4. rank(x, y) <= limit(y): the merge comes before the one that uses y up. At equal ranks BPE applies
+   the leftmost merge first, and (x, y) is to the left of that one.
+
+The limit of x is used(x) if used(x) > made(x): x remains until BPE reaches that time. Otherwise the
+next merge of the chain uses x up, and the limit is the rank of that merge. The limit of y is the
+same, with one exception: if y is used up together with a part that is also made at used(y), that
+part is made after y, by a merge whose rank is used(y), so the limit is used(y).
+
+Consider the forest in which the parent of a token is its left part and children are ordered by the
+limit of that part. The tokens that have y on their left spine with at least a given limit form an
+interval of its postorder. So a row of the relation is all ones, with one interval cleared for each
+merge whose left part is on p's right spine.
 
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints" (DirectMerge), which
 assumes that ranks rise.

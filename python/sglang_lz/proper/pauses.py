@@ -1,9 +1,10 @@
 """Requests with proper tokens that pause while the mask of their next token is computed.
 
-All rows of a batch wait for a mask that is not ready. After some milliseconds the scheduler goes on
-without it. What it samples for that row is discarded, and the request returns to the queue, with
-its KV cache in the prefix cache. When the mask is known, the request resumes with a prefill of its
-last token. Ranks agree on which masks are late and which are ready, so they pause and resume alike.
+All rows of a batch wait for a mask that is not ready. After some milliseconds the scheduler
+continues without it. The token that it samples for that row is discarded, and the request returns
+to the queue, with its KV cache in the prefix cache. When the mask is known, the request resumes
+with a prefill of its last token. Ranks agree on which masks are late and which are ready, so they
+pause and resume the same requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _NAP = 0.001
 
 
 def admitted(waiting: Iterable[Any], adder: Any) -> Iterator[Any]:
-    """The requests of a queue that have not paused. Of each it is decided whether it can.
+    """Yield the requests of a queue that have not paused (upstream's hook).
+
+    Also decides, for each request, whether it may pause later.
 
     Args:
         waiting: upstream's requests.

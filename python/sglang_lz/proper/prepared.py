@@ -235,8 +235,8 @@ def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
 def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`.
 
-    An added token is cut out of the text, so no other one begins within it. Only a longer one that
-    begins where it does goes on behind its end.
+    An added token is cut out of the text, so no other added token begins within it. Only a longer
+    one that begins at the same place continues after its end.
     """
     words = {token.content for token in added}
     prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
@@ -245,7 +245,7 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     shorter = [0] * len(prefixes)
     for i, prefix in enumerate(prefixes):
         if prefix:
-            # The failure link: the longest proper suffix that is also a prefix; none behind a word.
+            # The failure link: the longest proper suffix that is also a prefix; none after a word.
             end = goto[shorter[number[prefix[:-1]]], prefix[-1]] if prefix[1:] else 0
             end = 0 if prefix in words else end
             shorter[i] = end

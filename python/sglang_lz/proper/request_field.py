@@ -29,8 +29,8 @@ class ProperParams:
     proper_tokens: bool = field(
         False,
         boolean(),
-        "whether the output may consist only of tokens that the tokenizer itself would produce for "
-        "its text; works alone or with a `regex`, JSON schema, EBNF or structural tag",
+        "whether to allow only the tokens that the tokenizer itself would produce for the output's "
+        "text; works alone or with a `regex`, JSON schema, EBNF or structural tag",
     )
 
 

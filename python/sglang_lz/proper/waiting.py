@@ -14,8 +14,8 @@ A_TOKEN = 0.02
 GRACE = 0.25
 """Seconds that each search may take even if others have used up the shared allowance."""
 MASKS = Allowance(0.5, 0.1)
-"""For how long the masks of all requests may make a scheduler wait: half a second, and then a tenth
-of the time."""
+"""How long the masks of all requests together may delay a scheduler: half a second at once, and a
+tenth of the time in the long run."""
 BRIEFLY = 0.02
 """Seconds that a scheduler waits for a mask of a request that can pause."""
 
@@ -23,11 +23,11 @@ BRIEFLY = 0.02
 class Waiting:
     """How much longer a scheduler waits for the masks of a request that cannot pause.
 
-    If that is over, the request has to end. Two times are measured. What the request's own searches
-    take counts against the request, so a request with easy constraints never ends because others
-    search for long. What the scheduler waits counts against all requests together, unless the
-    search is ordinary. When they have used up their time, only searches that take little are waited
-    for.
+    When this time is used up, the request has to end. Two times are measured. The time that the
+    request's own searches take counts against the request, so a request with an easy constraint
+    never ends because others search for a long time. The time that the scheduler waits counts
+    against all requests together, unless the search is an ordinary one. When the requests have used
+    up their common time, the scheduler waits only for short searches.
 
     Args:
         shared: the allowance for all requests together (`MASKS`).
@@ -43,7 +43,7 @@ class Waiting:
         return Stopwatch()
 
     def is_over(self, own: float, waited: float) -> bool:
-        """Whether the scheduler must not wait on.
+        """Whether the scheduler must stop waiting.
 
         Args:
             own: seconds that the search itself has taken meanwhile.
@@ -67,8 +67,8 @@ class Waiting:
 class BriefWaiting(Waiting):
     """How much longer a scheduler waits for a mask of a request that can pause instead.
 
-    All of the time counts, also that in which a busy machine does other work, because the other
-    requests wait in any case. It counts only against all requests together.
+    All of the time counts, even if a busy machine does other work in it, because the other requests
+    wait in any case. It counts only against all requests together.
     """
 
     def watch(self) -> Stopwatch:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def generates_with_penalty(req: Req) -> bool:
-    """Whether a request has a penalty and room to generate; upstream may have left it none.
+    """Whether a request has a penalty and may still generate tokens.
 
-    A request that generates nothing is only sampled if it shares a batch with others, and the
-    penalty must not depend on that.
+    Upstream may have reduced its `max_new_tokens` to 0. Such a request is only sampled if it shares
+    a batch with others, and the penalty must not depend on that.
     """
     params = req.sampling_params
     return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
@@ -38,9 +38,9 @@ def samples_with_penalty(req: Req) -> bool:
 def row_starts(
     reqs: Sequence[Req], ends: Mapping[int, int], room: HistoryRoom
 ) -> tuple[dict[int, RowWindow], dict[int, RowHistory]]:
-    """The windows and the histories with which rows start.
+    """The initial windows and histories of rows.
 
-    A request with a history is entered as one that holds room.
+    Each request with a history is recorded as a holder of room.
 
     Args:
         reqs: the requests of a batch.

@@ -16,7 +16,7 @@ from .operators import operator
 
 
 def _refuse(**wanted: object) -> None:
-    """Raise NotImplementedError if anything is wanted that these kernels do not do."""
+    """Raise NotImplementedError if a caller requests anything that these kernels do not support."""
     names = [name for name, value in wanted.items() if value]
     if names:
         raise NotImplementedError(
@@ -52,12 +52,12 @@ def _attend(
 
 
 def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
-    """Which tokens each node of a tree sees: what comes before the tree, and its ancestors.
+    """Which tokens each node of a tree sees: those before the tree, and its ancestors.
 
     Args:
         tree: (N, N) bool, [i, j] = node i sees node j, itself included.
-        prefix: how many tokens come before.
-        window: how many of the newest tokens on its own way a node sees; 0 = all.
+        prefix: how many tokens come before the tree.
+        window: how many of the newest tokens on its own path a node sees; 0 = all.
 
     Returns:
         (N, prefix + N) bool.
@@ -95,7 +95,7 @@ def extend_attention_cpu(
     tree_mask: torch.Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Attention of several new tokens a request: a prefill, a chunk of one, or a draft tree.
+    """Attention of several new tokens per request: a prefill, a chunk of one, or a draft tree.
 
     Args:
         query: (tokens, H, E) float, request after request.
@@ -176,7 +176,7 @@ def decode_attention_cpu(
     encoder_lens: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> None:
-    """Attention of one new token a request, whose key and value go into the cache first.
+    """Attention of one new token per request, whose key and value are written to the cache first.
 
     Args:
         query: (B, H, E) float.
@@ -227,7 +227,7 @@ def build_draft_decode_metadata_cpu(
     num_steps: int,
     pool_len: int,
 ) -> torch.Tensor:
-    """Give each branch of a draft a row of slots of its own.
+    """Give each branch of a draft its own row of slots.
 
     Args:
         req_to_token: (S, T) int32; after a request's tokens come the slots of its first branch,

@@ -56,7 +56,7 @@ def _keep(probs: torch.Tensor, order: torch.Tensor, kept: torch.Tensor) -> torch
 
 
 def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
-    """Keep the k most likely tokens of each row, of equally likely ones the lowest ids.
+    """Keep the k most likely tokens of each row; among equally likely ones, the lowest ids.
 
     Args:
         probs: (R, V) float.
@@ -70,7 +70,7 @@ def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor
 
 
 def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Keep the most likely tokens of each row that come before a total above p is reached.
+    """Keep the most likely tokens of each row, up to the one with which their total exceeds p.
 
     Args:
         probs: (R, V) float, each row a distribution.
@@ -99,17 +99,18 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """Go down from each root at random, so that every token follows the target's distribution.
+    """Walk down from each root at random, so that every token follows the target's distribution.
 
-    One number in [0, 1) chooses among the children of a node: each has the share of [0, 1) that
-    the target model gives its token, in the order of siblings. If the number is in none of them,
-    or there is no child, the way ends and the last token is drawn from the target's distribution
-    without those children. The thresholds below 1 accept more, and so distort the distribution.
+    One number in [0, 1) chooses among the children of a node: each child has the share of [0, 1)
+    that the target model gives its token, in the order of siblings. If the number is in none of
+    these shares, or there is no child, the path ends, and the last token is drawn from the target's
+    distribution without those children. Thresholds below 1 accept more drafts, and so distort the
+    distribution.
 
     Args:
         predicts: (B * N,) int32, written at every accepted node: the token that follows it.
         accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
-            root's first; D bounds the way down.
+            root's first; D bounds the length of a path.
         accept_token_num: (B,) int32, written: how many are accepted without the root.
         candidates: (B, N) int, token of every node.
         retrive_index: (B, N) int64, number of every node in the batch.
@@ -236,11 +237,11 @@ def _write_ways(
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,
 ) -> None:
-    """Draw the token that ends each way, and write the results as `verify_tree_greedy_cpu` does.
+    """Draw the token that ends each path, and write the results as `verify_tree_greedy_cpu` does.
 
     Args:
-        ways: accepted nodes of each tree, the root first.
-        last_probs: (B, V) float64, weights of the tokens that may end the way.
+        ways: the path of accepted nodes of each tree, the root first.
+        last_probs: (B, V) float64, weights of the tokens that may end the path.
         coins: (B,) float32 in [0, 1).
         candidates: (B, N) int, token of every node.
         retrive_index: (B, N) int64, number of every node in the batch.

@@ -115,7 +115,7 @@ def build_tree_kernel_efficient_cpu(
     """Make trees of the drafted tokens that were selected out of all that the draft proposed.
 
     Proposals are numbered step by step: `topk` of the first step, then `topk * topk` of each later
-    one, `topk` for each of the tokens that the draft went on from. A node whose parent was not
+    one, `topk` for each of the tokens from which the draft continued. A node whose parent was not
     selected (scores can tie) gets no parent, so it is never accepted.
 
     Args:
@@ -210,12 +210,12 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Go down from each root as long as a child is the token that the target model predicts.
+    """Walk down from each root as long as a child is the token that the target model predicts.
 
     Args:
         predicts: (B * N,) int32, written at every accepted node: the token that follows it.
         accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
-            root's first; D bounds the way down.
+            root's first; D bounds the length of a path.
         accept_token_num: (B,) int32, written: how many are accepted without the root.
         candidates: (B, N) int, token of every node.
         retrive_index: (B, N) int64, number of every node in the batch.
