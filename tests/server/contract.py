@@ -14,7 +14,7 @@ may come from decode, another batch width or another chunk: with no penalty at a
 up to 2e-5 nats here (`test_noise_without_a_penalty` measures it and holds it below half of the
 tolerance; every mixed batch measures it again in its requests without a penalty). A single token
 seen late or a window wrong by one moves some logprob by 1e-2 nats or more at the strengths used
-here (`test_the_check_has_teeth`).
+here (`test_the_check_detects_small_errors`).
 """
 
 from __future__ import annotations

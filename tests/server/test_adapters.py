@@ -82,7 +82,7 @@ def test_lora(server: Server, tmp_path: Path) -> None:
 
 @on("adapters", "eagle")
 def test_hidden_states(server: Server) -> None:
-    """They are those without a penalty, and asking for them changes nothing."""
+    """They equal those without a penalty, and requesting them changes nothing else."""
     prompt = repetitive(random.Random("hidden states"), 24)
     lz = Lz(0.5, include_prompt=True)
     body = request_body(prompt, 8, lz) | {"return_hidden_states": True}

@@ -1,4 +1,4 @@
-"""Requests that nobody thought of: no route answers one with an error of the server's.
+"""Random requests: no route answers one with an error of the server.
 
 Schemathesis makes them from the server's own OpenAPI document, right ones and wrong ones, the same
 in every run. By hand, with other seeds and more of them, beside a server that runs:

@@ -185,7 +185,7 @@ def test_a_thought_that_loops_ends_once(server: Server) -> None:
 @on("overlap")
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_every_endpoint_says_so(server: Server, endpoint: Endpoint, stream: bool) -> None:
+def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, stream: bool) -> None:
     fields = {"repetition_detection": LOOP}
     answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
     assert answer.status_code == 200, answer.text
@@ -234,8 +234,10 @@ RENAMED: dict[str, Json] = {
 @on(*RENAMED)
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_a_server_that_renames_it(server: Server, endpoint: Endpoint, stream: bool) -> None:
-    """What says that it was a loop stays beside the other name."""
+def test_a_server_may_rename_the_finish_reason(
+    server: Server, endpoint: Endpoint, stream: bool
+) -> None:
+    """The answer still says that the output was a loop, beside the other finish reason."""
     wanted = RENAMED[server.config.name]
     fields = {"repetition_detection": LOOP}
     answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)

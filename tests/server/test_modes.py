@@ -50,7 +50,7 @@ EVERYWHERE = (
 
 @on(*SCHEDULERS, "tp2", "eagle-tree")
 def test_noise_without_a_penalty(server: Server) -> None:
-    """How far prefill and decode are apart before any penalty: the tolerance rests on it."""
+    """How far prefill and decode differ without any penalty, which determines the tolerance."""
     rng = random.Random("noise")
     cases = [case(rng, 40, 48, OFF) for _ in range(6)]
     mode = f"{server.config.name}: noise, penalty off"
@@ -182,7 +182,7 @@ def test_histories_longer_than_the_window(server: Server) -> None:
 
 @on("chunked", "mixed-chunk")
 def test_prompts_of_many_chunks(server: Server) -> None:
-    """Prompts of many chunks: middle chunks sample a token that nobody may remember."""
+    """Prompts of many chunks: the tokens sampled by the middle chunks must be forgotten."""
     rng = random.Random("chunks")
     seen = len(server.log())
     cases = [
@@ -236,7 +236,7 @@ def test_mixed_chunks(server: Server) -> None:
 
 @on("tiny-pool-mixed")
 def test_mixed_chunks_keep_their_room(server: Server) -> None:
-    """Decodes beside a long prompt's chunks would take the slots that it was admitted for."""
+    """Decodes beside a long prompt's chunks must not take the slots reserved for the prompt."""
     rng = random.Random("mixed chunks keep their room")
     # Those that ignore the end of sequence are admitted by their exact need.
     decodes = [
@@ -445,8 +445,8 @@ MUTATIONS: dict[str, Callable[[list[int], Lz], np.ndarray]] = {
 
 @on("overlap")
 @pytest.mark.parametrize("cost", ["marginal", "rate"])
-def test_the_check_has_teeth(server: Server, cost: str) -> None:
-    """Each mistake that an implementation could make stands far above the tolerance."""
+def test_the_check_detects_small_errors(server: Server, cost: str) -> None:
+    """Each mistake that an implementation could make exceeds the tolerance by far."""
     rng = random.Random("teeth")
     favoured = tuple(token_ids(rng, 3))
     lz = Lz(0.15, 12, 3, True, cost)

@@ -407,7 +407,7 @@ def test_what_the_compilation_finds_is_refused(
 
 
 @on("overlap", "eagle-tree", "ngram")
-def test_hard_constraints_hold_up_nobody(server: Server) -> None:
+def test_hard_constraints_do_not_delay_other_requests(server: Server) -> None:
     """Served or refused with a reason, while a request beside them goes on, and one after them."""
 
     def send(regex: str) -> Any:
@@ -485,7 +485,7 @@ def slow() -> str:
     *("dp-attention", "dflash", "dspark", "pp2", "disaggregated"),
 )
 def test_a_request_pauses_while_its_next_tokens_are_searched_for(server: Server) -> None:
-    """It goes on as it would have without a pause, which the next one with its constraint has."""
+    """It continues like the next request with the same constraint, which need not pause."""
     can_pause = server.config.name not in ("pp2", "disaggregated")
     pauses = answer_twice(server)
     # On a fast machine a search may be over before its request has to pause, unless others search
@@ -542,7 +542,7 @@ def test_requests_beside_one_that_pauses(server: Server) -> None:
 @on("overlap")
 @pytest.mark.parametrize("how", ["abort", "leave"])
 def test_a_client_that_goes_during_a_search(server: Server, how: str) -> None:
-    """Its request may have paused. Whoever comes next is served as if it had not been."""
+    """Its request may have paused. The next client is served as if it had never been there."""
     fields = {"regex": given_up(), "max_new_tokens": 40, **PROPER}
     rid = f"{how} {time.monotonic()}"
     body = {"text": "Say", "sampling_params": fields, "stream": True, "rid": rid}

@@ -13,7 +13,7 @@ from server.ranks import assert_ranks_agree, steps
 
 @on("tp2", "eagle-tp2", "dflash-tp2", "dspark-tp2")
 def test_tensor_parallel_ranks_adjust_alike(server: Server) -> None:
-    """Each samples for itself: logits that differ in a bit could part their requests."""
+    """Each rank samples by itself, so logits that differ in one bit could give other tokens."""
     rng = random.Random("ranks")
     before = len(steps(server, 0))
     for new_tokens in (24, 48, 96):  # more, should the first end before the last come

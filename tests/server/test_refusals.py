@@ -1,4 +1,4 @@
-"""What a server cannot do, or only wrongly, is refused by a real one, which then goes on.
+"""A real server refuses what it cannot do correctly, and continues to serve.
 
 Modes of a whole server are in tests/patches/test_refused_modes.py: upstream needs a C++ compiler,
 several machines or a GPU to start most of them. They are refused where a wrong value is, whose
@@ -149,8 +149,10 @@ ENDS_UPSTREAM: tuple[tuple[str, Json], ...] = (
 
 @on("overlap")
 @pytest.mark.parametrize(("path", "body"), ENDS_UPSTREAM, ids=str)
-def test_what_would_end_the_server(server: Server, path: str, body: Json) -> None:
-    """Values of upstream's own fields that nobody checked."""
+def test_upstream_values_that_would_end_the_server_are_refused(
+    server: Server, path: str, body: Json
+) -> None:
+    """Values of upstream's own fields that upstream does not check."""
     answer = post(server, path, body)
     assert answer.status_code == 400, answer.text[:500]
     assert generate(server, [5], 2).outputs
@@ -175,7 +177,7 @@ def streamed(options: Json) -> list[tuple[str, Json]]:
 
 @on("overlap")
 @pytest.mark.parametrize("options", [{"temperature": -1}, {"top_p": 5}], ids=str)
-def test_a_stream_that_is_refused_is_no_stream(server: Server, options: Json) -> None:
+def test_a_refused_stream_gets_an_ordinary_error(server: Server, options: Json) -> None:
     """Upstream sends HTTP 200 first, and then an error in the stream, or nothing at all."""
     for path, body in streamed(options):
         answer = post(server, path, body)
@@ -288,7 +290,7 @@ def test_a_token_that_would_take_minutes_ends_its_request(server: Server) -> Non
 
 @on("adapters")
 def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> None:
-    """It ended the server."""
+    """Upstream's server ended with it."""
     plain = request_body([5, 6, 7], 4)
     for given in ("", "xx", "{}", json.dumps({"callable": "deadbeef"})):
         answer = post(server, "/generate", plain | {"custom_logit_processor": given})
@@ -321,8 +323,8 @@ COMPLETION = {"logprobs": vocab_size() + 1, "top_k": 2**31, "n": 1025}
 
 @pytest.mark.each_kind
 @on("overlap", "ngram", "eagle", "dflash", "dspark")
-def test_what_upstream_lets_pass(server: Server) -> None:
-    """Each of these ended the server, held it, or was answered 500."""
+def test_values_that_upstream_accepts_by_mistake_are_refused(server: Server) -> None:
+    """Without our checks, each of these ended the server, blocked it, or was answered 500."""
     plain = request_body([5, 6, 7], 4)
     bodies = [
         request_body([5, 6, 7], 4, temperature=1, **{name: value})

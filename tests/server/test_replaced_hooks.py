@@ -50,7 +50,7 @@ def test_a_plugin_in_the_place_of_a_hook_stops_it(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
-    """As ours in every file but one, which lacks the call."""
+    """The copy equals ours except for one file, which lacks the call."""
     import sglang
 
     ours = Path(sglang.__file__).parent
@@ -69,7 +69,7 @@ def test_another_copy_of_sglang_stops_it(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_stock_sglang_stops_it(tmp_path: Path) -> None:
-    """That has no check of ours; `sglang-lz serve` has."""
+    """A stock sglang has none of our checks, but `sglang-lz serve` has them."""
     stock = Path(os.environ["LZ_STOCK_SITE"])
     (tmp_path / "sglang").symlink_to(stock / "sglang")
     message = refusal(tmp_path, ("sglang_lz", "serve"))

@@ -55,7 +55,7 @@ def greedy() -> tuple[list[int], np.ndarray]:
     return tokens, expected_rows(REQUEST, tokens)
 
 
-def test_what_is_wrong_deviates() -> None:
+def test_a_wrong_answer_deviates_from_the_contract() -> None:
     tokens, rows = greedy()
     assert max(deviations(REQUEST, tokens, rows)) < 1e-6
     wrong = rows.copy()
@@ -75,7 +75,7 @@ def failure(how: str, content: str) -> str:
     return str(found["reason"])
 
 
-def test_what_is_told_wrongly_is_a_failure() -> None:
+def test_a_wrong_report_is_a_failure() -> None:
     tokens, _ = greedy()
     wrong = [*tokens[:5], tokens[5] + 1]
     meta = {"finish_reason": {"type": "length"}}

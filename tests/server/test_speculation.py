@@ -66,7 +66,7 @@ def greedy_cases() -> list[Case]:
 
 @on("overlap", "eagle-tree", "ngram", "eagle", "dflash", "dspark")
 def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
-    """What a verify step reserved beyond it ended the server."""
+    """Slots that a verify step reserved beyond the end once crashed the server."""
     rng = random.Random("context")
     for length in range(CONTEXT - 40, CONTEXT - 36):
         body = request_body(repetitive(rng, length), 1, Lz(0.15))

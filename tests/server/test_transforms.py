@@ -182,8 +182,8 @@ FORBIDDING = (
 @pytest.mark.each_kind
 @on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "ngram", "tp2", "dflash", "dspark")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_forbids_yields_to_a_grammar(server: Server, temperature: float) -> None:
-    """Where all that the grammar allows is forbidden, a position is as if nothing forbade."""
+def test_forbidden_tokens_yield_to_a_grammar(server: Server, temperature: float) -> None:
+    """If every token that the grammar allows is forbidden, none is treated as forbidden."""
     rng = random.Random(f"yields {temperature}")
     kind = {"regex": "(ab|ba|cab ){3,5}"}
     grammar = Grammar(**kind)

@@ -45,7 +45,7 @@ def test_a_row_is_the_same_in_every_batch(inner: int, outer: int, biased: bool) 
 
 @pytest.mark.usefixtures("invariant")
 @pytest.mark.parametrize("rows", [0, 1, ROWS])
-def test_products_stay_what_they_are(rows: int) -> None:
+def test_products_of_few_rows_are_correct(rows: int) -> None:
     left, right, bias = (factor.double() for factor in factors(40, 30))
     left = left[:rows]
     expected = (left[:, None] * right).sum(2)
@@ -57,7 +57,7 @@ def test_products_stay_what_they_are(rows: int) -> None:
     torch.testing.assert_close(sums, expected + 1)
 
 
-def test_it_can_be_taken_back() -> None:
+def test_batch_invariance_can_be_disabled() -> None:
     left, right, _ = factors(192, 2048)
     before = linear(left[:1], right)
     enable_batch_invariant_mode()

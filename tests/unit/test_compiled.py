@@ -1,4 +1,4 @@
-"""What is compiled for the CPU is kept on disk, and used where it cannot be."""
+"""Functions compiled for the CPU are cached on disk, and work where they cannot be cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-def test_what_was_compiled_is_read_by_the_next(
+def test_the_next_process_loads_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
@@ -26,7 +26,7 @@ def test_what_was_compiled_is_read_by_the_next(
         assert sum(function.stats.cache_hits.values()) == hits
 
 
-def test_a_full_disk_keeps_nothing_and_ends_nothing(
+def test_a_full_disk_disables_the_cache_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
@@ -46,7 +46,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", ["_save_index", "_save_data"])
-def test_what_is_half_written_by_a_process_that_is_killed_is_compiled_again(
+def test_half_written_code_of_a_killed_process_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Also where an older version of the function is in the cache, under the same name."""

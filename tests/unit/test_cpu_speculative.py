@@ -424,7 +424,7 @@ def test_chain_rejection_sampling_follows_the_target(
 
 
 def test_chain_sampling_takes_no_token_that_the_draft_cannot_draw(kernels: ModuleType) -> None:
-    """As upstream's kernel: whoever changes a draft changes its probability, too."""
+    """Like upstream's kernel: code that changes a draft must change its probability too."""
     rows = torch.eye(VOCAB)
     for draft, wanted in ((3, [1, UNSET]), (1, [1, 2])):
         text = sample(

@@ -54,7 +54,7 @@ def test_parents_follow_from_links(parent: list[int], seed: int) -> None:
     assert draft_tree.parents(*links(parent, seed)).tolist() == [parent]
 
 
-def test_a_node_outside_the_tree_hangs_on_the_root() -> None:
+def test_a_node_outside_the_tree_is_a_child_of_the_root() -> None:
     first, sibling = torch.tensor([[1, -1, -1, -1]]), torch.full((1, 4), -1)
     assert draft_tree.parents(first, sibling).tolist() == [[0, 0, 0, 0]]
 

@@ -57,7 +57,7 @@ class TestTokenIds:
         check_tokens("tokens", [ids, ids], V)
 
     @given(st.lists(st.integers(-3, V + 2) | st.booleans() | st.floats() | st.text(max_size=1)))
-    def test_exactly_the_right_ones_pass(self, ids: list[Any]) -> None:
+    def test_exactly_the_ids_of_the_vocabulary_pass(self, ids: list[Any]) -> None:
         right = all(type(one) is int and 0 <= one < V for one in ids)
         try:
             check_token_ids("input_ids", ids, V)
@@ -74,13 +74,13 @@ class TestTokenIds:
                 check_tokens("tokens", wrong, V)
 
     def test_a_million_ids_take_no_loop(self) -> None:
-        """Some 30 ms; one id after the other in Python would take a second."""
+        """They take about 30 ms; a Python loop over the ids would take a second."""
         ids = list(range(V)) * 512
         begin = time.process_time()
         check_token_ids("input_ids", ids, V)
         assert time.process_time() - begin < 0.6
 
-    def test_those_that_stand_for_an_image_are_no_clients(self) -> None:
+    def test_image_placeholder_ids_are_not_checked(self) -> None:
         of_the_image = [5, V + 10**6, 6]
         check_request(request(media=True, input_ids=[5, 7, 6]), of_the_image, V)
         check_request(request(media=True, input_ids=None), of_the_image, V)
@@ -171,7 +171,7 @@ def test_where_logprobs_begin(value: object) -> None:
     ids=str,
 )
 def test_session_parameters_have_the_types_of_upstreams(session: object) -> None:
-    """The scheduler looks them up as they are: a list is no key of a dict."""
+    """The scheduler uses them as dict keys, which a list cannot be."""
     assert "session_params" in refusal(request(session_params=session), [1])
     check_request(request(session_params={"id": "s", "rid": None, "offset": -3}), [1], V)
 
@@ -243,7 +243,7 @@ def test_lists_of_lists_have_one_for_each_prompt() -> None:
 
 
 def test_the_stop_patterns_of_a_list_count_together() -> None:
-    """Else 4,096 prompts have 4,096 times as many."""
+    """Otherwise 4,096 prompts could have 4,096 times as many."""
     params = [{"stop_regex": rf"\w{{8}}{i}"} for i in range(3)]
     with pytest.raises(FieldError, match=r"^stop_regex must be at most 32 patterns"):
         check_batch(batch(3, sampling_params=params))
@@ -252,7 +252,7 @@ def test_the_stop_patterns_of_a_list_count_together() -> None:
 
 @pytest.mark.parametrize("rid", ["HEALTH_CHECK", ["a", "HEALTH_CHECK_1"]])
 @pytest.mark.parametrize("place", [("sampling_params",), ()])
-def test_ids_that_are_the_servers(
+def test_reserved_request_ids_are_refused(
     rid: object, place: tuple[str, ...], server_config: dict[str, Any]
 ) -> None:
     with pytest.raises(FieldError, match=r"^rid must not begin with HEALTH_CHECK"):
@@ -275,7 +275,7 @@ def test_chat_templates_of_clients(
             gate.check_body({"input": "a", "chat_template_kwargs": {name: None}}, place)
 
 
-def test_what_the_server_gives_to_a_template() -> None:
+def test_reserved_template_arguments_are_refused() -> None:
     body = {"messages": [], "chat_template_kwargs": {"tools": 5}}
     with pytest.raises(FieldError, match=r"^chat_template_kwargs must not have tools"):
         gate.check_body(body, None)
@@ -311,7 +311,7 @@ def test_stop_tokens_beyond_32_bits(token: int) -> None:
 
 
 @pytest.mark.parametrize("field", INTERNAL)
-def test_what_only_upstream_sets(field: str) -> None:
+def test_fields_that_only_upstream_sets_are_refused(field: str) -> None:
     limits.check_internal({"text": "a", field: None})
     with pytest.raises(FieldError, match=f"{field} must be left out"):
         limits.check_internal({"text": "a", field: [0]})

@@ -94,7 +94,7 @@ def test_pieces_of_a_text_stand_for_tokens(
     assert report(capsys, "-")["outputs_with_a_loop"] == looping
 
 
-def test_outputs_without_loops_need_nothing(
+def test_outputs_without_loops_need_no_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin_of(json.dumps({"tokens": FINE})))
@@ -172,10 +172,10 @@ def test_json_is_read_in_all_its_forms(
     assert (found["outputs"], found["outputs_with_a_loop"]) == (2, 1)
 
 
-def test_values_go_on_over_chunks(
+def test_json_values_may_span_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also a number, which would be one in either half."""
+    """This includes a number, each half of which would be a number too."""
     file = tmp_path / "a.json"
     records = [{"output_ids": LOOP}, {"text": TEXT}, {"output_ids": [123456]}] * 5
     file.write_text(json.dumps(records, indent=1))
@@ -227,7 +227,7 @@ def packed(data: bytes) -> bytes:
         (packed(b"\n" * 9000), "unpacks to more than 8,000 bytes"),
     ],
 )
-def test_what_cannot_be_read_is_no_output_without_loops(
+def test_unreadable_input_is_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -397,7 +397,7 @@ def test_a_log_without_outputs_tells_nothing(
     assert message in capsys.readouterr().err
 
 
-def test_a_log_that_cuts_outputs_gives_no_all_clear(
+def test_a_log_with_truncated_outputs_gives_no_all_clear(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = "".join(f"{n} " for n in range(999))[:1024]
@@ -412,7 +412,7 @@ def test_a_log_that_cuts_outputs_gives_no_all_clear(
 def test_a_long_line_is_read_in_time_that_grows_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What begins like an output in many places, and never is one."""
+    """The line has many places that begin like an output, but none."""
     file = tmp_path / "server.log"
     file.write_text(f"{NOW}Finish: obj=(" + "'a', out=(, " * 300_000)
     assert main(["loops", str(file)]) == 2

@@ -121,7 +121,7 @@ def test_a_call_that_does_not_end_is_abandoned(backend: Any, tokenizer: Any) -> 
     assert 0 < mask[0].count_nonzero() < len(mask[0])
 
 
-def test_masks_are_xgrammars(backend: Any, tokenizer: Any) -> None:
+def test_masks_equal_xgrammars(backend: Any, tokenizer: Any) -> None:
     grammar = backend.dispatch_regex("[a-zé]*( 日本)?")
     stock = GrammarMatcher(grammar.ctx)
     masks = grammar.allocate_vocab_mask(len(tokenizer), 2, "cpu")
@@ -158,7 +158,7 @@ def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch)
     [("Tokens not accepted: 7", 400), ("Token not accepted by proper tokens: 7", 500)],
 )
 def test_a_token_that_was_allowed_and_then_rejected(problem: str, status: int) -> None:
-    """XGrammar's masks contradict its matcher now and then; ours would be an error of ours."""
+    """XGrammar's masks sometimes contradict its matcher; for proper tokens that is our error."""
     message = f"Grammar accept_token failed for req x with token 7: {problem}"
     req = SimpleNamespace(
         grammar=SimpleNamespace(),
@@ -197,7 +197,7 @@ def test_nothing_new_is_tried_beside_many_abandoned_threads(
     assert ended(backend.dispatch_regex("a+b")) is not None
 
 
-def test_ordinary_constraints_go_on(backend: Any, tokenizer: Any) -> None:
+def test_ordinary_constraints_are_not_stopped(backend: Any, tokenizer: Any) -> None:
     grammar = backend.dispatch_regex("[a-zé]*")
     follow(grammar, tokenizer, TEXT * 20)
     assert ended(grammar) is None
@@ -221,10 +221,10 @@ def allowed(row: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "text"), [("regex", TOO_SLOW), ("ebnf", "root ::= root")])
-def test_every_stage_of_a_pipeline_ends_what_has_no_mask(
+def test_every_stage_of_a_pipeline_ends_a_request_without_a_mask(
     backend: Any, pipeline: int, kind: str, text: str
 ) -> None:
-    """The last stage has none, in time or at all, and the others never ask for one."""
+    """The last stage has no mask, or not in time, and the other stages never ask for one."""
     dispatch = getattr(backend, f"dispatch_{kind}")
     first, last = dispatch(text), dispatch(text)
     mask = last.allocate_vocab_mask(2048, 1, "cpu")
@@ -254,7 +254,7 @@ def test_every_stage_of_a_pipeline_ends_what_has_no_mask(
 def test_a_pipeline_limits_only_masks(
     backend: Any, tokenizer: Any, pipeline: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stage that alone stopped on the way would go on where the others end."""
+    """If a single stage stopped its matcher, it would continue a request that the others end."""
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.0)
     grammar = backend.dispatch_regex("[a-zé]*")
     follow(grammar, tokenizer, TEXT)

@@ -75,7 +75,7 @@ def test_observed_outputs_by_where_they_loop(
 
 
 def test_a_request_for_no_token_has_no_output(counted: Counter[tuple[str, ...]]) -> None:
-    """The token that upstream samples all the same is cut off. So it fills the prefix cache."""
+    """Upstream sends such a request to fill the prefix cache, and cuts off the sampled token."""
     req = request([7], SimpleNamespace(to_json=lambda: {"type": "length"}))
     req.sampling_params.max_new_tokens = 0
     req.output_ids_through_stop = array("q")

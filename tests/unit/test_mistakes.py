@@ -36,7 +36,7 @@ READ: tuple[Callable[[], Any], ...] = (
 
 
 @pytest.mark.parametrize("read", READ)
-def test_what_wrong_data_raises_while_it_is_read_is_the_clients(read: Callable[[], Any]) -> None:
+def test_errors_from_wrong_data_while_reading_are_the_clients(read: Callable[[], Any]) -> None:
     async def later() -> Any:
         return read()
 
@@ -51,7 +51,7 @@ def test_what_wrong_data_raises_while_it_is_read_is_the_clients(read: Callable[[
     [MemoryError(), OSError("disk"), ConnectionError(), TimeoutError(), RuntimeError("device")],
     ids=repr,
 )
-def test_what_comes_from_elsewhere_is_the_servers(error: Exception) -> None:
+def test_errors_with_other_causes_are_the_servers(error: Exception) -> None:
     def read() -> None:
         raise error
 
@@ -62,7 +62,7 @@ def test_what_comes_from_elsewhere_is_the_servers(error: Exception) -> None:
     assert not is_clients(error, samples=False, path="/separate_reasoning")
 
 
-def test_cancelling_stays_what_it_is() -> None:
+def test_cancellation_is_not_converted() -> None:
     async def read() -> None:
         raise asyncio.CancelledError
 
@@ -98,7 +98,7 @@ def test_after_reading_only_a_value_error_on_a_route_that_samples_is_the_clients
     assert is_clients(KeyError("no"), samples=False, path="/separate_reasoning")
 
 
-def test_an_answer_that_cannot_be_made_is_the_servers() -> None:
+def test_an_error_in_building_the_answer_is_the_servers() -> None:
     class Answer(pydantic.BaseModel):
         text: str
 

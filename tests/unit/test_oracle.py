@@ -65,7 +65,7 @@ def test_a_loop_of_the_prompt_counts_from_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_nothing_seen_costs_a_literal_each(cost: str) -> None:
+def test_every_token_costs_a_literal_before_the_first_one(cost: str) -> None:
     assert delta_bits([], V, 512, 32, cost) == [4.0] * V
 
 

@@ -585,7 +585,7 @@ def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
 
 @pytest.mark.parametrize("speculative", [False, True])
 def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: bool) -> None:
-    """Beside a held window and many free rows: at its rows; beside none: at nothing."""
+    """While another row has a window, it reads only its own rows; otherwise it reads nothing."""
     pool = reserved_pool()
     held = admitted(pool, request([1, 2]))
     without = admitted(pool, request([1, 2], lz_penalty=0.0))
@@ -665,8 +665,8 @@ def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
         other.flying = [*other.flying, 1]
 
 
-def test_what_is_seeded_but_never_sampled_is_given_up_all_the_same() -> None:
-    """A request that only scores its prompt is planned, and never comes to sampling."""
+def test_a_window_planned_but_never_sampled_is_cleared() -> None:
+    """A request that only scores its prompt is planned, but never sampled."""
     pool = reserved_pool()
     stale = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [stale], [])
@@ -702,7 +702,7 @@ def test_a_session_that_keeps_its_row_may_turn_the_penalty_off() -> None:
     ],
     ids=["draft worker", "embedding model", "not the last rank of a pipeline"],
 )
-def test_who_never_samples_keeps_no_windows(kind: dict[str, object]) -> None:
+def test_runners_that_never_sample_reserve_no_windows(kind: dict[str, object]) -> None:
     pool = reserved_pool(**kind)
     assert not hasattr(pool, "lz_penalizer")
     req = admitted(pool, request([1, 2, 1]))
@@ -712,7 +712,7 @@ def test_who_never_samples_keeps_no_windows(kind: dict[str, object]) -> None:
     assert not hasattr(forward_batch, "lz_step")
 
 
-def test_a_mode_that_is_refused_keeps_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_mode_reserves_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(["on a toaster"]))
     pool = reserved_pool()
     assert not hasattr(pool, "lz_penalizer")
@@ -738,8 +738,8 @@ class NoMemory(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("most", [100, 2**16])
-def test_memory_that_is_not_there_ends_the_start_in_one_sentence(most: int) -> None:
-    """That of the windows, and that of the histories."""
+def test_missing_memory_stops_the_start_with_one_sentence(most: int) -> None:
+    """The memory of the windows, and that of the histories."""
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory(most):
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
@@ -753,7 +753,9 @@ def test_memory_that_is_not_there_ends_the_start_in_one_sentence(most: int) -> N
     assert not hasattr(pool, "lz_penalizer")
 
 
-def test_what_fails_beside_the_memory_is_not_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_start_errors_are_not_reported_as_missing_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(device: torch.device) -> ModuleType:
         raise RuntimeError("no kernel image is available")
 
@@ -763,7 +765,7 @@ def test_what_fails_beside_the_memory_is_not_called_so(monkeypatch: pytest.Monke
 
 
 def test_a_request_without_room_to_generate_has_no_penalty() -> None:
-    """Upstream samples a batch of such requests only in company: it must not matter."""
+    """Upstream samples such a request only in a batch with others, which must not matter."""
     pool = reserved_pool()
     nothing = admitted(pool, request([1, 2, 1, 2, 1], max_new_tokens=0))
     other = admitted(pool, request([1, 2, 1, 2, 1]))
@@ -774,7 +776,7 @@ def test_a_request_without_room_to_generate_has_no_penalty() -> None:
     assert step is None
 
 
-def test_a_pool_that_is_made_anew_has_windows_of_its_own() -> None:
+def test_a_new_pool_gets_its_own_windows() -> None:
     old, new = reserved_pool(), reserved_pool()
     first, second = admitted(old, request([1, 2, 1])), admitted(new, request([3, 3, 1]))
     assert first.row == second.row
@@ -791,7 +793,7 @@ def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
 
 
 @pytest.mark.usefixtures("decode_server")
-def test_tokens_that_the_host_lacks_at_hand_over_are_not_missed_in_silence() -> None:
+def test_a_hand_over_without_host_tokens_raises() -> None:
     pool = reserved_pool()
     req = handed_over(pool, request([1, 2, 1]))
     req.flying = [2]
@@ -952,7 +954,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 
 
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
-    """Although windows are there, of a request that waits for its turn."""
+    """This holds although a request that waits for its turn has a window."""
     pool = Pool()
     pool.lz_penalizer = penalizer.Penalizer(ROWS + 1, MAX_WINDOW, "cpu", ROOM)
     waits = admitted(pool, request([1, 2, 1]))
@@ -964,7 +966,7 @@ def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str,
     assert launches["_step"].grids == [(1, 1)]
 
 
-def test_the_memory_is_reserved_at_start_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_reserved_memory_is_logged_at_start(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         pool = reserved_pool()
     state = pool.lz_penalizer.state
@@ -1006,7 +1008,7 @@ def test_nothing_is_compiled_after_the_start(
     assert {name: kernel.binaries for name, kernel in launches.items()} == compiled_at_start
 
 
-def test_the_watch_sees_what_would_wait() -> None:
+def test_the_watch_detects_waiting_for_the_device() -> None:
     on_device = torch.zeros(3, device="meta")
     with DeviceWatch() as watch:
         torch.ones(3).to("meta")
@@ -1226,7 +1228,7 @@ def test_each_history_is_as_long_as_its_own_request_needs() -> None:
 
 
 def test_memory_is_taken_at_the_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories come and go in it; where gaps are, they move together."""
+    """Histories are added and removed in it, and are moved together to close gaps."""
     pool = narrow_pool(monkeypatch)
     state = pool.lz_penalizer.histories.state
     tensors = [state.memory, state.numbers, state.strengths, state.breakers.mask, state.forbidden]
@@ -1307,8 +1309,8 @@ def test_requests_wait_for_room_in_their_order(monkeypatch: pytest.MonkeyPatch) 
     assert history_room.used(pool.lz_room).words == large[1].lz_need.words
 
 
-def test_the_last_request_that_is_let_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream looks no further behind the one that fills its batch."""
+def test_the_last_admitted_request_counts_toward_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream stops iterating after the request that fills its batch."""
     pool = reserved_pool()
     reqs = [request([1], dry_multiplier=1) for _ in "ab"]
     adder = SimpleNamespace(can_run_list=[])
@@ -1318,7 +1320,7 @@ def test_the_last_request_that_is_let_in_counts(monkeypatch: pytest.MonkeyPatch)
     assert [req for req, _ in pool.lz_room.holders.values()] == reqs[:1]
 
 
-def test_who_is_retracted_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retracted_request_returns_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = narrow_pool(monkeypatch)
     first, second = (request([1], max_new_tokens=900, dry_multiplier=1) for _ in "ab")
     assert waiting_that_run(pool, [first, second]) == [first]
@@ -1332,7 +1334,7 @@ def test_who_is_retracted_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("decode_server")
-def test_a_decode_server_lets_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_server_also_makes_requests_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = narrow_pool(monkeypatch)
     first, second = (
         handed_over(pool, request([1], max_new_tokens=900, dry_multiplier=1)) for _ in "ab"
@@ -1348,8 +1350,8 @@ def test_a_decode_server_lets_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_exact(second, before[0], after[0])
 
 
-def test_no_room_ends_the_request_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although it was let in, as no queue of upstream's would."""
+def test_missing_room_ends_the_request_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request was admitted without room, which upstream's queue would never do."""
     ended = []
     monkeypatch.setattr(sampling, "_end_without_room", ended.append)
     pool = narrow_pool(monkeypatch)
@@ -1365,7 +1367,7 @@ def test_no_room_ends_the_request_and_not_the_server(monkeypatch: pytest.MonkeyP
     assert_exact(first, before[0], after[0])
 
 
-def test_what_never_fits_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = narrow_pool(monkeypatch)
     req = request([1, 2, 1], max_new_tokens=4000, dry_multiplier=1)
     sampling.abort_unservable(req, pool)
@@ -1407,8 +1409,8 @@ def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
     )
 
 
-def test_histories_are_given_up() -> None:
-    """Those of requests that ended, and of rows that others have now."""
+def test_histories_of_ended_requests_are_freed() -> None:
+    """The histories of requests that ended, and of rows that now belong to other requests."""
     pool = reserved_pool()
     for prompt in ([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300):
         reqs = [
@@ -1426,7 +1428,7 @@ def test_histories_are_given_up() -> None:
     assert len(places(pool)) == 1
 
 
-def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> None:
+def test_lists_of_breakers_share_tables_and_replace_unused_ones() -> None:
     pool = reserved_pool()
     lists = (["c"], ["ab"], ["c"], ["bca", "a"])
     made = set()
@@ -1451,7 +1453,7 @@ def test_lists_of_breakers_share_tables_and_take_those_that_nobody_uses() -> Non
 
 
 def test_lists_of_breakers_come_into_use_a_few_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that sends a thousand lists waits for itself."""
+    """A client that sends a thousand lists delays only its own requests."""
     pool = reserved_pool()
     pool.lz_room.lists = 6
     reqs = [request([1], dry_multiplier=1, dry_sequence_breakers=["a" * (n + 1)]) for n in range(9)]

@@ -44,7 +44,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_a_token_loses_is_what_the_oracle_says(setting: LZParams) -> None:
+def test_lowered_nats_equal_the_oracle(setting: LZParams) -> None:
     rng = random.Random(1)
     prompt = LOOP[:32]
     text = [*TEXT, *(rng.randrange(4) for _ in range(40))]
@@ -219,7 +219,7 @@ def test_an_output_comes_with_what_each_token_lost() -> None:
 
 @pytest.mark.parametrize("column", ["known", "lz"])
 def test_an_output_that_fills_the_context(column: str) -> None:
-    """No prompt may be as long, so what was before is not known of the last tokens."""
+    """No prompt may be that long, so `before` lacks the last tokens."""
     server = Server()
     server.info["max_req_input_len"] = len(ASKED["prompt"]) + 41
     told = events(server, column=column)
@@ -291,7 +291,7 @@ def test_the_session_shows_a_loop_and_what_ended_it() -> None:
     assert any(one[0] < one[1] and one[3] > 0 for one in before)
 
 
-def test_of_a_log_those_outputs_come_that_loop() -> None:
+def test_only_looping_outputs_of_a_log_are_shown() -> None:
     lines = [{"text": "so be it, " * 30}, {"output_ids": [5, 6] * 30}, {"text": "no loop"}]
     data = "\n".join(map(json.dumps, lines)).encode()
     headers = {"content-type": "application/json"}
@@ -363,7 +363,7 @@ def test_sizes_are_bounded() -> None:
         {"content-type": "text/plain"},
     ],
 )
-def test_only_its_own_page_is_answered(headers: dict[str, str]) -> None:
+def test_requests_from_other_pages_are_refused(headers: dict[str, str]) -> None:
     body = json.dumps(ASKED)
     own = {"content-type": "application/json", "origin": f"http://{HOST}"}
     assert ask("POST", "/api/generate", headers=own, content=body).status_code == 200

@@ -16,7 +16,7 @@ from bench.published import BOTH, QWEN, SOURCES, Source, byte_level, tokenizer_j
 
 
 def by_ranks(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """A word that is a token is one; else the two neighbours of the lowest rank join, and again."""
+    """A word that is a token stays whole; otherwise the pair of lowest rank merges, repeatedly."""
     if word in ranks:
         return [ranks[word]]
     parts = [bytes([byte]) for byte in word]

@@ -1,4 +1,4 @@
-"""What each Python's parser of regular expressions gives us (`bounds.python_regex`)."""
+"""The output of each Python's regular-expression parser (`bounds.python_regex`)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MODULE = PACKAGE / "bounds/python_regex.py"
 
 
 def works(python: str) -> bool:
-    """Whether it is a Python, and not what only tells how to install one."""
+    """Whether this is a Python, and not a stub that only tells how to install one."""
     return not subprocess.run([python, "-I", "-c", ""], capture_output=True, check=False).returncode
 
 
 ON_PATH = filter(None, map(shutil.which, ("python3.11", "python3.12", "python3.13")))
 BESIDE = sorted(map(str, Path(sys.base_prefix).parent.glob("3.1[123].*/bin/python")))
 PYTHONS = [sys.executable, *filter(works, (*ON_PATH, *BESIDE))]
-"""This one, and those of the others that we support that this machine has: on the path, or beside
-this one where a tool keeps several."""
+"""The running Python, and the other supported ones that this machine has, on the path or beside the
+running one."""
 PARSED = {
     "ab": "[(LITERAL, 97), (LITERAL, 98)]",
     "[^a]": "[(NOT_LITERAL, 97)]",
@@ -54,8 +54,8 @@ for wrong in ("(", "a**", "[b-a]"):
 
 
 @pytest.mark.parametrize("python", dict.fromkeys(PYTHONS))
-def test_what_a_python_parses(python: str) -> None:
-    """The program has nothing but the standard library."""
+def test_the_parser_output_is_the_same_on_every_python(python: str) -> None:
+    """The program uses only the standard library."""
     command = [python, "-I", "-c", PROGRAM, str(MODULE), *PARSED]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     parsed, renamed, *accepted = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Our code runs on Python 3.11.0 and all that came later.
+"""Our code runs on Python 3.11.0 and all later versions.
 
 ruff and mypy know what 3.12 brought. Nothing but this knows what a later 3.11 brought.
 """
@@ -23,7 +23,7 @@ def sources() -> list[Path]:
 
 
 def newer_than_3_11_0(tree: ast.AST) -> Iterator[str]:
-    """What would not do there, with its line."""
+    """What does not work on Python 3.11.0, with its line."""
     for node in ast.walk(tree):
         if isinstance(node, ast.TryStar):
             for raised in filter(is_raise_of_another, here(node.handlers)):

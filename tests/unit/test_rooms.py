@@ -1,4 +1,4 @@
-"""The package's rooms: what stands beside them, and which of them may import which."""
+"""The package's layout: the modules at its root, and which subpackage may import which."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def place(module: str) -> int:
     return ROOMS.index(room)
 
 
-def test_only_the_doors_stand_beside_the_rooms() -> None:
+def test_only_entry_points_are_at_the_package_root() -> None:
     assert {file.stem for file in PACKAGE.glob("*.py")} == DOORS | {FIRST}
     assert {file.relative_to(PACKAGE).parts[0] for file in PACKAGE.glob("*/**/*.py")} == set(ROOMS)
 
@@ -125,7 +125,7 @@ def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | ast.
     raise AssertionError(f"{module} defines no {name}")
 
 
-def test_no_import_goes_in_a_circle() -> None:
+def test_no_import_cycle() -> None:
     graph = {module: imported(module) & modules().keys() for module in modules()}
     TopologicalSorter(graph).prepare()
 
