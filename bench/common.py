@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from bench import records
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DEMO = ROOT / "python" / "sglang_lz" / "demo"
-TIMEOUT_SECONDS = 600.0
 
 
 def command(module: str) -> str:
@@ -52,17 +50,6 @@ def versions(*distributions: str) -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def request(url: str, body: dict[str, object] | None = None) -> Any:
-    """Return the JSON answer to a GET, or to a POST if there is a body."""
-    message = urllib.request.Request(
-        url,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(message, timeout=TIMEOUT_SECONDS) as answer:
-        return json.load(answer)
 
 
 def environment(server: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import http.client
 import os
 import random
 import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -172,14 +170,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def answers(url: str, seconds: float = 10.0) -> bool:
-    """Whether a GET of `url` is answered with success within so many seconds."""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        urllib.request.urlopen(url, timeout=seconds).close()
-        return True
-    return False
 
 
 def is_alive(group: int) -> bool:

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import requests
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "scripts" / "gpu" / "site"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-from server.client import OFF, Lz, Sample, base_rows, post, post_ok, to_sample  # noqa: E402
+from bench.http_client import HTTP, lines  # noqa: E402
+from server.client import OFF, Lz, Sample, base_rows, post, post_ok, streaming, to_sample  # noqa: E402
 from server.client import request_body as body_of  # noqa: E402
 from server.configurations import HOOKED, drafts  # noqa: E402
 from server.contract import Case, change, deviations, row_deviation  # noqa: E402
@@ -330,7 +330,7 @@ def must_be_as_asked(server: Server, *, overlap: bool) -> None:
     Raises:
         CheckError: overlap scheduling or CUDA graphs are not in the expected state.
     """
-    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    info = HTTP.get(f"{server.url}/server_info").json()
     if info["disable_overlap_schedule"] is overlap:
         raise CheckError(f"disable_overlap_schedule is {overlap}, which was not asked for")
     if "cuda graph: True" not in server.log():
@@ -488,9 +488,9 @@ def let_it_write(server: Server) -> None:
 def arrivals(server: Server, prompt: Sequence[int], new_tokens: int, rid: str) -> list[float]:
     """The arrival time of each event of a stream with the penalty, by time.monotonic()."""
     sampling = body_of(prompt, new_tokens, Lz(0.15))["sampling_params"]
-    body = {"rid": rid, "input_ids": list(prompt), "sampling_params": sampling, "stream": True}
-    with post(server, "/generate", body, stream=True) as answer:
-        return [time.monotonic() for line in answer.iter_lines() if line.startswith(b"data: {")]
+    body = {"rid": rid, "input_ids": list(prompt), "sampling_params": sampling}
+    with streaming(server, body) as answer:
+        return [time.monotonic() for line in lines(answer) if line.startswith(b"data: {")]
 
 
 MOE = {

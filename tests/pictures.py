@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.processes import Background, answers, free_port
+from bench.http_client import answers
+from bench.processes import Background, free_port
 from browser import Browser
 
 ROOT = Path(__file__).resolve().parents[1]

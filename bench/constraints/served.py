@@ -26,8 +26,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from bench.common import command, date, machine, request, versions, write_result
+from bench.common import command, date, machine, versions, write_result
 from bench.constraints.cases import CASES
+from bench.http_client import request
 
 PROMPTS = ("List the keywords of the language.", "Once upon a time", "A person, a date, a place:")
 LONGER = (

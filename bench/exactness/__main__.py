@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoConfig
 
-from bench.common import command, date, machine, request, versions, write_result
+from bench.common import command, date, machine, versions, write_result
+from bench.http_client import request
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 
 Rows = npt.NDArray[np.float64]

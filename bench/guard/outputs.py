@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import common
 from bench.guard import thinker
+from bench.http_client import request
 from bench.repetition import tasks
 from bench.repetition.answers import correct
 from bench.repetition.detector import final_loop
@@ -80,7 +81,7 @@ def measure(model: str, prompts: Path | None, max_tokens: int, limit: int | None
         place = str(thinker.make(Path(folder) / "pocket")) if thinks else model
         arguments = (*SERVER, *PARSER) if thinks else SERVER
         with serving(place, arguments, Path(folder) / "server.log") as url:
-            server = common.request(f"{url}/server_info")
+            server = request(f"{url}/server_info")
             for name, fields in variants.items():
                 ask = partial(_ask, url, max_tokens=max_tokens, fields=fields, chat=not prompts)
                 with ThreadPoolExecutor(CONCURRENCY) as pool:
@@ -115,7 +116,7 @@ def _ask(url: str, item: Item, *, max_tokens: int, fields: dict[str, object], ch
         **item.fields,
         **fields,
     }
-    (choice,) = common.request(f"{url}/v1/{path}", body)["choices"]
+    (choice,) = request(f"{url}/v1/{path}", body)["choices"]
     tokens = choice.get("response_token_ids") or choice.get("token_ids")
     if not chat:
         return Answer(tokens, choice["finish_reason"], choice["text"], thinking=False)
@@ -126,7 +127,7 @@ def _ask(url: str, item: Item, *, max_tokens: int, fields: dict[str, object], ch
 
 
 def _model(url: str) -> str:
-    return str(common.request(f"{url}/v1/models")["data"][0]["id"])
+    return str(request(f"{url}/v1/models")["data"][0]["id"])
 
 
 def _counted(

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.common import DEMO, ROOT
-from bench.processes import Background, answers, free_port
+from bench.http_client import answers
+from bench.processes import Background, free_port
 
 STARTUP_SECONDS = 1800.0
 SHUTDOWN_SECONDS = 30.0

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.processes import Background, ProcessError, answers, free_port, tail_of
+from bench.http_client import answers
+from bench.processes import Background, ProcessError, free_port, tail_of
 from bench.serving import hardware
 from bench.serving.models import MODELS, write_model
 from bench.serving.record import Record

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, command, environment, request, write_result
+from bench.common import ROOT, command, environment, write_result
+from bench.http_client import request
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 from bench.speculation.steps import Answer, ask, onset_reached, same_until
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.common import TIMEOUT_SECONDS, request
+from bench.http_client import HTTP, request
 from sglang_lz.penalty.window import SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE
 
 
@@ -38,8 +37,7 @@ def ask(base_url: str, prompt: list[int], sampling: dict[str, object]) -> Answer
         prompt: token ids.
         sampling: sampling parameters beside the temperature.
     """
-    flush = f"{base_url}/flush_cache?timeout=30"
-    urllib.request.urlopen(flush, timeout=TIMEOUT_SECONDS).close()
+    HTTP.get(f"{base_url}/flush_cache?timeout=30").raise_for_status()
     body: dict[str, object] = {
         "input_ids": prompt,
         "sampling_params": {"temperature": 0, **sampling},

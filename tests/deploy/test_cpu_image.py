@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-import requests
 
+from bench.http_client import HTTP, lines
 from bench.processes import free_port
 from bench.repetition.detector import is_degenerate
 from deploy.containers import Podman
@@ -49,16 +50,13 @@ class Container:
         """The folder in /proc of its first process."""
         return Path("/proc", str(self.state()["Pid"]))
 
-    def chat(self, **fields: Any) -> requests.Response:
+    def chat(self, **fields: Any) -> httpx.Response:
         """Ask what the README asks, decoding greedily."""
         question = {"role": "user", "content": "List the keywords of the language."}
         body = {"model": "demo", "temperature": 0, "max_tokens": 120, "messages": [question]}
-        return requests.post(
-            f"{self.url}/v1/chat/completions",
-            json=body | fields,
-            stream=fields.get("stream", False),
-            timeout=GRACE_SECONDS,
-        )
+        url = f"{self.url}/v1/chat/completions"
+        request = HTTP.build_request("POST", url, json=body | fields, timeout=GRACE_SECONDS)
+        return HTTP.send(request, stream=fields.get("stream", False))
 
 
 @pytest.fixture(scope="module")
@@ -230,15 +228,15 @@ def test_the_labels_say_what_it_is(podman: Podman, image: str) -> None:
 
 def test_sigterm_lets_a_running_request_finish(container: Container) -> None:
     response = container.chat(stream=True, lz_penalty=0.15, ignore_eos=True, max_tokens=600)
-    lines = (line for line in response.iter_lines() if line)
-    assert json.loads(next(lines).removeprefix(b"data: "))["choices"]  # it has begun
+    events = (line for line in lines(response) if line)
+    assert json.loads(next(events).removeprefix(b"data: "))["choices"]  # it has begun
     namespace, monitor = (container.init() / "ns/pid").readlink(), container.state()["ConmonPid"]
     running = processes_of(namespace, monitor)
     assert {container.init(), Path("/proc", str(monitor))} < set(running)  # and the server
     stop = ["stop", "--time", str(GRACE_SECONDS), container.id]
     stopping = threading.Thread(target=container.podman, args=stop)
     stopping.start()
-    *chunks, last, done = lines
+    *chunks, last, done = events
     assert done == b"data: [DONE]"
     assert json.loads(last.removeprefix(b"data: "))["choices"][0]["finish_reason"] == "length"
     assert chunks

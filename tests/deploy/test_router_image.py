@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 
+import httpx
 import pytest
-import requests
 
+from bench.http_client import HTTP
 from bench.processes import free_port
 from deploy.containers import Podman
 
@@ -34,13 +35,13 @@ def test_it_starts_and_waits_for_servers(
         status = 0
         while status != 200 and time.monotonic() < deadline:
             time.sleep(0.5)
-            with contextlib.suppress(requests.RequestException):
-                alive = requests.get(f"http://127.0.0.1:{port}/liveness", timeout=REQUEST_SECONDS)
+            with contextlib.suppress(httpx.HTTPError):
+                alive = HTTP.get(f"http://127.0.0.1:{port}/liveness", timeout=REQUEST_SECONDS)
                 status = alive.status_code
         log = podman.run("logs", container)
         assert status == 200, log.stdout + log.stderr
         # The kubelet sends no requests to a router without a server.
-        ready = requests.get(f"http://127.0.0.1:{port}/readiness", timeout=REQUEST_SECONDS)
+        ready = HTTP.get(f"http://127.0.0.1:{port}/readiness", timeout=REQUEST_SECONDS)
         assert ready.status_code == 503
         podman("stop", "--time", str(GRACE_SECONDS), container)
         assert podman.inspect("container", container)["State"]["ExitCode"] == 0

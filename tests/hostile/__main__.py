@@ -28,9 +28,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import requests
-
-from bench.common import TIMEOUT_SECONDS, command, commit, date, machine, versions, write_result
+from bench.common import command, commit, date, machine, versions, write_result
+from bench.http_client import HTTP
 from hostile import judge
 from hostile.answers import NOT_SENT, is_right, shown, timed
 from hostile.attacks import BOTH, DEMO, ORDINARY, Attack, attacks, ordinary, sampled
@@ -150,8 +149,7 @@ def rounded(value: Any) -> Any:
 def warm_up(url: str) -> None:
     """Have done once what the first request of a kind pays for."""
     for fields in ({}, {"dry_multiplier": 0.1}, {"regex": "[a-z]{1,9}", "proper_tokens": True}):
-        answer = requests.post(f"{url}/generate", json=sampled(**fields), timeout=TIMEOUT_SECONDS)
-        answer.raise_for_status()
+        HTTP.post(f"{url}/generate", json=sampled(**fields)).raise_for_status()
 
 
 def attack_all(

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import requests
+import httpx
 
+from bench.http_client import HTTP
 from hostile.attacks import ABORT, LEAVE, STREAM, Attack, Request
 from hostile.servers import Target
 
 SHOWN = 400
 """Characters of a request or an answer that are kept."""
+CONNECT_SECONDS = 10.0
 ABORT_SECONDS = 20.0
 NOT_SENT = "not sent"
 
@@ -38,29 +40,29 @@ def send(target: Target, request: Request, deadline: float) -> str:
         if request.how == ABORT:
             pool.submit(_abort, target.url, body["rid"], request.after)
         try:
-            with requests.post(
+            with HTTP.stream(
+                "POST",
                 target.url + request.path,
-                content,
+                content=content,
                 headers=headers,
-                stream=True,
-                timeout=(10, patience),
+                timeout=httpx.Timeout(CONNECT_SECONDS, read=patience),
             ) as answer:
                 text = b""
                 ends = time.monotonic() + patience
-                for part in answer.iter_content(None):
+                for part in answer.iter_bytes():
                     text = (text + part)[-(2**20) :]
                     if time.monotonic() > ends:
-                        raise requests.ReadTimeout
+                        raise httpx.ReadTimeout("the answer goes on")
                 return said(answer.status_code, text)
-        except requests.RequestException as error:
-            if "timed out" in str(error).lower() or isinstance(error, requests.Timeout):
-                return "left" if request.how == LEAVE else "no answer"
+        except httpx.TimeoutException:
+            return "left" if request.how == LEAVE else "no answer"
+        except httpx.HTTPError as error:
             return f"cut off: {type(error).__name__}"
 
 
 def _abort(url: str, rid: str, after: float) -> None:
     time.sleep(after)
-    requests.post(f"{url}/abort_request", json={"rid": rid}, timeout=ABORT_SECONDS)
+    HTTP.post(f"{url}/abort_request", json={"rid": rid}, timeout=ABORT_SECONDS)
 
 
 def said(status: int, text: bytes) -> str:

@@ -6,19 +6,17 @@ The clients run in a process of their own, so that what an attack costs its send
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import httpx
 import psutil
 
+from bench.http_client import HTTP, lines
 from hostile.attacks import COMPLETIONS, GENERATE
 
 TOKENS = 300
@@ -108,11 +106,10 @@ def _clients(url: str, pipe: Connection) -> None:
             pipe.send(Wait(kind, now, now - began, ok))
         return now
 
-    body = {"text": "The weather", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
-    short = json.dumps(body).encode()
-    clients: dict[str, Callable[[], None]] = {
-        SHORT: lambda: _ask(f"{url}{GENERATE}", short),
-        HEALTH: lambda: _ask(f"{url}/health", None),
+    short = {"text": "The weather", "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    clients: dict[str, Callable[[], httpx.Response]] = {
+        SHORT: lambda: HTTP.post(f"{url}{GENERATE}", json=short, timeout=LONGEST_SECONDS),
+        HEALTH: lambda: HTTP.get(f"{url}/health", timeout=LONGEST_SECONDS),
     }
     for kind, ask in clients.items():
         threading.Thread(target=_beat, args=(kind, ask, put), daemon=True).start()
@@ -120,19 +117,12 @@ def _clients(url: str, pipe: Connection) -> None:
         _stream(url, put)
 
 
-def _ask(url: str, content: bytes | None) -> None:
-    message = urllib.request.Request(url, content, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(message, timeout=LONGEST_SECONDS) as answer:
-        answer.read()
-
-
-def _beat(kind: str, ask: Callable[[], None], put: Callable[..., float]) -> None:
+def _beat(kind: str, ask: Callable[[], httpx.Response], put: Callable[..., float]) -> None:
     while True:
         began = time.monotonic()
         ok = False
-        with contextlib.suppress(OSError, HTTPException):
-            ask()
-            ok = True
+        with contextlib.suppress(httpx.HTTPError):
+            ok = ask().is_success
         put(kind, began, ok)
         time.sleep(PAUSES[kind])
 
@@ -140,16 +130,17 @@ def _beat(kind: str, ask: Callable[[], None], put: Callable[..., float]) -> None
 def _stream(url: str, put: Callable[..., float]) -> None:
     """Ask for a greedy stream; the wait for its first token begins with the request."""
     sampling = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-    content = json.dumps({"model": "m", "prompt": "Once upon a time", **sampling}).encode()
-    headers = {"Content-Type": "application/json"}
-    message = urllib.request.Request(f"{url}{COMPLETIONS}", content, headers)
+    body = {"model": "m", "prompt": "Once upon a time", **sampling}
     last = time.monotonic()
     try:
-        with urllib.request.urlopen(message, timeout=LONGEST_SECONDS) as answer:
-            for line in answer:
+        with HTTP.stream(
+            "POST", f"{url}{COMPLETIONS}", json=body, timeout=LONGEST_SECONDS
+        ) as answer:
+            answer.raise_for_status()
+            for line in lines(answer):
                 if line.startswith(b'data: {"id"'):
                     last = put(TOKEN, last, ok=b'"abort"' not in line)
-    except (OSError, HTTPException):
+    except httpx.HTTPError:
         put(TOKEN, last, ok=False)
         time.sleep(0.2)
 

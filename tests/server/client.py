@@ -5,19 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import numpy as np
 import numpy.typing as npt
-import requests
 
+from bench.http_client import HTTP, TIMEOUT_SECONDS, lines
 from oracle import Penalties
 from server.launch import Server, vocab_size
 
 Json = dict[str, Any]
 Rows = npt.NDArray[np.float64]
-TIMEOUT_SECONDS = 600
 STREAM_TRIES = 5
 MOST_LOGPROBS = 1 << 20  # of one request, all its positions together (docs/LIMITS.md)
 
@@ -87,9 +88,14 @@ class Sample:
     meta: Json
 
 
-def post(server: Server, path: str, body: Json, **options: Any) -> requests.Response:
+def post(server: Server, path: str, body: Json) -> httpx.Response:
     """POST body as JSON; the status is the caller's to judge."""
-    return requests.post(f"{server.url}{path}", json=body, timeout=TIMEOUT_SECONDS, **options)
+    return HTTP.post(f"{server.url}{path}", json=body)
+
+
+def streaming(server: Server, body: Json) -> AbstractContextManager[httpx.Response]:
+    """POST body as JSON to /generate; the answer is read in the block, and dropped at its end."""
+    return HTTP.stream("POST", f"{server.url}/generate", json=body | {"stream": True})
 
 
 def post_ok(server: Server, path: str, body: Json) -> Any:
@@ -108,7 +114,7 @@ def flush_cache(server: Server) -> None:
 
     It may still compute a step ahead when it has answered its last request, and would refuse.
     """
-    assert post(server, f"/flush_cache?timeout={TIMEOUT_SECONDS}", {}).ok
+    assert post(server, f"/flush_cache?timeout={TIMEOUT_SECONDS}", {}).is_success
 
 
 def request_body(
@@ -207,10 +213,10 @@ def base_rows(server: Server, prompt: Sequence[int], outputs: Sequence[int]) -> 
     return rows
 
 
-def stream_events(answer: requests.Response) -> list[Json]:
+def stream_events(answer: httpx.Response) -> list[Json]:
     """The JSON events of a server-sent stream; an error event is an event like any other."""
     events = []
-    for line in answer.iter_lines():
+    for line in lines(answer):
         if line.startswith(b"data: ") and line != b"data: [DONE]":
             events.append(json.loads(line[len(b"data: ") :]))
     return events
@@ -227,11 +233,10 @@ def stream_sample(server: Server, prompt: Sequence[int], new_tokens: int, lz: Lz
         "sampling_params": request_body(prompt, new_tokens, lz)["sampling_params"],
         "return_logprob": True,
         "top_logprobs_num": vocab_size(),
-        "stream": True,
     }
     for _ in range(STREAM_TRIES):
-        with post(server, "/generate", body, stream=True) as answer:
-            assert answer.status_code == 200, answer.text[:2000]
+        with streaming(server, body) as answer:
+            assert answer.status_code == 200, answer.read()[:2000]
             *earlier, last = stream_events(answer)
         if earlier:
             break

@@ -10,12 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import requests
+import httpx
 
+from bench.http_client import HTTP
 from bench.processes import free_port
 from server.launch import Config, Server
-
-SECONDS = 600
 
 
 class Pair(Server):
@@ -53,7 +52,7 @@ class Pair(Server):
         self.url = f"http://127.0.0.1:{self.router.server_port}"
         threading.Thread(target=self.router.serve_forever, daemon=True).start()
 
-    def generate(self, body: dict[str, Any]) -> requests.Response:
+    def generate(self, body: dict[str, Any]) -> httpx.Response:
         """Send a /generate request to both servers and merge their answers."""
         body = body | {
             "bootstrap_host": "127.0.0.1",
@@ -61,18 +60,17 @@ class Pair(Server):
             "bootstrap_room": next(self.rooms),
         }
 
-        def send(side: Server) -> requests.Response:
-            return requests.post(f"{side.url}/generate", json=body, timeout=SECONDS)
+        def send(side: Server) -> httpx.Response:
+            return HTTP.post(f"{side.url}/generate", json=body)
 
         with ThreadPoolExecutor(2) as pool:
             prefilled, decoded = pool.map(send, (self.prefill, self.decode))
-        if not (prefilled.ok and decoded.ok):
-            return decoded if prefilled.ok else prefilled
+        if not (prefilled.is_success and decoded.is_success):
+            return decoded if prefilled.is_success else prefilled
         answer = decoded.json()
         meta = prefilled.json()["meta_info"]
         answer["meta_info"] |= {name: meta[name] for name in meta if name.startswith("input_")}
-        decoded._content = json.dumps(answer).encode()
-        return decoded
+        return httpx.Response(decoded.status_code, content=json.dumps(answer))
 
     def wait_until_ready(self) -> None:
         """Block until both servers are ready.
@@ -111,7 +109,7 @@ class _Router(BaseHTTPRequestHandler):
         if self.path == "/generate":
             answer = pair.generate(body)
         else:
-            answer = requests.post(f"{pair.decode.url}{self.path}", json=body, timeout=SECONDS)
+            answer = HTTP.post(f"{pair.decode.url}{self.path}", json=body)
         self.send_response(answer.status_code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer.content)))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import httpx
 import pytest
-import requests
 from transformers import AutoTokenizer
 
+from bench.http_client import HTTP
 from server.launch import Server, model_path
 
 Json = dict[str, Any]
-TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Endpoint:
 
     def send(
         self, server: Server, content: str, new_tokens: int, fields: Json, *, stream: bool = False
-    ) -> requests.Response:
+    ) -> httpx.Response:
         """POST a greedy request."""
         body = {**self.body(content, new_tokens, fields), "stream": stream}
-        return requests.post(f"{server.url}{self.path}", json=body, timeout=TIMEOUT_SECONDS)
+        return HTTP.post(f"{server.url}{self.path}", json=body)
 
-    def streamed(self, answer: requests.Response) -> str:
+    def streamed(self, answer: httpx.Response) -> str:
         """The text of all events of a stream."""
         deltas = []
         for line in answer.content.decode().split("\n"):  # UTF-8, said or not

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from bench.processes import Background, answers, free_port, tail_of
+from bench.http_client import answers
+from bench.processes import Background, free_port, tail_of
 from server.fork_server import of_environment
 
 STARTUP_SECONDS = 600

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import requests
+import httpx
 
+from bench.http_client import HTTP
 from bench.processes import Background, free_port
 from server.disaggregated import Pair
 from server.launch import Config, Server
@@ -56,25 +57,25 @@ class Router(Server):
         self.process = Background(command, name=f"router {mode!r}", log=log_path, grace=0)
 
     def _is_ready(self) -> bool:
-        with contextlib.suppress(requests.RequestException):
+        with contextlib.suppress(httpx.HTTPError):
             return self._knows_its_workers() and self._serves()
         return False
 
     def _knows_its_workers(self) -> bool:
         if "--mini-lb" in self.mode:  # it asks none of them, and has no such list
             return True
-        known = requests.get(f"{self.url}/workers", timeout=REQUEST_SECONDS).json()["total"]
+        known = HTTP.get(f"{self.url}/workers", timeout=REQUEST_SECONDS).json()["total"]
         if "--enable-igw" in self.mode and not known:  # that mode is told of them while it runs
             for worker in self.workers:
                 body = {"url": worker.url, "model_id": "m"}
-                requests.post(f"{self.url}/workers", json=body, timeout=REQUEST_SECONDS)
+                HTTP.post(f"{self.url}/workers", json=body, timeout=REQUEST_SECONDS)
         expected = 2 if isinstance(self.workers[0], Pair) else len(self.workers)
         return bool(known == expected)
 
     def _serves(self) -> bool:
         body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
         url = f"{self.url}/v1/chat/completions"
-        return requests.post(url, json=body, timeout=REQUEST_SECONDS).ok
+        return HTTP.post(url, json=body, timeout=REQUEST_SECONDS).is_success
 
 
 @contextlib.contextmanager

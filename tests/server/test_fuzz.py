@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import requests
 
-from server.client import TIMEOUT_SECONDS, generate
+from bench.http_client import HTTP, TIMEOUT_SECONDS
+from server.client import generate
 from server.configurations import on
 from server.launch import Server
 
@@ -76,7 +76,7 @@ LEFT_OUT = {
 @pytest.mark.full
 @on("overlap")
 def test_no_request_gets_an_error_of_the_servers(server: Server, tmp_path: Path) -> None:
-    document = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()
+    document = HTTP.get(f"{server.url}/openapi.json").json()
     tool = Path(sys.executable).with_name("schemathesis")
     run = subprocess.run(
         [

@@ -17,11 +17,11 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-import requests
 from transformers import AutoTokenizer
 
+from bench.http_client import HTTP
 from oracle import first_loop
-from server.client import OFF, TIMEOUT_SECONDS, Json, Lz, post, post_ok, stream_events
+from server.client import OFF, Json, Lz, post_ok, stream_events, streaming
 from server.configurations import THINKS, on
 from server.endpoints import Endpoint, every_endpoint
 from server.launch import Server, model_path
@@ -323,7 +323,7 @@ def test_several_outputs_of_a_request_and_streams(server: Server) -> None:
         loop = request.loop_of(answer["output_ids"])
         assert (loop is not None) == (answer["meta_info"]["finish_reason"]["type"] == "repetition")
         assert loop is None or loop[0] == len(answer["output_ids"])
-    with post(server, "/generate", {**request.body, "stream": True}, stream=True) as streamed:
+    with streaming(server, request.body) as streamed:
         last = stream_events(streamed)[-1]
     assert last["meta_info"]["finish_reason"]["type"] == "repetition"
     assert request.loop_of(last["output_ids"])[0] == len(last["output_ids"])  # type: ignore[index]
@@ -350,7 +350,7 @@ def test_wrong_values_are_refused(server: Server, endpoint: Endpoint, stream: bo
 
 def counted(server: Server) -> Counter[str]:
     """Our series on /metrics."""
-    text = requests.get(f"{server.url}/metrics", timeout=TIMEOUT_SECONDS).text
+    text = HTTP.get(f"{server.url}/metrics").text
     found: Counter[str] = Counter()
     for line in text.splitlines():
         if line.startswith("sglang_lz:"):

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.http_client import lines
 from oracle import Penalties, has_memory, log_softmax, visible_history
 from server.client import (
     OFF,
@@ -24,6 +25,7 @@ from server.client import (
     post_ok,
     request_body,
     stream_sample,
+    streaming,
     to_sample,
     top_rows,
 )
@@ -281,10 +283,10 @@ def test_pause_and_continue(server: Server, how: str) -> None:
         running_seconds = 0.3
         while not all(future.done() for future in futures):
             time.sleep(running_seconds)
-            assert post(server, "/pause_generation", {"mode": how}).ok
+            assert post(server, "/pause_generation", {"mode": how}).is_success
             pauses.append(time.time())
             time.sleep(0.1)
-            assert post(server, "/continue_generation", {}).ok
+            assert post(server, "/continue_generation", {}).is_success
             running_seconds *= 2
         samples = [future.result() for future in futures]
     for c, sample in zip(cases, samples, strict=True):
@@ -345,19 +347,17 @@ def test_rows_of_aborted_requests(server: Server, how: str) -> None:
                 "rid": f"victim-{how}-{i}",
                 "input_ids": victim.prompt,
                 "sampling_params": body["sampling_params"],
-                "stream": True,
             }
-            streams.append(stack.enter_context(post(server, "/generate", body, stream=True)))
-        chunks = [stream.iter_lines() for stream in streams]
-        for lines in chunks:
+            streams.append(lines(stack.enter_context(streaming(server, body))))
+        for events in streams:
             for _ in range(3):
-                next(lines)
+                next(events)
         if how == "abort_request":
             for i in range(len(streams)):
                 answer = post(server, "/abort_request", {"rid": f"victim-{how}-{i}"})
                 assert answer.status_code == 200
             # On a busy machine some may have ended by themselves before they were aborted.
-            assert any(b'"abort"' in b"".join(lines) for lines in chunks)
+            assert any(b'"abort"' in b"".join(events) for events in streams)
         # else: leaving the block closes the connections half way
     cases = mixed(rng, 16, 30, 24)
     check_together(server, cases, f"{server.config.name}: rows after {how}")
@@ -416,7 +416,7 @@ def check_session(server: Server, *, streaming: bool, mode: str) -> None:
         Case(sample.prompt, 20, lz, penalties=penalties).check(server, sample, mode)
         context += sample.outputs
         check_together(server, mixed(rng, 3, 20, 8), mode)
-    assert post(server, "/close_session", {"session_id": session}).ok
+    assert post(server, "/close_session", {"session_id": session}).is_success
 
 
 @on("overlap", "mixed-chunk", "eagle", "dflash", "dspark")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.http_client import HTTP
 from deployment import EVENTS, MANIFESTS, containers, dashboard_queries, load, probe_paths
-from server.client import TIMEOUT_SECONDS, post_ok
+from server.client import post, post_ok
 from server.configurations import on
 from server.launch import Server
 
@@ -15,10 +15,10 @@ from server.launch import Server
 def test_the_dashboard_asks_for_what_the_server_exports(server: Server) -> None:
     body = {"text": "a b c a b c", "sampling_params": {"max_new_tokens": 8}}
     post_ok(server, "/generate", body)
-    requests.post(f"{server.url}/generate", json={**body, "stream": True}, timeout=TIMEOUT_SECONDS)
+    post(server, "/generate", {**body, "stream": True})
     # As docker/monitoring/prometheus.yml has it: the names depend on it.
     accept = {"Accept": "text/plain;version=0.0.4"}
-    text = requests.get(f"{server.url}/metrics", headers=accept, timeout=TIMEOUT_SECONDS).text
+    text = HTTP.get(f"{server.url}/metrics", headers=accept).text
     exported: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -41,4 +41,4 @@ def test_the_probes_find_a_ready_server(server: Server) -> None:
     }
     assert "/health_generate" in paths
     for path in paths:
-        assert requests.get(f"{server.url}{path}", timeout=TIMEOUT_SECONDS).status_code == 200, path
+        assert HTTP.get(f"{server.url}{path}").status_code == 200, path

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import requests
 
 import oracle
 import system_tools
 from _tools import BROWSER_TOOLS, find
 from bench.harm.penalties import lz_outcomes
-from bench.processes import Background, answers, free_port
+from bench.http_client import HTTP, answers
+from bench.processes import Background, free_port
 from browser import Browser
 from server.configurations import on
 from server.launch import Server, model_path, vocab_size
@@ -106,10 +106,10 @@ def run_first_example(page: Browser) -> None:
 def example_ids(server: Server) -> list[int]:
     """The tokens that the server gives for the first example with the penalty."""
     chat = {"messages": [{"role": "user", "content": EXAMPLES[0][1]}]}
-    prompt = requests.post(f"{server.url}/tokenize", json=chat, timeout=SECONDS).json()["tokens"]
+    prompt = HTTP.post(f"{server.url}/tokenize", json=chat, timeout=SECONDS).json()["tokens"]
     sampling = {"temperature": 0, "max_new_tokens": 200, **RECOMMENDED}
     body = {"input_ids": prompt, "sampling_params": sampling}
-    answer = requests.post(f"{server.url}/generate", json=body, timeout=SECONDS)
+    answer = HTTP.post(f"{server.url}/generate", json=body, timeout=SECONDS)
     found: list[int] = answer.json()["output_ids"]
     return found
 
@@ -179,7 +179,7 @@ def test_a_pasted_text_gives_the_figures_of_the_benchmark(server: Server, page: 
     page.run("document.getElementById('explain').click()")
     page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
     assert "".join(texts(page, "own")) == text
-    answer = requests.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=SECONDS)
+    answer = HTTP.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=SECONDS)
     (outcome,) = lz_outcomes([np.array(answer.json()["tokens"])], vocab_size(), 3)
     facts: dict[str, Any] = page.run(
         "Object.fromEntries([...document.querySelectorAll('#column-own .facts div')]"
@@ -316,7 +316,7 @@ def test_a_seed_counts_on_a_deterministic_server(server: Server, tmp_path: Path)
         sampling = {"temperature": 1.5, "seed": seed, "max_new_tokens": 40}
         known = {"known": "repetition_penalty", "known_value": 1.2}
         body = {"column": "lz", "prompt": "Once", "chat": False, "fields": dict(RECOMMENDED)}
-        answer = requests.post(
+        answer = HTTP.post(
             f"{running.name}api/generate", json={**body, **sampling, **known}, timeout=SECONDS
         )
         told = [json.loads(part[len("data: ") :]) for part in answer.text.split("\n\n")[:-1]]
@@ -324,7 +324,7 @@ def test_a_seed_counts_on_a_deterministic_server(server: Server, tmp_path: Path)
         return [token[1] for event in told for token in event.get("tokens", ())]
 
     try:
-        about = requests.get(f"{running.name}api/server", timeout=SECONDS).json()
+        about = HTTP.get(f"{running.name}api/server", timeout=SECONDS).json()
         assert about["heeds_seed"]
         assert output(3) == output(3) != output(4)
     finally:

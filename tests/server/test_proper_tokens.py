@@ -13,9 +13,19 @@ from typing import Any
 
 import jsonschema
 import pytest
-import requests
 
-from server.client import OFF, Lz, flush_cache, generate, post, post_ok, request_body, to_sample
+from bench.http_client import lines
+from server.client import (
+    OFF,
+    Lz,
+    flush_cache,
+    generate,
+    post,
+    post_ok,
+    request_body,
+    streaming,
+    to_sample,
+)
 from server.configurations import THINKS, on
 from server.contract import TOLERANCE, at_once, check
 from server.encodings import FINITE, decode, encode, encodings, tokenizer
@@ -137,7 +147,7 @@ def check_session(server: Server, *, streaming: bool) -> None:
         assert sample.outputs[-1] == tokenizer().eos_token_id
         check(server, sample, lz, mode, transform=encodings(regex).transform)
         context += sample.outputs
-    assert post(server, "/close_session", {"session_id": session}).ok
+    assert post(server, "/close_session", {"session_id": session}).is_success
 
 
 def constraints(rng: random.Random) -> dict[str, Any]:
@@ -545,14 +555,13 @@ def test_a_client_that_goes_during_a_search(server: Server, how: str) -> None:
     """Its request may have paused. The next client is served as if it had never been there."""
     fields = {"regex": given_up(), "max_new_tokens": 40, **PROPER}
     rid = f"{how} {time.monotonic()}"
-    body = {"text": "Say", "sampling_params": fields, "stream": True, "rid": rid}
-    url = f"{server.url}/generate"
-    with requests.post(url, json=body, stream=True, timeout=300) as stream:
-        lines = stream.iter_lines()
-        assert any(b'"text"' in line for line in lines)
+    body = {"text": "Say", "sampling_params": fields, "rid": rid}
+    with streaming(server, body) as answer:
+        events = lines(answer)
+        assert any(b'"text"' in event for event in events)
         if how == "abort":
-            assert post(server, "/abort_request", {"rid": rid}).ok
-            assert any(b"[DONE]" in line for line in lines)
+            assert post(server, "/abort_request", {"rid": rid}).is_success
+            assert any(b"[DONE]" in event for event in events)
     flush_cache(server)  # nothing of it stays in the queue
     assert_given_up(server)
 

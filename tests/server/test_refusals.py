@@ -12,11 +12,12 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
-import requests
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-from server.client import OFF, Json, Lz, generate, post, request_body
+from bench.http_client import HTTP
+from server.client import OFF, Json, Lz, generate, post, request_body, streaming
 from server.configurations import on
 from server.contract import check
 from server.launch import Server, vocab_size
@@ -227,8 +228,8 @@ def test_bodies_have_a_bound(server: Server, path: str) -> None:
     headers = {"Content-Type": "application/json"}
     for data in (large, (large[i : i + (1 << 20)] for i in range(0, len(large), 1 << 20))):
         try:
-            answer = requests.post(f"{server.url}{path}", data=data, headers=headers)
-        except requests.ConnectionError:
+            answer = HTTP.post(f"{server.url}{path}", content=data, headers=headers)
+        except httpx.TransportError:
             continue  # it does not read the rest
         assert answer.status_code == 400, answer.text[:500]
         assert "body" in answer.text
@@ -240,7 +241,7 @@ def test_bodies_have_a_bound(server: Server, path: str) -> None:
 @pytest.mark.parametrize("body", ["null", "[]", '"a"', "5"])
 def test_a_body_is_an_object(server: Server, path: str, body: str) -> None:
     headers = {"Content-Type": "application/json"}
-    answer = requests.post(f"{server.url}{path}", data=body, headers=headers)
+    answer = HTTP.post(f"{server.url}{path}", content=body, headers=headers)
     assert answer.status_code == 400, answer.text
     assert "The body must be a JSON object" in answer.text
 
@@ -362,10 +363,10 @@ def test_an_abort_ends_no_other_request(server: Server) -> None:
     others = [request_body([5, 6, 7], 200) | {"rid": f"abort-{i}"} for i in range(3)]
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(post, server, "/generate", body) for body in others]
-        gone = request_body([5, 6, 7], 4000) | {"rid": "abort-", "stream": True}
+        gone = request_body([5, 6, 7], 4000) | {"rid": "abort-"}
         del gone["return_flat_raw_output_top_logprobs"], gone["return_flat_raw_top_logprobs_b64"]
-        with requests.post(f"{server.url}/generate", json=gone, stream=True) as answer:
-            next(answer.iter_content(16))
+        with streaming(server, gone) as answer:
+            next(answer.iter_bytes())
         ends = [future.result().json()["meta_info"]["finish_reason"] for future in futures]
     assert ends == [{"type": "length", "length": 200}] * 3
 
@@ -373,7 +374,7 @@ def test_an_abort_ends_no_other_request(server: Server) -> None:
 @on("overlap", "ngram")
 def test_sessions_replace_requests(server: Server) -> None:
     """All requests of a session, and an id that was used twice."""
-    opened = requests.post(f"{server.url}/open_session", json={"capacity_of_str_len": 1000})
+    opened = post(server, "/open_session", {"capacity_of_str_len": 1000})
     body = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2}}
     turns: list[dict[str, object]] = [
         *({}, {"replace": True}, {"rid": "turn"}, {"rid": "turn"}),

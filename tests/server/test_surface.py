@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
-import requests
 
+from bench.http_client import HTTP
 from oracle import Penalties
 from server.client import (
     OFF,
     STREAM_TRIES,
-    TIMEOUT_SECONDS,
     Json,
     Lz,
     generate,
@@ -163,7 +163,7 @@ def test_wrong_values(server: Server, endpoint: Endpoint, stream: bool, strength
     assert answer.status_code == 200, f"no longer serving: {answer.text}"
 
 
-def decoded(answer: requests.Response) -> str:
+def decoded(answer: httpx.Response) -> str:
     """The body with JSON's escapes taken out of its message."""
     return answer.text.replace('\\"', '"')
 
@@ -206,9 +206,7 @@ def test_numbers_that_are_not_finite(
     """JSON has none: the server's parser or the field's check refuses them; 0.1 shows the rest."""
     body = json.dumps(endpoint.body("a", 2, {"lz_penalty": "?"})).replace('"?"', literal)
     headers = {"Content-Type": "application/json"}
-    answer = requests.post(
-        f"{server.url}{endpoint.path}", data=body, headers=headers, timeout=TIMEOUT_SECONDS
-    )
+    answer = HTTP.post(f"{server.url}{endpoint.path}", content=body, headers=headers)
     assert answer.status_code == status, answer.text
 
 
@@ -230,7 +228,7 @@ def test_names_are_checked_where_fields_come_in(server: Server) -> None:
 @every_endpoint
 def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> None:
     """As properties, or by name in the description of the object that has no properties listed."""
-    document = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()
+    document = HTTP.get(f"{server.url}/openapi.json").json()
     content = document["paths"][endpoint.path]["post"]["requestBody"]["content"]
     reference = content["application/json"]["schema"]["$ref"]
     listed = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["properties"]
@@ -247,7 +245,7 @@ def test_openapi_describes_the_fields(server: Server, endpoint: Endpoint) -> Non
 @pytest.mark.every_server
 @on("overlap", "defaults")
 def test_the_maximum_window_is_reported(server: Server) -> None:
-    info = requests.get(f"{server.url}/server_info", timeout=TIMEOUT_SECONDS).json()
+    info = HTTP.get(f"{server.url}/server_info").json()
     assert info["lz_max_window_size"] == (24 if server.config.name == "defaults" else 1024)
 
 
@@ -368,7 +366,7 @@ def test_a_penalty_without_generated_tokens_is_refused(server: Server, stream: b
 @on("overlap")
 def test_every_other_endpoint_refuses_the_fields(server: Server) -> None:
     """All that the server's own OpenAPI document lists, so one that is added is tried too."""
-    paths = requests.get(f"{server.url}/openapi.json", timeout=TIMEOUT_SECONDS).json()["paths"]
+    paths = HTTP.get(f"{server.url}/openapi.json").json()["paths"]
     takers = {endpoint.path for endpoint in ENDPOINTS} | {"/invocations", "/vertex_generate"}
     tried = 0
     for path, methods in paths.items():
@@ -377,7 +375,7 @@ def test_every_other_endpoint_refuses_the_fields(server: Server) -> None:
                 if path in takers and "lz_penalty" in fields:
                     continue
                 url = f"{server.url}{path.replace('{', '').replace('}', '')}"
-                answer = requests.request(method, url, json=fields, timeout=TIMEOUT_SECONDS)
+                answer = HTTP.request(method, url, json=fields)
                 assert answer.status_code == 400, f"{path}: {answer.text[:500]}"
                 assert next(iter(fields)) in answer.text
                 tried += 1

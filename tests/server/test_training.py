@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-import requests
 from transformers import AutoTokenizer
 
-from server.client import post_ok
+from bench.http_client import lines
+from server.client import post_ok, streaming
 from server.configurations import on
 from server.launch import Server
 from sglang_lz.demo import REASONER_PATH
@@ -74,9 +74,9 @@ def turns(server: Server, *, stream: bool, temperature: float, **fields: Any) ->
 
 def last_event(server: Server, body: dict[str, Any]) -> Any:
     """The last answer of a stream, with all of the output."""
-    with requests.post(f"{server.url}/generate", json=body, stream=True, timeout=300) as response:
-        assert response.ok, response.text
-        events = [line[len(b"data: ") :] for line in response.iter_lines() if line]
+    with streaming(server, body) as response:
+        assert response.is_success, response.read()
+        events = [line[len(b"data: ") :] for line in lines(response) if line]
     assert events[-1] == b"[DONE]"
     return json.loads(events[-2])
 

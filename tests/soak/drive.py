@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import requests
+import httpx
 
+from bench.http_client import HTTP
 from bench.processes import is_alive
 from server.launch import PORT_TAKEN, STARTS, Config, Server
 from soak.check import Answer
@@ -47,16 +48,16 @@ ORPHAN_SECONDS = 20.0
 LONGEST_SENTENCE = 600
 ABORTED = "Aborted by AbortReq"
 CLIENT = """\
-import json, sys, urllib.request
+import json, sys, httpx
 url, body = json.load(sys.stdin)
-headers = {"Content-Type": "application/json"}
-message = urllib.request.Request(url, json.dumps(body).encode(), headers)
-with urllib.request.urlopen(message) as answer:
-    while part := answer.read1():
+with httpx.stream("POST", url, json=body, timeout=None, trust_env=False) as answer:
+    for part in answer.raise_for_status().iter_bytes():
         sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
 """
 """A process that hands on a stream, to be killed."""
+CLIENT_SECONDS = 0.7
+"""How long it takes to import what it needs, before it sends its request."""
 
 
 @dataclass
@@ -236,7 +237,7 @@ class Driver:
         body = body_of(action)
         try:
             content = self._answer(action, body, wave)
-        except (requests.RequestException, OSError) as error:
+        except (httpx.HTTPError, OSError) as error:
             self._cut_off(f"no answer: {error!r}", body, wave)
             return
         if content:
@@ -263,13 +264,13 @@ class Driver:
             timer = threading.Timer(action.after, self._abort, [body["rid"]])
             timer.start()
         try:
-            answer = requests.post(
+            answer = HTTP.post(
                 url,
-                data=json.dumps(body),  # what is no number in JSON too
+                content=json.dumps(body),  # what is no number in JSON too
                 headers={"Content-Type": "application/json"},
-                timeout=(PATIENCE_SECONDS, patience),
+                timeout=httpx.Timeout(PATIENCE_SECONDS, read=patience),
             )
-        except requests.ReadTimeout:
+        except httpx.ReadTimeout:
             if action.how != LEAVE:
                 raise
             return b""
@@ -291,16 +292,17 @@ class Driver:
 
     def _stream(self, url: str, body: dict[str, Any], action: Action, wave: Wave) -> bytes:
         content = b""
-        with requests.post(url, json=body, stream=True, timeout=PATIENCE_SECONDS) as answer:
+        with HTTP.stream("POST", url, json=body, timeout=PATIENCE_SECONDS) as answer:
             if answer.status_code != 200:
+                answer.read()
                 self._unexpected(answer, body, wave)
                 return b""
             with (
-                contextlib.suppress(requests.RequestException)
+                contextlib.suppress(httpx.HTTPError)
                 if self.served.killed
                 else (contextlib.nullcontext())
             ):
-                for part in answer.iter_content(None):
+                for part in answer.iter_bytes():
                     content += part
                     if action.how == HANG_UP and content.count(b"\n\n") >= action.after:
                         break
@@ -317,7 +319,7 @@ class Driver:
             client.stdin.write(json.dumps([url, body]).encode())
             client.stdin.close()
             client.stdin = None
-            killer = threading.Timer(seconds + 0.2, client.kill)
+            killer = threading.Timer(CLIENT_SECONDS + seconds, client.kill)
             killer.start()
             assert client.stdout is not None
             content = client.stdout.read()
@@ -325,7 +327,7 @@ class Driver:
         return content
 
     def _refused(
-        self, answer: requests.Response, action: Action, body: dict[str, Any], wave: Wave
+        self, answer: httpx.Response, action: Action, body: dict[str, Any], wave: Wave
     ) -> None:
         try:
             error = answer.json()["error"]
@@ -337,7 +339,7 @@ class Driver:
             reason = f"not refused with {action.reason!r}: {answer.status_code}"
             self.log.error(f"{reason} {answer.text[:500]}", wave=wave.name, request=body)
 
-    def _unexpected(self, answer: requests.Response, body: dict[str, Any], wave: Wave) -> None:
+    def _unexpected(self, answer: httpx.Response, body: dict[str, Any], wave: Wave) -> None:
         self._cut_off(f"status {answer.status_code}: {answer.text[:500]}", body, wave)
 
     def _cut_off(self, reason: str, body: dict[str, Any], wave: Wave) -> None:
@@ -348,8 +350,8 @@ class Driver:
         self.log.error(reason, wave=wave.name, request=body)
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
-        with contextlib.suppress(requests.RequestException):
-            requests.post(f"{self.served.url}{path}", json=body, timeout=PATIENCE_SECONDS)
+        with contextlib.suppress(httpx.HTTPError):
+            HTTP.post(f"{self.served.url}{path}", json=body, timeout=PATIENCE_SECONDS)
 
     def _abort(self, rid: str) -> None:
         self._post("/abort_request", {"rid": rid})
@@ -368,8 +370,8 @@ class Driver:
         self.log.note("cache flushed")
         url = f"{self.served.url}/flush_cache?timeout={PATIENCE_SECONDS:g}"
         try:
-            answer = requests.post(url, timeout=PATIENCE_SECONDS + 10)
-        except requests.RequestException as error:
+            answer = HTTP.post(url, timeout=PATIENCE_SECONDS + 10)
+        except httpx.HTTPError as error:
             self.log.error(f"the cache was not flushed: {error!r}", wave=wave.name)
             return
         if answer.status_code != 200:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.processes import Background, ProcessError, answers, free_port
+from bench.processes import Background, ProcessError
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "import time; time.sleep(60)"
@@ -133,13 +133,3 @@ def test_it_ends_with_us_even_if_we_are_killed(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.wait()
-
-
-def test_a_server_answers_or_not() -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    assert not answers(url)
-    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
-    with Background([*command, "--directory", str(ROOT / "docs")], grace=0) as process:
-        process.wait_until(lambda: answers(f"{url}/SPEC.md"), 60)
-        assert not answers(f"{url}/no-such-file")
