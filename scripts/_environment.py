@@ -30,17 +30,17 @@ from pathlib import Path
 from typing import Literal
 
 import _supervise
+from _checkout import ROOT
+from sglang_lz.distribution import sources
+from sglang_lz.distribution.errors import DistError
 
 Flavour = Literal["cpu", "cuda"]
 FLAVOURS: tuple[Flavour, ...] = ("cpu", "cuda")
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 FULL = CACHE / "full"
 """The commit at which `scripts/test full` passed last; scripts/release signs no other."""
 PATCHES = ROOT / "patches"
-UPSTREAM = "SGLANG_LZ_UPSTREAM"
-"""Environment variable that chooses the upstream release where --upstream does not."""
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
 TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
 COMPILER = ROOT / "scripts" / "requirements-compiler.txt"
@@ -54,7 +54,7 @@ NOT_COMPILED = "/sglang/(multimodal_gen|test)/"
 """Modules of SGLang that serving text never imports, a third of it."""
 
 
-class SetupError(Exception):
+class SetupError(DistError):
     """Set-up cannot continue; the message is one sentence for the user."""
 
 
@@ -88,23 +88,14 @@ def parse_flavour(text: str, name: str) -> Flavour:
     raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
 
 
-def releases() -> list[str]:
-    """The upstream releases that this checkout patches, newest first."""
-    lines = (PATCHES / "releases").read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+def releases() -> tuple[str, ...]:
+    """`sources.releases` of this checkout, also where an installed package is imported."""
+    return sources.releases(PATCHES)
 
 
-def choose_release(wanted: str | None) -> str:
-    """Return the release given by --upstream or the environment, or else the newest.
-
-    Raises:
-        SetupError: this checkout has no patches for it.
-    """
-    name = UPSTREAM if wanted is None else "--upstream"
-    chosen = os.environ.get(UPSTREAM) or releases()[0] if wanted is None else wanted
-    if chosen not in releases():
-        raise SetupError(f"{name} is {chosen!r}; it must be {' or '.join(releases())}.")
-    return chosen
+def choose_release(upstream: str | None) -> str:
+    """`sources.choose_release` of this checkout, also where an installed package is imported."""
+    return sources.choose_release(upstream, PATCHES)
 
 
 def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -452,7 +443,7 @@ class Environment:
         folders = [self.python.parent, *([self._lender.python.parent] if self._lender else [])]
         env["PATH"] = os.pathsep.join([*map(str, folders), env.get("PATH", os.defpath)])
         env["PYTHONUNBUFFERED"] = "1"
-        env[UPSTREAM] = self.release
+        env[sources.UPSTREAM] = self.release
         env["TMPDIR"] = str(_temporary_folder())
         env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
         env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))
@@ -477,7 +468,7 @@ def main(program: Callable[[list[str]], int]) -> None:
     """Run a script's `program` with its arguments; exit with a status and never a traceback."""
     try:
         status = program(sys.argv[1:])
-    except SetupError as error:
+    except DistError as error:
         say(str(error))
         status = 1
     except _supervise.Ended as ended:

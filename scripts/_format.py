@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import _supervise
-from _environment import ROOT, Environment, main, say
+from _checkout import ROOT
+from _environment import Environment, main, say
 from _test import variables
 
 USAGE = """\

@@ -25,15 +25,12 @@ import torch
 from sglang.benchmark import one_batch
 
 import _gpu_one_batch
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from bench.common import date, write_result  # noqa: E402
-from bench.serving import hardware  # noqa: E402
-from bench.serving.models import MODELS, write_model  # noqa: E402
-from sglang_lz import sampling  # noqa: E402
-from sglang_lz.penalty.penalizer import Penalizer  # noqa: E402
-from sglang_lz.upstream_benchmarks import penalize  # noqa: E402
+from bench.common import date, write_result
+from bench.serving import hardware
+from bench.serving.models import MODELS, write_model
+from sglang_lz import sampling
+from sglang_lz.penalty.penalizer import Penalizer
+from sglang_lz.upstream_benchmarks import penalize
 
 WAYS: dict[str, dict[str, Any]] = {
     "off": {},

@@ -12,16 +12,16 @@ import subprocess
 import tomllib
 
 import _supervise
+from _checkout import ROOT
 from _environment import (
     PATCHES,
-    ROOT,
-    UPSTREAM,
     SetupError,
     choose_release,
     main,
     releases,
     say,
 )
+from sglang_lz.distribution.sources import UPSTREAM
 
 ENGINES = ("docker", "podman", "buildah")
 IMAGES = ("cpu", "cuda", "router")

@@ -20,10 +20,10 @@ from typing import Any
 import minisign
 
 import _sbom
-from _environment import CACHE, FLAVOURS, FULL, ROOT, SetupError, main, say
+from _checkout import ROOT
+from _environment import CACHE, FLAVOURS, FULL, SetupError, main, say
 from _release import PASSWORD, parse
 from sglang_lz.distribution.doctor import examine_wheel
-from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from sglang_lz.distribution.sources import LOCK, choose_release, release_dir, releases
 from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
@@ -57,13 +57,10 @@ def make_release(arguments: list[str]) -> int:
     """Run the script; return its exit status."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
-    try:
-        if options.new_key:
-            _new_key(options.new_key)
-        else:
-            _make(options.out.absolute(), options.key, options.only, options.upstream)
-    except DistError as error:
-        raise SetupError(str(error)) from None
+    if options.new_key:
+        _new_key(options.new_key)
+    else:
+        _make(options.out.absolute(), options.key, options.only, options.upstream)
     return 0
 
 

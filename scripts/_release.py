@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import _supervise
-from _environment import CACHE, ROOT, SetupError, Step, digest, do_steps, main
+from _checkout import ROOT
+from _environment import CACHE, SetupError, Step, digest, do_steps, main
 
 FOLDER = ROOT / ".venv" / "release"
 REQUIREMENTS = ROOT / "scripts" / "release.lock"

@@ -9,10 +9,10 @@ import time
 
 import _supervise
 import _tools
+from _checkout import ROOT
 from _environment import (
     CACHE,
     FULL,
-    ROOT,
     Environment,
     choose_release,
     digest,

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import _supervise
-from _environment import ROOT, say
+from _checkout import ROOT
+from _environment import say
 
 LOCK_SECONDS = 1800
 """How long to wait for another installation of packages on this machine."""

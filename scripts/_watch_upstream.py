@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from _environment import CACHE, ROOT, SetupError, main, releases, say, split_option
+from _checkout import ROOT
+from _environment import CACHE, SetupError, main, releases, say, split_option
 
 USAGE = """\
 usage: scripts/watch-upstream [--version VERSION] [--report FILE]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+from sglang_lz.distribution.sources import releases
+
 FOLDER = Path(__file__).resolve().parents[1] / "patches"
-RELEASES = [
-    line for line in (FOLDER / "releases").read_text().splitlines() if not line.startswith("#")
-]
+RELEASES = releases(FOLDER)
 """Newest first. An installed sglang_lz knows its own alone."""
 RELEASE = version("sglang").partition("+")[0]
 """That of the SGLang which is installed."""

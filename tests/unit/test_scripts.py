@@ -21,6 +21,8 @@ import pytest
 import numba_cache
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+AS_SCRIPTS = os.pathsep.join(map(str, (SCRIPTS, SCRIPTS.parent / "python")))
+"""The PYTHONPATH of what imports scripts where no sglang_lz is installed, as their users do."""
 sys.path.insert(0, str(SCRIPTS))
 environment = importlib.import_module("_environment")
 serve = importlib.import_module("_serve")
@@ -312,7 +314,7 @@ def test_another_release_is_tested_alone(calls: Calls) -> None:
     assert calls.env["SGLANG_LZ_UPSTREAM"] == release
     assert [command[0] for command in calls.commands].count("pytest") == 1
     assert calls.commands[-1][-1] == "-x"
-    with pytest.raises(environment.SetupError, match=r"--upstream is '0.1'; it must be "):
+    with pytest.raises(environment.DistError, match=r"--upstream is '0.1'; this sglang-lz has "):
         run_tests.test(["--upstream", "0.1"])
 
 
@@ -630,7 +632,7 @@ _tools.install(_tools.ALL)
 
 def test_two_set_ups_install_once(debian: Debian) -> None:
     command = [sys.executable, "-c", INSTALL_ALL, str(tools.APT_LISTS)]
-    env = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    env = os.environ | {"PYTHONPATH": AS_SCRIPTS}
     for both in [subprocess.Popen(command, env=env) for _ in range(2)]:
         assert both.wait(PATIENCE_SECONDS) == 0
     assert debian.calls() == EVERYTHING
@@ -848,7 +850,7 @@ def start(then: str = FOREVER, *, polite: bool = True) -> tuple[subprocess.Popen
     """A supervisor of a child with two children, one in a session of its own, and their pids."""
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, FAMILY.format(polite=polite, then=then)],
-        env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+        env=os.environ | {"PYTHONPATH": AS_SCRIPTS},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

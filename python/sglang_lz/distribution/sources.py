@@ -42,9 +42,13 @@ def checkout_patches_dir() -> Path:
     return folder
 
 
-def releases() -> tuple[str, ...]:
-    """Return the supported upstream releases, newest first; DistError if there is no list."""
-    path = patches_dir() / RELEASES
+def releases(patches: Path | None = None) -> tuple[str, ...]:
+    """Return the supported upstream releases, newest first; DistError if there is no list.
+
+    Args:
+        patches: the folder with the list; by default `patches_dir()`.
+    """
+    path = (patches or patches_dir()) / RELEASES
     try:
         lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     except FileNotFoundError:
@@ -55,14 +59,18 @@ def releases() -> tuple[str, ...]:
     return found
 
 
-def choose_release(upstream: str | None) -> str:
+def choose_release(upstream: str | None, patches: Path | None = None) -> str:
     """Return the release given by ``--upstream`` or the environment, or else the newest.
 
     Raises DistError if it is not supported.
+
+    Args:
+        upstream: the value of ``--upstream``; None if it is not given.
+        patches: the folder with the list of releases; by default `patches_dir()`.
     """
-    supported = releases()
-    name = "--upstream" if upstream else UPSTREAM
-    chosen = upstream or os.environ.get(UPSTREAM) or supported[0]
+    supported = releases(patches)
+    name = UPSTREAM if upstream is None else "--upstream"
+    chosen = os.environ.get(UPSTREAM) or supported[0] if upstream is None else upstream
     if chosen not in supported:
         raise DistError(f"{name} is {chosen!r}; this sglang-lz has {', '.join(supported)}.")
     return chosen

@@ -1,0 +1,16 @@
+"""Makes the packages of this checkout importable, with the standard library alone.
+
+Scripts run before anything is installed, and some on machines where nothing of ours is: import this
+before `sglang_lz`, `bench`, or what the GPU checks share with the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The root of the checkout."""
+
+# Last, so that an installed sglang_lz comes first: the tests of an installed wheel import scripts.
+sys.path += [str(ROOT / "python"), str(ROOT), str(ROOT / "tests")]
