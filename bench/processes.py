@@ -1,12 +1,11 @@
 """Background processes: started in a group of their own, awaited, and ended with all they started.
 
-Standard library only; Linux only.
+Several may run at once, started by any thread. Standard library only; Linux only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -17,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from sglang_lz.distribution.processes import ending_with_us
+
 LOG_LINES = 40
 POLL_SECONDS = 0.25
 KILL_SECONDS = 10.0
 """How long the kernel may take to end a process that was killed."""
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class ProcessError(RuntimeError):
@@ -80,7 +80,7 @@ class Background:
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent if ends_with_us else None,
+                preexec_fn=ending_with_us() if ends_with_us else None,
             )
         self.pid = self._process.pid
 
@@ -182,7 +182,3 @@ def is_alive(group: int) -> bool:
                 if int(of_group) == group and state not in "ZX":
                     return True
     return False
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

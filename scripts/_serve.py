@@ -1,4 +1,8 @@
-"""scripts/serve: sets up the patched SGLang, then starts its server."""
+"""scripts/serve: sets up the patched SGLang, then starts its server.
+
+The server is that of `sglang-lz serve` in the new environment. It runs below this process, which
+outlives it to remove the temporary folder and what a server that was killed leaves behind.
+"""
 
 from __future__ import annotations
 

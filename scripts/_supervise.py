@@ -1,4 +1,8 @@
-"""Runs a child process so that everything it starts ends with it, and with us."""
+"""Runs a child process so that everything it starts ends with it, and with us.
+
+It takes over this process's signals and its orphans, so a program with threads and several children
+cannot use it: `bench.processes` is for those.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import _checkout  # noqa: F401, for the import below
+from sglang_lz.distribution.processes import ending_with_us
+
 GRACE_SECONDS = 15.0
 """How long a child may take to end after a signal before everything is killed."""
 
@@ -24,7 +31,6 @@ STRAGGLER_SECONDS = 2.0
 SHARED_MEMORY = Path("/dev/shm")
 
 # prctl(2)
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,7 +73,6 @@ def run(
         for signum in FORWARDED
         if not (nohup and signum == signal.SIGHUP)
     }
-    parent = os.getpid()
     child = None
     shared: set[Path] = set()
     try:
@@ -76,7 +81,7 @@ def run(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509, we have one thread
+            preexec_fn=ending_with_us(),  # noqa: PLW1509, we have one thread
         )
         shared = _wait(child, received, grace)
     finally:
@@ -90,13 +95,6 @@ def run(
         raise Ended(received[0])
     status = child.returncode
     return status if status >= 0 else 128 - status
-
-
-def _end_with(parent: int) -> None:
-    """In the child: request a SIGTERM from the kernel for when our parent dies."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the request
-        os._exit(1)
 
 
 def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> set[Path]:

@@ -1,12 +1,14 @@
-"""``sglang-lz serve``: starts the server of the sglang that this package belongs to."""
+"""``sglang-lz serve``: starts the server of the sglang that this package belongs to.
+
+It decides on the arguments and becomes `sglang_lz.server.launch`, which is a program of its own
+because nothing in this folder may import sglang.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ from typing import NoReturn
 
 from ..fields import lz, repetition
 from .errors import DistError
+from .processes import ending_with_us
 from .seal import SEAL, Seal, reader
 from .sources import PACKAGE
 
@@ -133,13 +136,6 @@ def playground_command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "sglang_lz", "playground", "--server", server]
 
 
-def _end_with(parent: int) -> None:
-    """In the child: have the kernel end it when its parent dies, which becomes the server."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def serve(arguments: list[str]) -> NoReturn:
     """Replace this process with the server, which then handles signals and the exit status.
 
@@ -161,10 +157,9 @@ def serve(arguments: list[str]) -> NoReturn:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.server.launch", *arguments]
     if has_playground:
-        parent = os.getpid()
         subprocess.Popen(
             playground_command(arguments),
-            preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509, we have one thread
+            preexec_fn=ending_with_us(),  # noqa: PLW1509, we have one thread
         )
     print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)
