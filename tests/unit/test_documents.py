@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
 )
+DOCUMENTS = (*PAGES, ROOT / "CHANGELOG.md", *sorted(ROOT.glob("python/**/*.md")))
 
 
 @cache
@@ -56,6 +58,31 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_commit_that_a_document_names_exists(page: Path) -> None:
+    """Commits are written with seven digits; the sha256 of files with eight."""
+    commits = re.findall(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{7}\b", page.read_text())
+    if not commits:
+        return
+    if _git("rev-parse", "--show-prefix") != "":
+        pytest.skip("this folder is no git checkout, so the commits that it names cannot be found")
+    if _git("rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("this clone is shallow, so older commits cannot be found")
+    missing = [commit for commit in commits if _git("cat-file", "-t", commit) != "commit"]
+    assert not missing
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints of this checkout; None if it fails or is not installed."""
+    try:
+        done = subprocess.run(
+            ("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return None if done.returncode else done.stdout.strip()
 
 
 def test_every_page_is_linked_from_another() -> None:
