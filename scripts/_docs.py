@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from bench.common import RESULTS
 from bench.constraints import tables as constraints
+from bench.guard import tables as guard
 from bench.harm import result as harm
 from bench.kernel import tables as kernel
 from bench.penalties import tables as penalties
 from bench.repetition import tables as repetition
+from bench.serving.result import markdown as serving
+from bench.speculation import tables as speculation
 from hostile import judge
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
 from sglang_lz.distribution.sources import releases
@@ -65,18 +71,77 @@ def _calls(patch: Patch) -> list[str]:
     return found
 
 
+def changes() -> str:
+    """Every file of upstream that the newest release's patches change, as git shows it."""
+    changed: dict[str, list[int]] = {}
+    for patch in PatchSet.load(ROOT / "patches" / releases()[0]).patches:
+        for change in patch.changes:
+            lines = [line for hunk in change.hunks for line in hunk]
+            plus = sum(line.startswith(b"+") for line in lines)
+            counts = changed.setdefault(f"python/{change.path}", [0, 0])
+            counts[0] += plus
+            counts[1] += len(lines) - plus
+    width = max(map(len, changed))
+    rows = [
+        f" {path:{width}} | {plus + minus:2} {'+' * plus}{'-' * minus}"
+        for path, (plus, minus) in sorted(changed.items())
+    ]
+    added, removed = map(sum, zip(*changed.values(), strict=True))
+    end = f" {len(changed)} files changed, {added} insertions(+), {removed} deletions(-)"
+    return "\n".join(("```", *rows, end, "```")) + "\n"
+
+
+def time_of_tests() -> str:
+    """The minutes of what continuous integration runs, in parts."""
+    found = _result("tests")
+    head = f"| `scripts/test all` at commit {found['commit']} | minutes |"
+    rows = [f"| {part} | {seconds / 60:.0f} |" for part, seconds in found["seconds"].items()]
+    return "\n".join((head, "|---|---|", *rows)) + "\n"
+
+
 def seconds_of_tests() -> str:
     """The test files that took longest of what continuous integration runs; on two workers."""
-    files = json.loads((ROOT / "bench" / "results" / "tests.json").read_text())["files"]
+    files = _result("tests")["files"]
     rows = [f"| [{name}]({name}) | {seconds} |" for name, (_, seconds) in files.items()]
     return "\n".join(("| tests | seconds |", "|---|---|", *rows[:12])) + "\n"
 
 
+def compiled_step() -> str:
+    """What the compiled step may take, by the size of its window."""
+    budget = json.loads((ROOT / "tests" / "unit" / "kernel_budget.json").read_text())
+    lines = [
+        f"| a step with a window of | {' | '.join(budget['counts'])} |",
+        "|---" * (1 + len(budget["counts"])) + "|",
+    ]
+    for name, counts in budget["3.7"].items():
+        if found := re.fullmatch(r"_step (\d+)", name):
+            lines.append(f"| {int(found[1]):,} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _served(name: str) -> str:
+    return serving(_result(name)) + "\n"
+
+
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    ("CONTRIBUTING.md", "changes"): changes,
+    ("CONTRIBUTING.md", "time-of-tests"): time_of_tests,
     ("CONTRIBUTING.md", "seconds-of-tests"): seconds_of_tests,
     ("README.md", "fields"): markdown_table,
     ("README.md", "puzzles"): repetition.readme,
     ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
+    ("docs/RESULTS.md", "prompt"): repetition.prompt,
+    ("docs/RESULTS.md", "step-summary"): kernel.step_summary,
+    **{
+        ("docs/RESULTS.md", f"speculation-{name}"): partial(speculation.variants, name)
+        for name in speculation.ON_THE_DEMO_MODEL
+    },
+    ("docs/RESULTS.md", "speculation-until-onset"): speculation.until_onset,
+    ("docs/GPU.md", "compiled-step"): compiled_step,
     ("docs/PATCHES.md", "patches"): patches,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
@@ -93,6 +158,19 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
     ("bench/README.md", "served-on-a-gpu"): kernel.served_on_gpu,
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
+    ("bench/README.md", "guard-step"): guard.step,
+    ("bench/README.md", "guard-observed"): guard.observed,
+    ("bench/README.md", "guard-alarms"): guard.alarms,
+    ("bench/README.md", "guard-models"): guard.models,
+    ("bench/README.md", "speculation-pocket"): partial(speculation.variants, "pocket"),
+    ("bench/README.md", "served-on-a-cpu"): partial(_served, "serving-cpu"),
+    ("bench/README.md", "smoke-static"): partial(_served, "serving-smoke-static"),
+    ("bench/README.md", "smoke-live"): partial(_served, "serving-smoke-live"),
+    ("bench/README.md", "step-on-a-cpu"): kernel.step_on_cpu,
+    ("bench/README.md", "step-over-vocabularies"): kernel.step_over_vocabularies,
+    ("bench/README.md", "step-in-other-forms"): kernel.step_in_other_forms,
+    ("bench/README.md", "starts-of-requests"): kernel.starts_of_requests,
+    ("bench/README.md", "batches-without-a-penalty"): kernel.batches_without_a_penalty,
 }
 """What makes each block, by its page and name."""
 

@@ -160,11 +160,13 @@ def table(found: dict[str, Any]) -> str:
     """The result in Markdown."""
     first = next(iter(found["variants"].values()))
     names = [name for name in first if name != "finish"]
-    lines = [
-        f"| {found['model']} | stopped by the guard | {' | '.join(names)} |",
-        "|---" * (len(names) + 2) + "|",
-    ]
+    place = names.index("tokens") + 1
+    head = [found["model"], "stopped by the guard", *names[:place], "tokens saved", *names[place:]]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for variant, counted in found["variants"].items():
-        cells = [counted["finish"].get("repetition", 0), *(counted[name] for name in names)]
-        lines.append(f"| {variant} | {' | '.join(f'{cell:,}' for cell in cells)} |")
+        counts = [f"{counted[name]:,}" for name in names]
+        saved = 100 * (1 - counted["tokens"] / first["tokens"])
+        cells = [variant, f"{counted['finish'].get('repetition', 0):,}", *counts[:place]]
+        cells += [f"{saved:.0f} %", *counts[place:]]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The tables of bench/README.md about a GPU, from the result files."""
+"""The tables of the documents about the time of a step, from the result files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import statistics
 from typing import Any
 
 from bench.common import RESULTS
-from bench.kernel.names import COPY, DRY, EMPTY, MEMORY, ONSET_2, OURS, UPSTREAM
+from bench.kernel import host
+from bench.kernel.names import COPY, DENSE, DRY, EMPTY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
 
 HISTORIES = {
     "text": "text",
@@ -19,6 +20,8 @@ WAYS = {
     OURS: "ours",
     ONSET_2: "ours, onset 2",
     MEMORY: "with memory on",
+    REFERENCE: "reference",
+    DENSE: "dense formulation",
     UPSTREAM: "frequency + repetition (upstream's)",
     DRY: "DRY style",
     EMPTY: "empty kernel",
@@ -26,17 +29,149 @@ WAYS = {
 }
 
 
+ON_CPU = (OURS, ONSET_2, MEMORY, REFERENCE, UPSTREAM, DRY, COPY)
+ON_GPU = (OURS, ONSET_2, MEMORY, REFERENCE, DENSE, UPSTREAM, DRY, EMPTY, COPY)
+IN_SUMMARY = (OURS, ONSET_2, MEMORY, UPSTREAM)
+USUAL = {"rows": 64, "vocab": 152064, "window": 512, "buffer": 32, "nodes": 0, "history": "text"}
+"""The case that the tables vary."""
+
+
+class Times:
+    """The steps of one result file.
+
+    Attributes:
+        rows: what was measured, each by the result's columns.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Read a result file by its name."""
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        self.rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
+
+    def microseconds(self, way: str, **case: object) -> float | None:
+        """The median of a step in the usual case but for `case`; None if it was not timed."""
+        wanted = USUAL | {"implementation": way} | case
+        (found,) = (row for row in self.rows if wanted.items() <= row.items())
+        return None if found["median_us"] is None else float(found["median_us"])
+
+
 def step_on_gpu() -> str:
     """The median of a step in microseconds, over rows and over histories."""
-    result = json.loads((RESULTS / "kernel-h100.json").read_text())
-    rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
-    cases = dict.fromkeys((row["rows"], row["history"]) for row in rows)
-    found = {(row["implementation"], row["rows"], row["history"]): row["median_us"] for row in rows}
-    lines = [f"| rows | history | {' | '.join(WAYS.values())} |", "|---" * (2 + len(WAYS)) + "|"]
-    for count, history in cases:
-        times = (f"{found[way, count, history]:.1f}" for way in WAYS)
-        lines.append(f"| {count} | {HISTORIES[history]} | {' | '.join(times)} |")
-    return "\n".join(lines) + "\n"
+    times = Times("kernel-h100")
+    cases = dict.fromkeys((row["rows"], row["history"]) for row in times.rows)
+    body = [
+        [str(rows), HISTORIES[history]]
+        + [_shown(times.microseconds(way, rows=rows, history=history)) for way in ON_GPU]
+        for rows, history in cases
+    ]
+    return _table(["rows", "history", *(WAYS[way] for way in ON_GPU)], body)
+
+
+def step_on_cpu() -> str:
+    """The median of a step in milliseconds, over histories."""
+    times = Times("kernel-cpu")
+    body = [
+        [title, *(_milliseconds(times.microseconds(way, history=history)) for way in ON_CPU)]
+        for history, title in HISTORIES.items()
+    ]
+    return _table(["history", *(WAYS[way] for way in ON_CPU)], body)
+
+
+def step_over_vocabularies() -> str:
+    """Our step beside upstream's penalties on a CPU, over the size of the vocabulary."""
+    times = Times("kernel-cpu")
+    body = []
+    for size in sorted({row["vocab"] for row in times.rows}):
+        ours, upstream = (times.microseconds(way, vocab=size) for way in (OURS, UPSTREAM))
+        assert ours is not None
+        assert upstream is not None
+        shown = (_milliseconds(ours), _milliseconds(upstream), f"{upstream / ours:.0f}")
+        body.append([f"{size:,}", *shown])
+    return _table(["V", WAYS[OURS], WAYS[UPSTREAM], "times as long as ours"], body)
+
+
+def step_in_other_forms() -> str:
+    """A step of one row beside the dense formulation, and one of draft trees, on a CPU."""
+    times = Times("kernel-cpu")
+    cases: tuple[tuple[str, str, dict[str, object]], ...] = (
+        ("1 row, ours", OURS, {"rows": 1}),
+        ("1 row, dense formulation", DENSE, {"rows": 1}),
+        ("64 draft trees of 8 nodes, ours", OURS, {"nodes": 8}),
+    )
+    body = [[name, _milliseconds(times.microseconds(way, **case))] for name, way, case in cases]
+    return _table(["step", "time"], body)
+
+
+def step_summary() -> str:
+    """A step in text on both devices, over rows, in microseconds."""
+    body = []
+    for device, name, counts in (
+        ("H100", "kernel-h100", (1, 64, 512)),
+        ("one CPU core", "kernel-cpu", (64,)),
+    ):
+        times = Times(name)
+        for rows in counts:
+            shown = (_shown(times.microseconds(way, rows=rows)) for way in IN_SUMMARY)
+            body.append([device, str(rows), *shown])
+    return _table(["device", "rows", *(WAYS[way] for way in IN_SUMMARY)], body)
+
+
+def starts_of_requests() -> str:
+    """What the scheduler's thread spends on the start of each request of a batch, microseconds."""
+    result, rows = _host()
+
+    def slowest(**case: object) -> str:
+        found = [row["median_us"] for row in rows if case.items() <= row.items()]
+        return f"{max(found):.1f}" if found else "-"
+
+    limits = {target["target"]: f"{target['at_most']:.0f}" for target in result["targets"]}
+    body = []
+    for seen in host.WINDOWS:
+        times = (slowest(what=host.PREFILL, seen=seen, requests=n) for n in host.BATCHES)
+        limit = limits[f"prefill with {seen} tokens seen, each of {host.BATCHES[-1]}, us"]
+        body.append([f"{seen:,} tokens seen", *times, limit])
+    resumed = (slowest(what=host.RESUMED, requests=n) for n in host.BATCHES)
+    limit = limits[f"resumption after {host.OUTPUTS:,} outputs, lz_onset {host.ONSET}, us"]
+    title = f"resumed after {host.OUTPUTS:,} outputs, `lz_onset` {host.ONSET}"
+    body.append([title, *resumed, limit])
+    alone, *others = host.BATCHES
+    heads = (f"{alone} request", *(f"each of {n}" for n in others))
+    return _table(["start of a request", *heads, "at most"], body)
+
+
+def batches_without_a_penalty() -> str:
+    """What both hooks spend on a batch without a penalty, in microseconds."""
+    _, rows = _host()
+    found = {(row["what"], row["pool"]): row["median_us"] for row in rows}
+    whats = (host.NO_PENALTY, host.PREFILL_NO_PENALTY)
+    body = [
+        [held, *(f"{found[f'{what}, {held}', pool]:.1f}" for what in whats for pool in host.POOLS)]
+        for held in ("no window held", "a window held elsewhere")
+    ]
+    pools = [f"{pool:,} request rows" for pool in host.POOLS]
+    heads = [f"{kind}, {pool}" for kind in ("decode", "prefill") for pool in pools]
+    return _table(["", *heads], body)
+
+
+def _host() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    result = json.loads((RESULTS / "host-cpu.json").read_text())
+    return result, [dict(zip(result["host_columns"], row, strict=True)) for row in result["host"]]
+
+
+def _shown(microseconds: float | None) -> str:
+    return "-" if microseconds is None else f"{microseconds:,.1f}"
+
+
+def _milliseconds(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    milliseconds = microseconds / 1000
+    return f"{milliseconds:.{1 if milliseconds >= 10 else 2}f} ms"
+
+
+def _table(head: list[str], body: list[list[str]]) -> str:
+    lines = (head, ["---"] * len(head), *body)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 BUDGET = RESULTS.parents[1] / "tests" / "unit" / "kernel_budget.json"

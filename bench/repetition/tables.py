@@ -67,6 +67,17 @@ def puzzles_by_kind() -> str:
     return _table(head, rows)
 
 
+def prompt() -> str:
+    """What searching the prompt as well does to the puzzles."""
+    found = {cell["variant"]: cell for cell in cells("pocket-sizes")}
+    rows = []
+    for name in ("none", "lz 0.15", "lz 0.15, prompt"):
+        accuracies = (found[name], found[name]["groups"]["walk"])
+        means = (part["accuracy"]["mean"] for part in accuracies)
+        rows.append([name, *(f"{mean:.3f}" for mean in means)])
+    return _table(["penalty", "accuracy", "accuracy in walks"], rows)
+
+
 def demo() -> str:
     """How far the demo model's outputs repeat."""
     rows = [[cell["variant"], *_loops(cell)] for cell in cells("demo")]

@@ -33,6 +33,7 @@ from bench.common import ROOT, command, environment, write_result
 from bench.http_client import request
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 from bench.speculation.steps import Answer, ask, onset_reached, same_until
+from bench.speculation.tables import markdown
 
 ALPHA = 0.15
 NO_PENALTY = "no penalty"
@@ -192,24 +193,6 @@ def run_variant(asking: Asking, variant: str, penalty: dict[str, object]) -> dic
         **({"until_onset": until_onset(asking, variant, onset)} if isinstance(onset, int) else {}),
         "rows": rows,
     }
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """Return the result as a table for a README."""
-    lines = [
-        "| variant | degenerate outputs | accept length | outside loops | inside loops |",
-        "|---|---|---|---|---|",
-    ]
-    for name, variant in result["variants"].items():
-        inside = variant["accept_length_inside"]
-        cells = [
-            f"{variant['degenerate_share']:.2f}",
-            f"{variant['accept_length']:.2f}",
-            f"{variant['accept_length_outside']:.2f}",
-            "-" if inside is None else f"{inside:.2f}",
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def plot(result: dict[str, Any], out: Path) -> None:

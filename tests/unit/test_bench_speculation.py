@@ -78,9 +78,3 @@ def test_the_means_of_a_result_file_are_those_of_its_rows(file: Path) -> None:
         if "until_onset" in variant:
             equal = np.sum(variant["until_onset"]["rows"], axis=0)
             assert variant["until_onset"]["equal_tokens"] == equal[0]
-
-
-def test_the_guide_shows_the_result_of_the_puzzles() -> None:
-    file = RESULTS / "speculation-pocket.json"
-    page = (RESULTS.parent / "README.md").read_text()
-    assert speculation.markdown(json.loads(file.read_text())) in page
