@@ -71,6 +71,27 @@ def _calls(patch: Patch) -> list[str]:
     return found
 
 
+def imports() -> str:
+    """What the patches of all releases import from the package, by module; the doors first."""
+    found: dict[str, set[str]] = {}
+    for release in releases():
+        for patch in PatchSet.load(ROOT / "patches" / release).patches:
+            lines = (line for line in patch.changed_lines if line.startswith(b"+"))
+            added = b"\n".join(lines).decode()
+            for module, names in re.findall(r"\bfrom sglang_lz(\S*) import (.+)$", added, re.M):
+                for name in (part.split()[0] for part in names.split(",")):
+                    if module:
+                        found.setdefault(module[1:], set()).add(name)
+                    else:
+                        used = re.findall(rf"\b{name}\.(\w+)", added)
+                        found.setdefault(name, set()).update(used)
+    rows = [
+        f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(found[module]))} |"
+        for module in sorted(found, key=lambda module: ("." in module, module))
+    ]
+    return "\n".join(("| module | what patches import |", "|---|---|", *rows)) + "\n"
+
+
 def changes() -> str:
     """Every file of upstream that the newest release's patches change, as git shows it."""
     changed: dict[str, list[int]] = {}
@@ -143,6 +164,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/RESULTS.md", "speculation-until-onset"): speculation.until_onset,
     ("docs/GPU.md", "compiled-step"): compiled_step,
     ("docs/PATCHES.md", "patches"): patches,
+    ("docs/PATCHES.md", "imports"): imports,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
     ("bench/README.md", "puzzles"): repetition.puzzles_by_kind,

@@ -103,6 +103,15 @@ def test_every_hook_is_in_the_list_of_patches() -> None:
     assert named == {(name, call) for (_, name), calls in HOOKS.items() for call in calls}
 
 
+def test_every_attribute_of_ours_is_in_the_list_of_attributes() -> None:
+    code = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
+    found = set(re.findall(r"\.(lz_\w+) = |__dict__\.setdefault\(\"(lz_\w+)\"", code))
+    page = (ROOT / "docs/PATCHES.md").read_text().partition("## Attributes")[2]
+    listed = set(re.findall(r"^\|[^|]*\| `(lz_\w+)` \|", page, re.M))
+    assert found
+    assert {"".join(names) for names in found} <= listed
+
+
 def test_notice_lists_every_changed_file() -> None:
     patches = [patch for folder in PATCHES for patch in PatchSet.load(folder).patches]
     both = FLAVOUR_GROUPS["cuda"]
