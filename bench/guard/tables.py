@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.common import RESULTS
 from bench.guard import cost, outputs
-from sglang_lz.loops.detector import RECOMMENDED
+from sglang_lz.fields.repetition import RECOMMENDED
 
 MODELS = ("pocket", "demo", "code", "prose")
 
