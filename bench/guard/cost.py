@@ -169,8 +169,8 @@ def is_loop(tokens: Sequence[int], detection: RepetitionDetection) -> bool:
 def table(found: dict[str, Any]) -> str:
     """The result in Markdown."""
     lines = [
-        "| outputs | min_count | detector, us a step | of a 5 ms step | caches emptied, us | "
-        "plain Python, us a step |",
+        "| outputs | min_count | detector, us per step | of a 5 ms step | caches emptied, us | "
+        "plain Python, us per step |",
         "|---|---|---|---|---|---|",
     ]
     for row in found["table"]:
