@@ -16,7 +16,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-def test_the_next_process_loads_compiled_code(
+def test_compiled_code_is_loaded_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))

@@ -69,13 +69,13 @@ def _run_lengths(visible, run):
 
 @compiled
 def _is_loop(run, period):
-    """Whether a run is long enough to count its copies (docs/SPEC.md section 9)."""
+    """Whether run_k is at least s_k, so that its copies count (docs/SPEC.md section 9)."""
     return run >= (SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP)
 
 
 @compiled
 def _reach(run, onset):
-    """How many of the newest tokens are looped at this step, as far as the cover counts them."""
+    """E_t, limited to the tokens that the cover counts."""
     reach = 0
     for period in range(1, len(run)):
         if run[period] >= onset * period and _is_loop(run[period], period):
@@ -87,7 +87,7 @@ def _reach(run, onset):
 
 @compiled
 def _notice(cover, reach):
-    """Bring the word and the counter of a row to a step at which so many tokens are looped."""
+    """Update the word M and the counter of a row for one step, given `_reach`."""
     cover[LOOPED] = -1 if reach == COVERED else (cover[LOOPED] << 1) | ((1 << reach) - 1)
     bits = cover[LOOPED]
     bits -= (bits >> 1) & 0x5555555555555555
@@ -104,8 +104,8 @@ def _notice(cover, reach):
 
 @compiled
 def _append(newest, older, run):
-    """Bring runs to one more token; `older` are those before it, newest first, one for each period
-    whose run is known. Returns the longest run."""
+    """Update the runs for one more token; `older` are the tokens before it, newest first, one for
+    each period whose run is known. Returns the longest run."""
     # The slice begins at 0 so that the compiler can prove it to be within bounds.
     grown, longest = run[1:], np.int16(0)
     for column in range(len(older)):
@@ -117,7 +117,7 @@ def _append(newest, older, run):
 
 @compiled
 def _replay(visible, first, onset, run, cover):
-    """Bring runs and cover from the step after the first tokens to that after all of them."""
+    """Update runs and cover from the step after the first tokens to the step after all of them."""
     _run_lengths(visible[:first], run)
     _notice(cover, _reach(run, onset))
     steps = len(visible) - first
@@ -223,7 +223,7 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             if _is_loop(run, period):
                 strength = max(strength, copies - onset + 1)
             lowered[column] *= np.float32(strength)
-            # What is not lowered becomes no token, so that its logit is not read.
+            # Tokens that are not lowered are replaced by -1, so that their logits are not read.
             window[column] = window[column] if strength > 0 else -1
     # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):

@@ -82,13 +82,13 @@ MEMORY_STEPS = tl.constexpr(window.MEMORY_STEPS)
 REMEMBERED_RUN = tl.constexpr(window.REMEMBERED_RUN)
 REMEMBERED_STRENGTH = tl.constexpr(window.REMEMBERED_STRENGTH)
 
-# Above any column, and with a match length beside it still an int32.
+# More than any column, and small enough that its product with a match length is an int32.
 COLUMNS = tl.constexpr(1 << 14)
 
 SMALLEST_BLOCK = 128
-# One binary for all trees of up to so many nodes: upstream may change their size while it serves.
+# All trees of up to this many nodes share a binary: upstream may change their size while it serves.
 SMALLEST_TREE = 32
-# The whole vocabulary is read where the grammar leaves only what is forbidden.
+# The whole vocabulary is read if all tokens that the grammar leaves are forbidden.
 FORBID_WARPS = 8
 # Columns that a program copies at a time, 4 per thread.
 SEED_BLOCK, SEED_WARPS = 1024, 8
@@ -96,7 +96,7 @@ SEED_BLOCK, SEED_WARPS = 1024, 8
 
 @triton.jit
 def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
-    """The tokens of some columns; `slot` is where column `on_path` stands in the ring."""
+    """The tokens of some columns; `slot` is the place of column `on_path` in the ring."""
     at = slot - (column - on_path)
     at = tl.where(at < 0, at + capacity, at)
     new = tl.load(path_ptr + column, mask=mask & (column < on_path), other=0).to(tl.int32)
@@ -109,10 +109,10 @@ def _runs_and_cover(
     period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
     cover_ptr,
 ):  # fmt: skip
-    """The run of each period after the path, and the row's word and counter.
+    """run_k of each period k after the path, and the row's word M and counter.
 
-    The loads do not wait for the row's parameters, because they are masked by the capacity; what is
-    not visible or beyond the window is left out afterwards.
+    The loads do not wait for the row's parameters, because they are masked by the capacity. Columns
+    that are not visible or beyond the window are set to 0 afterwards.
     """
     run = tl.load(run_ptr + period, mask=period < capacity, other=0).to(tl.int32)
     run = tl.where(period < tl.minimum(visible - on_path, window_size), run, 0)
@@ -138,7 +138,7 @@ def _runs_and_cover(
 
 @triton.jit
 def _is_loop(run, period):
-    """Whether a run is long enough to count its copies."""
+    """Whether run_k is at least s_k, so that its copies count."""
     return run >= tl.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
 
 
@@ -156,9 +156,9 @@ def _bits(word):
 
 @triton.jit
 def _savings(column, matched_before, bits_of_vocab, is_rate):
-    """The saved bits of each column; `matched_before` is the match length of the column after it.
+    """max(0, log2 V - cost_p) by the column of p; `matched_before` is m = lambda_p - 1.
 
-    Those are all match lengths, because column 0 has none.
+    `matched_before` holds the match lengths of all columns but the first, which has none.
     """
     best = tl.max(matched_before * COLUMNS + (COLUMNS - 2 - column))
     longest = best // COLUMNS
@@ -181,9 +181,9 @@ def _penalise(
     column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
     capacity, visible, params_ptr, cover_ptr, penalty,
 ):  # fmt: skip
-    """Lower one row of logits. Returns the run of the column after each, the row's word and its
-    counter. By then every thread has loaded what it needs of the stored window and cover, so those
-    may be written."""
+    """Lower one row of logits. Returns run_{k+1} for each column k, the row's word M and its
+    counter. Every thread has then loaded what it needs of the stored window and cover, so they may
+    be overwritten."""
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
     is_rate = tl.load(params_ptr + IS_RATE) != 0
@@ -200,9 +200,8 @@ def _penalise(
     length = tl.minimum(visible, window_size)
     strength = tl.full(column.shape, 1, tl.int32)
     if onset > 0:
-        # Half a token more than the run keeps the quotient away from whole numbers by far more than
-        # any division is wrong; a division of integers takes so many registers that others would
-        # spill.
+        # Half a token added to the run keeps the quotient further from whole numbers than the error
+        # of any division. A division of integers takes so many registers that others would spill.
         copies = ((run.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
         grown = tl.where(_is_loop(run, column + 1), copies - onset + 1, 0)
         remembers = (memory > 0) & (run >= REMEMBERED_RUN)
@@ -214,25 +213,25 @@ def _penalise(
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
     savings = penalty * _savings(column, matched_before, bits_of_vocab, is_rate)
     at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
-    # From L2, where the atomics act: L1 would still have it when the other penalties load it again.
+    # Load from L2, where the atomics act. L1 would keep the old value for the other penalties.
     original = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
     lowered = original - savings * strength.to(tl.float32)
-    # A token that stands in two columns must be read by both before either lowers it.
+    # The logit of a token in two columns must be read for both before either lowers it.
     tl.debug_barrier()
-    # The least of what the columns of a token want, in whatever order they come.
+    # A token gets the lowest logit of all its columns, in whatever order they are processed.
     tl.atomic_min(at, lowered, mask=known, sem="relaxed")
     return run, word, memory
 
 
 @triton.jit
 def _match_lengths(period, run, length, buffer_size):
-    """The match length of the source in each period: its run, as far as buffer and window reach."""
+    """The match length of the source at each period: its run, limited to B and to the window."""
     return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - period)), 0)
 
 
 @triton.jit
 def _visible(position, params_ptr):
-    """How many tokens are visible when the newest stands at `position`."""
+    """How many tokens are visible when the newest is at `position`."""
     return position + 1 - tl.load(params_ptr + FIRST_VISIBLE).to(tl.int32)
 
 
@@ -271,7 +270,7 @@ def _step_kernel(
     if HISTORY:
         place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
         if place >= 0:
-            # Every logit that the LZ penalty lowers has been.
+            # The LZ penalty has lowered all its logits.
             tl.debug_barrier()
             history_cuda.penalise(
                 row, 0, request_row, position, path_ptr, on_path, on_path, logits_ptr,
@@ -289,7 +288,7 @@ def _write_path(
     child = tl.load(first_child_ptr + other, mask=other < nodes, other=-1)
     sibling = tl.load(next_sibling_ptr + other, mask=other < nodes, other=-1)
     on_path = 0
-    # Each node is passed at most once; counting keeps links that go round from hanging the device.
+    # Each node is passed at most once. Counting keeps cyclic links from hanging the device.
     hops = 0
     while (node != 0) & (on_path < depth - 1) & (hops < nodes):
         tl.store(path_ptr + on_path, tl.load(drafts_ptr + node).to(tl.int32))
@@ -299,7 +298,7 @@ def _write_path(
             node = elder
             elder = tl.max(tl.where(sibling == node, other, -1))
             hops += 1
-        # A node outside the tree has no parent, and is judged as a child of the root.
+        # A node outside the tree has no parent, and is treated as a child of the root.
         node = tl.max(tl.where(child == node, other, 0))
         hops += 1
     tl.store(path_ptr + on_path, tl.load(drafts_ptr).to(tl.int32))
@@ -467,7 +466,7 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
 
 
 def _size_at_first(seed: HistorySeed) -> HistorySize:
-    """How much of a history its first tokens fill; the columns after that are 0."""
+    """How many columns of a history its first tokens fill; the columns after that are 0."""
     tokens = len(seed.tokens)
     ring = min(int(seed.numbers[RING]), max(tokens, 1) if seed.numbers[RING] else 0)
     periods = min(int(seed.numbers[history.PERIODS]), max(ring - 1, 0))

@@ -114,7 +114,7 @@ def _seed(tokens, entries, distinct, ring, numbers, mask, tails):
 
 @compiled
 def _walk(path, distinct, numbers, entries, fresh):
-    """Look up a path's tokens among the distinct ones, oldest first. Returns how many are new."""
+    """Find the path's tokens among the distinct ones, oldest first. Returns how many are new."""
     length, new = numbers[LENGTH], 0
     for step in range(len(path)):
         token = np.int32(path[len(path) - 1 - step])
@@ -293,8 +293,8 @@ def _penalise(
     logits, path, position, keeps, distinct, ring, own, strengths, ids, mask, tails, forbidden,
     newest, runs, entries, fresh, counts, best, completes, recent,
 ):  # fmt: skip
-    """Process one row of logits, or none, after a path whose newest token is at `position`. This
-    only notes which tokens are forbidden."""
+    """Process one row of logits, or none, after a path whose newest token is at `position`. The
+    bits of forbidden tokens are only set here, not applied."""
     numbers = own.copy()
     steps = len(path)
     if numbers[RING] == 0:

@@ -66,7 +66,7 @@ BLOCK = tl.constexpr(1024)
 
 @triton.jit
 def _token_of(entry, length, distinct_ptr, fresh_ptr, mask):
-    """The token of some of the distinct ones; those that the path adds come last."""
+    """The tokens at some places among the distinct ones; those that the path adds come last."""
     old = tl.load(distinct_ptr + entry, mask=mask & (entry < length), other=0)
     new = tl.load(fresh_ptr + (entry - length), mask=mask & (entry >= length), other=0)
     return tl.where(entry < length, old, new)
@@ -74,7 +74,7 @@ def _token_of(entry, length, distinct_ptr, fresh_ptr, mask):
 
 @triton.jit
 def _entry_at(position, before, size, ring_ptr, walk_ptr, mask):
-    """Which of the distinct tokens stands at some positions, those of the path included."""
+    """Which of the distinct tokens is at some positions, including those of the path."""
     old = tl.load(ring_ptr + position % size, mask=mask & (position <= before), other=0)
     new = tl.load(walk_ptr + (position - before - 1), mask=mask & (position > before), other=0)
     return tl.where(position <= before, old, new)
@@ -82,10 +82,10 @@ def _entry_at(position, before, size, ring_ptr, walk_ptr, mask):
 
 @triton.jit
 def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
-    """Find which distinct tokens a path's are, oldest first. Returns how many are new."""
+    """Find the path's tokens among the distinct ones, oldest first. Returns how many are new."""
     for step in range(on_path):
         tl.store(walk_ptr + step, -1)
-    # One thread wrote it; others write it or read it from here on.
+    # One thread wrote it; others write or read it from here on.
     tl.debug_barrier()
     for start in range(0, length, BLOCK):
         known = start + tl.arange(0, BLOCK)
@@ -118,7 +118,7 @@ def _noticed(
     position, head, end, before, length, size, numbers_ptr, distinct_ptr, ring_ptr, walk_ptr,
     fresh_ptr, mask_ptr, masks, tails_ptr,
 ):  # fmt: skip
-    """Where the newest sequence breaker begins and ends once the token at `position` has come."""
+    """Where the newest sequence breaker begins and ends after the token at `position`."""
     breakers = tl.load(numbers_ptr + BREAKERS).to(tl.int64)
     mask_ptr += breakers * masks
     tails_ptr += breakers * MOST_TAILS * TAIL
@@ -153,8 +153,8 @@ def _count(
     entry, column, on_path, before, size, numbers_ptr, distinct_ptr, tokens, ring_ptr, walk_ptr,
     length, mask,
 ):  # fmt: skip
-    """How often some distinct tokens stand in the newest LAST_N tokens; in the output if `column`
-    is OUTPUT_COUNT."""
+    """How often some distinct tokens occur in the newest LAST_N tokens, or in the output among them
+    if `column` is OUTPUT_COUNT."""
     first_output = tl.load(numbers_ptr + FIRST_OUTPUT)
     last_n = tl.load(numbers_ptr + LAST_N)
     is_stored = mask & (entry < length)
@@ -193,8 +193,8 @@ def _forget(ids_ptr, count, vocab_size, forbidden_ptr):
 
 @triton.jit
 def forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr):
-    """Make the logits of what is forbidden minus infinity, unless that would leave none, and clear
-    its bits. Other threads' bits and logits must be there."""
+    """Set the logits of forbidden tokens to minus infinity, unless no token would be left, and
+    clear their bits. All threads must have written their bits and logits before."""
     lane = tl.arange(0, BLOCK)
     words = (vocab_size + 31) // 32
     some = tl.zeros([BLOCK], tl.int32)
@@ -234,9 +234,9 @@ def penalise(
     LOWERS: tl.constexpr,
 ):  # fmt: skip
     """Change one row of logits by a request row's penalties (if LOWERS), after a path whose newest
-    token stands at `position`; append the path if `keeps`. `row` is that of the logits, and `node`
-    counts those of the request. What is forbidden is noted in `forbidden_ptr`, and applied here if
-    `forbids`."""
+    token is at `position`; append the path if `keeps`. `row` is the row of the logits, and `node`
+    its number among those of the request. The bits of forbidden tokens are set in `forbidden_ptr`,
+    and applied here if `forbids`."""
     numbers_ptr += request_row * NUMBERS
     strengths_ptr += request_row * STRENGTHS
     size = tl.load(numbers_ptr + RING)
