@@ -16,9 +16,7 @@ def double(x: int) -> int:
     return 2 * x
 
 
-def test_compiled_code_is_loaded_from_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_is_loaded_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     for hits in (0, 1):
         function = compiled(double)

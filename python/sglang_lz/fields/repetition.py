@@ -48,7 +48,7 @@ class RepetitionDetection:
         STOP,
         choice(STOP, END_THINKING),
         "`stop` ends the output; `end_thinking` ends the thinking section once, so that the model "
-        "goes on to answer",
+        "then answers",
     )
 
     @classmethod

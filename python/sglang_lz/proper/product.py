@@ -169,7 +169,7 @@ class Product:
         spelling[classes[letters]] = spelt[classes[letters]]
         decoder = decoder_of(classes)
         if len(decoder) > 1 << kernels.NODE_BITS:
-            raise Unsupported("it tells too many characters apart")
+            raise Unsupported("it distinguishes too many characters")
         in_tokenizer, in_language = prepared.classes[samples], language.classes[samples]
         can = np.zeros((len(language.table), -(-len(samples) // 64)), np.uint64)
         for k, c in enumerate(in_language.tolist()):
