@@ -31,6 +31,8 @@ from sglang_lz.server.hooks import HOOKS
 from soak import tables as soak
 
 ROOT = Path(__file__).resolve().parents[1]
+PATCHES = ROOT / "patches"
+RELEASES = releases(PATCHES)  # an installed package knows its own only
 
 TITLES = {
     "sampling": "The penalties, where upstream samples",
@@ -47,9 +49,9 @@ TITLES = {
 
 def patches() -> str:
     """All patches of the newest release, and which of our functions upstream's functions call."""
-    release = releases()[0]
+    release = RELEASES[0]
     by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for patch in PatchSet.load(ROOT / "patches" / release).patches:
+    for patch in PatchSet.load(PATCHES / release).patches:
         link = f"[{Path(patch.name).stem}](../patches/{release}/{patch.name})"
         row = f"| {link} | {patch.subject} | {'<br>'.join(_calls(patch))} |"
         by_group[patch.group].append(row)
@@ -74,8 +76,8 @@ def _calls(patch: Patch) -> list[str]:
 def imports() -> str:
     """What the patches of all releases import from the package, by module; the doors first."""
     found: dict[str, set[str]] = {}
-    for release in releases():
-        for patch in PatchSet.load(ROOT / "patches" / release).patches:
+    for release in RELEASES:
+        for patch in PatchSet.load(PATCHES / release).patches:
             lines = (line for line in patch.changed_lines if line.startswith(b"+"))
             added = b"\n".join(lines).decode()
             for module, names in re.findall(r"\bfrom sglang_lz(\S*) import (.+)$", added, re.M):
@@ -95,7 +97,7 @@ def imports() -> str:
 def changes() -> str:
     """Every file of upstream that the newest release's patches change, as git shows it."""
     changed: dict[str, list[int]] = {}
-    for patch in PatchSet.load(ROOT / "patches" / releases()[0]).patches:
+    for patch in PatchSet.load(PATCHES / RELEASES[0]).patches:
         for change in patch.changes:
             lines = [line for hunk in change.hunks for line in hunk]
             plus = sum(line.startswith(b"+") for line in lines)
