@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 from sglang.benchmark import one_batch
 
+import _checkout  # noqa: F401, for the imports below
 import _gpu_one_batch
 from bench.common import date, write_result
 from bench.serving import hardware

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-import _checkout  # noqa: F401, for the import below
+import _checkout  # noqa: F401, for the imports below
 from sglang_lz.distribution.processes import ending_with_us
 
 GRACE_SECONDS = 15.0
