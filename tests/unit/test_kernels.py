@@ -419,7 +419,7 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     assert not torch.equal(runs[0].cpu(), logits)
 
 
-def test_cyclic_links_terminate(cuda_kernels: ModuleType) -> None:
+def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
     """What stands in padding must not hang a GPU."""
     state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])
