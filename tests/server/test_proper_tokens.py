@@ -535,6 +535,17 @@ def answer_twice(server: Server) -> int:
 @on("overlap")
 def test_requests_beside_one_that_pauses(server: Server) -> None:
     """Its next tokens are searched for while others go on; some of them pause, too."""
+    pauses = answer_together(server)
+    for _ in range(5):  # on a fast machine a search may be over before its request has to pause
+        if pauses > 2:
+            break
+        pauses = answer_together(server)
+    assert pauses > 2
+
+
+def answer_together(server: Server) -> int:
+    """Check the answers of requests with new constraints, and of others beside them; return how
+    often they paused."""
     regex = slow()
     with ThreadPoolExecutor(12) as pool:
         bodies = [
@@ -546,7 +557,7 @@ def test_requests_beside_one_that_pauses(server: Server) -> None:
     for body, answer in zip(bodies, answers, strict=True):
         if "regex" in body["sampling_params"]:
             assert assert_proper(answer).startswith("Once upon a timeq ")
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 2
+    return sum(answer["meta_info"]["num_retractions"] for answer in answers)
 
 
 @on("overlap")
