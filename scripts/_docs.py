@@ -115,9 +115,9 @@ def changes() -> str:
 
 
 def time_of_tests() -> str:
-    """The minutes of what continuous integration runs, in parts."""
+    """The minutes of the test commands; what continuous integration runs, in parts."""
     found = _result("tests")
-    head = f"| `scripts/test all` at commit {found['commit']} | minutes |"
+    head = f"| on two cores, at commit {found['commit']} | minutes |"
     rows = [f"| {part} | {seconds / 60:.0f} |" for part, seconds in found["seconds"].items()]
     return "\n".join((head, "|---|---|", *rows)) + "\n"
 
