@@ -1,6 +1,6 @@
 """Background processes: started in a group of their own, awaited, and ended with all they started.
 
-Several may run at once, started by any thread. Standard library only; Linux only.
+Several may run at once. Standard library only; Linux only.
 """
 
 from __future__ import annotations

@@ -198,9 +198,8 @@ def check_name(name: str, value: object) -> None:
         return
     prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
     fields = [field for field in _ENTRIES if field.startswith(prefix)]
-    name = (
-        name[:80].encode("utf-8", "replace").decode()
-    )  # the client chose it, and the message has it
+    # The client chose the name, and the message contains it.
+    name = name[:80].encode("utf-8", "replace").decode()
     (nearest,) = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)
     raise FieldError(
         name,

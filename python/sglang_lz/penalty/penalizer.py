@@ -390,7 +390,7 @@ def seed_of(rows: Sequence[int], windows: Sequence[RowWindow]) -> Seed:
     for window in windows:
         tokens.extend(window.tokens)
         ends.append(len(tokens))
-    # One array for all numbers, because making an array costs more than these numbers do.
+    # One array instead of four: creating an array takes longer than filling it.
     numbers = np.array(
         [
             rows,

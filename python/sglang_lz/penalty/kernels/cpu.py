@@ -359,7 +359,9 @@ def verify(
     forbids: bool = True,
 ) -> Tensor:
     """See `reference.steps.verify`, and `forbid` for `forbids`."""
-    paths, lengths = draft_tree.paths(*trees[2:])
+    paths, lengths = draft_tree.paths(
+        trees.tokens, trees.first_child, trees.next_sibling, trees.depth
+    )
     if width:
         _verify(
             logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),

@@ -99,7 +99,9 @@ def verify(
         are undefined.
     """
     nodes = trees.tokens.shape[1]
-    paths, length = draft_tree.paths(*trees[2:])
+    paths, length = draft_tree.paths(
+        trees.tokens, trees.first_child, trees.next_sibling, trees.depth
+    )
     penalised = _penalised(state, trees.request_rows)
     if len(penalised):
         owners = trees.request_rows[penalised].long()
