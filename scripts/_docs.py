@@ -177,10 +177,12 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "penalties-exactness"): penalties.exactness,
     ("bench/README.md", "penalties-blocks"): penalties.blocks,
     ("bench/README.md", "penalties-cost"): penalties.cost,
+    ("docs/GPU.md", "speculation-on-a-gpu"): speculation.on_gpu,
     ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,
-    ("bench/README.md", "step-estimated"): kernel.step_estimated,
+    ("bench/README.md", "step-in-other-cases-on-a-gpu"): kernel.step_in_other_cases_on_gpu,
+    ("bench/README.md", "bursts-on-a-gpu"): kernel.bursts_on_gpu,
     ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
-    ("bench/README.md", "served-on-a-gpu"): kernel.served_on_gpu,
+    ("bench/README.md", "served-on-a-gpu"): partial(_served, "serving-static-h200"),
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
     ("bench/README.md", "guard-step"): guard.step,
     ("bench/README.md", "guard-observed"): guard.observed,
@@ -193,7 +195,10 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "step-on-a-cpu"): kernel.step_on_cpu,
     ("bench/README.md", "step-over-vocabularies"): kernel.step_over_vocabularies,
     ("bench/README.md", "step-in-other-forms"): kernel.step_in_other_forms,
-    ("bench/README.md", "starts-of-requests"): kernel.starts_of_requests,
+    ("bench/README.md", "starts-of-requests"): partial(kernel.starts_of_requests, "host-cpu"),
+    ("bench/README.md", "starts-of-requests-on-a-gpu"): partial(
+        kernel.starts_of_requests, kernel.ON_H200
+    ),
     ("bench/README.md", "batches-without-a-penalty"): kernel.batches_without_a_penalty,
 }
 """What makes each block, by its page and name."""

@@ -11,7 +11,7 @@ import torch
 from bench import common
 from bench.kernel import host
 from bench.kernel.inputs import VOCAB, Case
-from bench.kernel.names import EMPTY, OURS
+from bench.kernel.names import EMPTY, LAUNCH_TO_FINISH, OURS
 
 
 def targets(
@@ -44,8 +44,8 @@ def targets(
             spread = 100 * (max(every) / min(every) - 1)
         title = f"spread of GPU time over V = 32k to 256k at {batch} rows, per cent"
         table.append((title, 10.0, spread))
-    first = times(OURS, "launch to finish", rows=1, **full)
-    empty = times(EMPTY, "launch to finish", rows=1, **full)
+    first = times(OURS, LAUNCH_TO_FINISH, rows=1, **full)
+    empty = times(EMPTY, LAUNCH_TO_FINISH, rows=1, **full)
     ratio = first[0] / empty[0] if first and empty else None
     table.append(("launch to finish at 1 row, times an empty kernel", 1.3, ratio))
     slowest = max(times(OURS, "CPU", rows=64, **full), default=None)

@@ -8,7 +8,18 @@ from typing import Any
 
 from bench.common import RESULTS
 from bench.kernel import host
-from bench.kernel.names import COPY, DENSE, DRY, EMPTY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
+from bench.kernel.names import (
+    COPY,
+    DENSE,
+    DRY,
+    EMPTY,
+    LAUNCH_TO_FINISH,
+    MEMORY,
+    ONSET_2,
+    OURS,
+    REFERENCE,
+    UPSTREAM,
+)
 
 HISTORIES = {
     "text": "text",
@@ -32,6 +43,8 @@ WAYS = {
 ON_CPU = (OURS, ONSET_2, MEMORY, REFERENCE, UPSTREAM, DRY, COPY)
 ON_GPU = (OURS, ONSET_2, MEMORY, REFERENCE, DENSE, UPSTREAM, DRY, EMPTY, COPY)
 IN_SUMMARY = (OURS, ONSET_2, MEMORY, UPSTREAM)
+ON_H200 = "kernel-h200"
+"""The result file of a GPU."""
 USUAL = {"rows": 64, "vocab": 152064, "window": 512, "buffer": 32, "nodes": 0, "history": "text"}
 """The case that the tables vary."""
 
@@ -40,13 +53,14 @@ class Times:
     """The steps of one result file.
 
     Attributes:
-        rows: what was measured, each by the result's columns.
+        rows: the steps that were timed by themselves, each by the result's columns.
     """
 
     def __init__(self, name: str) -> None:
         """Read a result file by its name."""
         result = json.loads((RESULTS / f"{name}.json").read_text())
-        self.rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
+        rows = (dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"])
+        self.rows = [row for row in rows if row["timing"] != LAUNCH_TO_FINISH]
 
     def microseconds(self, way: str, **case: object) -> float | None:
         """The median of a step in the usual case but for `case`; None if it was not timed."""
@@ -57,14 +71,36 @@ class Times:
 
 def step_on_gpu() -> str:
     """The median of a step in microseconds, over rows and over histories."""
-    times = Times("kernel-h100")
-    cases = dict.fromkeys((row["rows"], row["history"]) for row in times.rows)
+    times = Times(ON_H200)
+    size = {name: value for name, value in USUAL.items() if name not in ("rows", "history")}
+    usual = (row for row in times.rows if size.items() <= row.items())
+    cases = dict.fromkeys((row["rows"], row["history"]) for row in usual)
     body = [
         [str(rows), HISTORIES[history]]
         + [_shown(times.microseconds(way, rows=rows, history=history)) for way in ON_GPU]
         for rows, history in cases
     ]
     return _table(["rows", "history", *(WAYS[way] for way in ON_GPU)], body)
+
+
+def step_in_other_cases_on_gpu() -> str:
+    """Our step and upstream's in text on a GPU, over vocabularies, windows and draft trees."""
+    times = Times(ON_H200)
+    cases: list[tuple[str, dict[str, object]]] = [
+        (f"{rows} rows, V = {vocab:,}", {"rows": rows, "vocab": vocab})
+        for rows in (64, 512)
+        for vocab in (32768, 262144)
+    ]
+    cases += [
+        (f"64 rows, window {window:,}", {"window": window}) for window in (128, 1024, 2048, 8192)
+    ]
+    cases += [("64 draft trees of 8 nodes", {"nodes": 8})]
+    body = []
+    for title, case in cases:
+        ours = (_shown(times.microseconds(way, **case)) for way in (OURS, ONSET_2))
+        upstream = "-" if "nodes" in case else _shown(times.microseconds(UPSTREAM, **case))
+        body.append([title, *ours, upstream])
+    return _table(["step", *(WAYS[way] for way in (OURS, ONSET_2, UPSTREAM))], body)
 
 
 def step_on_cpu() -> str:
@@ -106,7 +142,7 @@ def step_summary() -> str:
     """A step in text on both devices, over rows, in microseconds."""
     body = []
     for device, name, counts in (
-        ("H100", "kernel-h100", (1, 64, 512)),
+        ("H200", ON_H200, (1, 64, 512)),
         ("one CPU core", "kernel-cpu", (64,)),
     ):
         times = Times(name)
@@ -116,9 +152,13 @@ def step_summary() -> str:
     return _table(["device", "rows", *(WAYS[way] for way in IN_SUMMARY)], body)
 
 
-def starts_of_requests() -> str:
-    """What the scheduler's thread spends on the start of each request of a batch, microseconds."""
-    result, rows = _host()
+def starts_of_requests(name: str) -> str:
+    """What the scheduler's thread spends on the start of each request of a batch, microseconds.
+
+    Args:
+        name: the result file.
+    """
+    result, rows = _host(name)
 
     def slowest(**case: object) -> str:
         found = [row["median_us"] for row in rows if case.items() <= row.items()]
@@ -141,7 +181,7 @@ def starts_of_requests() -> str:
 
 def batches_without_a_penalty() -> str:
     """What both hooks spend on a batch without a penalty, in microseconds."""
-    _, rows = _host()
+    _, rows = _host("host-cpu")
     found = {(row["what"], row["pool"]): row["median_us"] for row in rows}
     whats = (host.NO_PENALTY, host.PREFILL_NO_PENALTY)
     body = [
@@ -153,8 +193,8 @@ def batches_without_a_penalty() -> str:
     return _table(["", *heads], body)
 
 
-def _host() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    result = json.loads((RESULTS / "host-cpu.json").read_text())
+def _host(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    result = json.loads((RESULTS / f"{name}.json").read_text())
     return result, [dict(zip(result["host_columns"], row, strict=True)) for row in result["host"]]
 
 
@@ -174,39 +214,9 @@ def _table(head: list[str], body: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-BUDGET = RESULTS.parents[1] / "tests" / "unit" / "kernel_budget.json"
-CHAIN_THEN = 9
-"""Loads that waited for one another in the step that kernel-h100.json timed (Triton 3.6)."""
-
-
-def step_estimated() -> str:
-    """Microseconds of a step as Triton 3.7 compiles it now, estimated from those of an earlier one.
-
-    empty kernel + loads in a chain * latency + (rows - 1) * bytes of a row / rate
-
-    The latency is that at which the formula gives the time of one row then, and the rate that for
-    512 rows; a row's bytes are those of then, in proportion to the window. How many instructions
-    there are is not in it.
-    """
-    result = json.loads((RESULTS / "kernel-h100.json").read_text())
-    rows = [dict(zip(result["row_columns"], row, strict=True)) for row in result["rows"]]
-    then = {(row["implementation"], row["rows"]): row for row in rows if row["history"] == "text"}
-    empty, alone, most = then[EMPTY, 1]["median_us"], then[OURS, 1], then[OURS, 512]
-    latency = (alone["median_us"] - empty) / CHAIN_THEN
-    rate = (most["bytes"] - alone["bytes"]) / (most["median_us"] - alone["median_us"])
-    counts, programs = (json.loads(BUDGET.read_text())[key] for key in ("counts", "3.7"))
-    lines = ["| window | bytes of a row | 1 row | 64 rows | 512 rows |", "|---|---|---|---|---|"]
-    for window in (512, 1024, 8192):
-        chain = dict(zip(counts, programs[f"_step {window}"], strict=True))["chain"]
-        size = alone["bytes"] * window // alone["window"]
-        estimates = (empty + chain * latency + (n - 1) * size / rate for n in (1, 64, 512))
-        lines.append(f"| {window} | {size:,} | {' | '.join(f'{us:.1f}' for us in estimates)} |")
-    return "\n".join(lines) + "\n"
-
-
 def decode_on_gpu() -> str:
     """What penalties add to a decode step, in microseconds."""
-    result = json.loads((RESULTS / "step-h100.json").read_text())
+    result = json.loads((RESULTS / "step-h200.json").read_text())
     runs = [dict(zip(result["columns"], run, strict=True)) for run in result["runs"]]
     off = statistics.median(run["step_us"] for run in runs if run["way"] == "off")
 
@@ -231,24 +241,18 @@ def decode_on_gpu() -> str:
     return "\n".join(lines) + "\n"
 
 
-def served_on_gpu() -> str:
-    """Throughput lost, as `bench.serving static` measured it."""
-    lines = [
-        "| row | blocks | throughput lost (95 % interval) | decode throughput lost (95 % interval) "
-        "| throughput lost in the paper | commit |",
-        "|---|---|---|---|---|---|",
-    ]
-    for size in ("1.5b", "7b"):
-        result = json.loads((RESULTS / f"serving-static-h100-{size}.json").read_text())
-        for row, found in result["table"].items():
-            lost = map(_percent, (found["overall_throughput"], found["median_decode_throughput"]))
-            paper = f"{found['paper_percent']} %"
-            cells = (row, str(found["blocks"]), *lost, paper, result["commit"][:7])
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _percent(found: dict[str, Any]) -> str:
-    interval = found["interval"]
-    words = "too few blocks" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
-    return f"{found['percent']:.2f} % ({words})"
+def bursts_on_gpu() -> str:
+    """What bursts of prefills take on a GPU, in milliseconds: without / with the penalty."""
+    found = json.loads((RESULTS / "gpu-check-h200.json").read_text())["burst"]["seconds"]
+    body = []
+    # Each burst was sent without the penalty and then with it.
+    for without, with_penalty in zip(found[::2], found[1::2], strict=True):
+        wall, gap = (
+            f"{1e3 * without[name]:.0f} / {1e3 * with_penalty[name]:.0f}"
+            if name in without
+            else "-"
+            for name in ("wall", "gap")
+        )
+        host_times = (f"{1e3 * with_penalty[name]:.1f}" for name in ("plan", "apply"))
+        body.append([str(without["running"]), str(without["requests"]), wall, gap, *host_times])
+    return _table(["streams", "prefills", "all answered", "longest gap", "plan", "apply"], body)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.kernel.implementations import Empty, Implementation, Step
 from bench.kernel.inputs import Case, Inputs
-from bench.kernel.names import EMPTY, OURS
+from bench.kernel.names import EMPTY, LAUNCH_TO_FINISH, OURS
 
 FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU
 CHECKED_STEPS = 2
@@ -171,4 +171,4 @@ def single_calls(
             torch.cuda.synchronize()
             samples[name].append(1e6 * (time.perf_counter() - before))
     # The first calls compile.
-    return {name: Times("launch to finish", times[10:]) for name, times in samples.items()}
+    return {name: Times(LAUNCH_TO_FINISH, times[10:]) for name, times in samples.items()}

@@ -65,3 +65,22 @@ def _length(tokens: int, steps: int) -> str:
 
 def _load(name: str) -> Any:
     return json.loads((RESULTS / f"speculation-{name}.json").read_text())
+
+
+def on_gpu() -> str:
+    """What servers with speculation were checked for on a GPU, by shape and by scheduling."""
+    found = json.loads((RESULTS / "gpu-check-h200.json").read_text())["speculate"]
+    lines = [
+        "| drafts | overlap scheduling | sampled positions | nodes | worst node, nats | accepted |",
+        "|---|---|---|---|---|---|",
+    ]
+    for shape, runs in found.items():
+        for name, overlap in (("overlap", "on"), ("no overlap", "off")):
+            run = runs[name]
+            cells = (
+                *(shape, overlap, f"{run['positions']:,}", f"{run['nodes']:,}"),
+                f"{run['deviation of a node, nats']:.1e}",
+                f"{run['drafts accepted']:,} of {run['drafts proposed']:,}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
