@@ -30,8 +30,7 @@ from sglang_lz.penalty.kernels import cuda as cuda_kernels
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
     **dict.fromkeys(
-        ("tokens_ptr", "paths_ptr", "accept_index_ptr", "num_correct_drafts_ptr", "new_tokens_ptr"),
-        "*i32",
+        ("tokens_ptr", "paths_ptr", "accept_index_ptr", "num_correct_drafts_ptr"), "*i32"
     ),
     **dict.fromkeys(
         ("request_rows_ptr", "seq_lens_ptr", "input_ids_ptr", "root_ptr", "drafts_ptr"), "*i64"
@@ -39,9 +38,10 @@ POINTERS = {
     **dict.fromkeys(("first_child_ptr", "next_sibling_ptr"), "*i64"),
     **dict.fromkeys(("memory_ptr", "numbers_ptr", "tails_ptr", "walk_ptr"), "*i32"),
     "forbidden_ptr": "*i32",
-    **dict.fromkeys(("mask_ptr", "cover_ptr", "new_cover_ptr", "rows_ptr"), "*i64"),
-    **dict.fromkeys(("run_ptr", "new_run_ptr"), "*i16"),
-    **dict.fromkeys(("params_ptr", "new_params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
+    **dict.fromkeys(("mask_ptr", "cover_ptr"), "*i64"),
+    "run_ptr": "*i16",
+    **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
+    "block_ptr": "*u8",
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BUDGET = Path(__file__).with_name("kernel_budget.json")

@@ -114,38 +114,13 @@ class WindowState:
         arrays: these four as numpy views; empty on a device other than the CPU.
     """
 
-    def __init__(
-        self,
-        rows: int,
-        capacity: int,
-        device: torch.device | str,
-        memory: Tensor | None = None,
-    ) -> None:
-        """Allocate for `rows` request rows and windows of at most `capacity` tokens.
-
-        Args:
-            rows: how many request rows there are.
-            capacity: the largest window, in tokens.
-            device: where the state is.
-            memory: zeroed memory to use instead of allocating, uint8 [rows x `bytes_of_row`]; its
-                address is a multiple of 8.
-        """
+    def __init__(self, rows: int, capacity: int, device: torch.device | str) -> None:
+        """Allocate for `rows` request rows and windows of at most `capacity` tokens."""
         self.capacity = capacity
-        # From the largest element to the smallest, so that each part of `memory` is aligned.
-        parts = (
-            *((COVER, torch.int64), (PARAMS, torch.float32)),
-            *((capacity, torch.int32), (capacity, torch.int16)),
-        )
-        if memory is None:  # each by itself, so that tools find accesses past its end
-            tensors = [
-                torch.zeros(rows, columns, dtype=dtype, device=device) for columns, dtype in parts
-            ]
-        else:
-            sizes = [rows * columns * dtype.itemsize for columns, dtype in parts]
-            tensors = [
-                part.view(dtype).view(rows, columns)
-                for part, (columns, dtype) in zip(torch.split(memory, sizes), parts, strict=True)
-            ]
-        self.cover, self.params, self.tokens, self.run = tensors
+        # Each by itself, so that tools find accesses past its end.
+        self.tokens = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
+        self.run = torch.zeros(rows, capacity, dtype=torch.int16, device=device)
+        self.params = torch.zeros(rows, PARAMS, dtype=torch.float32, device=device)
+        self.cover = torch.zeros(rows, COVER, dtype=torch.int64, device=device)
         order = (self.tokens, self.run, self.params, self.cover)
         self.arrays = tuple(map(torch.Tensor.numpy, order)) if self.tokens.is_cpu else ()

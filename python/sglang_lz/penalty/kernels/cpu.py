@@ -6,7 +6,11 @@ because the tokens of a prompt are on the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz.compiled import compiled
@@ -319,9 +323,12 @@ def _accept(
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`."""
-    _seed(
-        seed.rows, seed.position, seed.end, seed.tokens, seed.sampled, seed.params, *state.arrays
-    )  # fmt: skip
+    write_seed(seed.rows, seed, state.arrays)
+
+
+def write_seed(rows: NDArray[np.int64], seed: Seed, arrays: Sequence[NDArray[Any]]) -> None:
+    """Write a seed's windows into some rows of the arrays of `WindowState.arrays`."""
+    _seed(rows, seed.position, seed.end, seed.tokens, seed.sampled, seed.params, *arrays)
 
 
 def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:

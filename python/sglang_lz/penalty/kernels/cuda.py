@@ -399,11 +399,16 @@ def _accept_kernel(
 
 
 def _seed_kernel(
-    rows_ptr, new_tokens_ptr, new_run_ptr, new_params_ptr, new_cover_ptr, width, tokens_ptr,
-    run_ptr, params_ptr, cover_ptr, capacity,
+    block_ptr, count, width, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Copy rows from a block of memory that has the layout of `_parts_of_seed`."""
     number = tl.program_id(0).to(tl.int64)
+    rows_ptr = block_ptr.to(tl.pointer_type(tl.int64))
+    new_cover_ptr = rows_ptr + count
+    new_params_ptr = (new_cover_ptr + count * COVER).to(tl.pointer_type(tl.float32))
+    new_tokens_ptr = (new_params_ptr + count * PARAMS).to(tl.pointer_type(tl.int32))
+    new_run_ptr = (new_tokens_ptr + count.to(tl.int64) * width).to(tl.pointer_type(tl.int16))
     row = tl.load(rows_ptr + number)
     column = tl.arange(0, BLOCK)
     in_params, in_cover = column < PARAMS, column < COVER
@@ -483,23 +488,48 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
 
 def seed(state: WindowState, seed: Seed) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
-    count, width = len(seed.rows), state.capacity if len(seed.tokens) else 0
-    rows_bytes, capacity = count * torch.int64.itemsize, max(width, 1)
-    # All in one block of memory, which takes one copy and one launch.
-    size = rows_bytes + count * bytes_of_row(capacity)
-    is_cuda = state.tokens.is_cuda
-    block = torch.zeros(size, dtype=torch.uint8, pin_memory=is_cuda)
-    block[:rows_bytes].view(torch.int64).numpy()[:] = seed.rows
-    staged = WindowState(count, capacity, "cpu", block[rows_bytes:])
-    cpu.seed(staged, replace(seed, rows=np.arange(count)))
-    block = upload(block, state.tokens.device)
-    staged = WindowState(count, capacity, block.device, block[rows_bytes:])
+    # One column, where there are no tokens to copy, which means nothing.
+    count, width = len(seed.rows), state.capacity if len(seed.tokens) else 1
+    size = count * (torch.int64.itemsize + bytes_of_row(width))
+    block = torch.zeros(size, dtype=torch.uint8, pin_memory=state.tokens.is_cuda)
+    rows, cover, params, tokens, run = _parts_of_seed(block, count, width)
+    rows[:] = seed.rows
+    cpu.write_seed(np.arange(count), seed, (tokens, run, params, cover))
     _seed(
         (count, 1),
-        block[:rows_bytes].view(torch.int64), staged.tokens, staged.run, staged.params,
-        staged.cover, width, state.tokens, state.run, state.params, state.cover, state.capacity,
+        upload(block, state.tokens.device), count, width, state.tokens, state.run, state.params,
+        state.cover, state.capacity,
         constants=(SEED_BLOCK,),
     )  # fmt: skip
+
+
+def _parts_of_seed(block: Tensor, count: int, width: int) -> list[NDArray[Any]]:
+    """The arrays of a seed in one block of memory, so that it takes one copy and one launch.
+
+    Their order, from the largest element to the smallest, keeps each of them aligned.
+
+    Args:
+        block: memory on the CPU, uint8.
+        count: how many rows there are.
+        width: columns of each window.
+
+    Returns:
+        request rows [count], and as in `WindowState`, for these rows: cover, params, tokens, run.
+    """
+    memory = block.numpy()
+    parts: list[NDArray[Any]] = []
+    start = 0
+    for shape, dtype in (
+        ((count,), np.int64),
+        ((count, window.COVER), np.int64),
+        ((count, window.PARAMS), np.float32),
+        ((count, width), np.int32),
+        ((count, width), np.int16),
+    ):
+        part: NDArray[Any] = np.ndarray(shape, dtype, memory, start)
+        parts.append(part)
+        start += part.nbytes
+    return parts
 
 
 def step(
