@@ -134,13 +134,13 @@ def history_params(rng: random.Random) -> HistoryParams:
             "dry_multiplier": rng.choice([0.5, 2.0]),
             "dry_base": rng.choice([1.0, 1.75, 3.0]),
             "dry_allowed_length": rng.choice([1, 2, 5]),
-            "dry_penalty_last_n": rng.choice([-1, 5, 60, 1500]),
+            "dry_penalty_last_n": rng.choice([-1, 5, 60, 1500, 3500]),
             "dry_sequence_breakers": rng.choice([(), ("x",)]),
         }
     if rng.random() < 0.5:
         given |= {
             "no_repeat_ngram_size": rng.choice([1, 2, 4]),
-            "no_repeat_ngram_window": rng.choice([-1, 9, 100, 1300]),
+            "no_repeat_ngram_window": rng.choice([-1, 9, 100, 1300, 3300]),
             "no_repeat_ngram_whitelist": rng.choice([(), (0, 3, 7)]),
         }
     if rng.random() < 0.5:
@@ -175,20 +175,19 @@ def row_history(rng: random.Random, tokens: Sequence[int], vocab: int) -> RowHis
     )
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(16))
 def test_larger_histories(
     cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, case: int
 ) -> None:
-    """Many distinct tokens and periods, so several blocks; prefill, decode and draft trees."""
+    """Many distinct tokens and periods, so several blocks, in the last cases wide ones too;
+    prefill, decode and draft trees."""
     rng = random.Random(f"histories {case}")
     torch.manual_seed(case)
     vocab, capacity = rng.choice([1000, 5000]), rng.choice([32, 512, 1024])
     rows, most_nodes = rng.randint(2, 5), 7
     few = [rng.choice([4, 50, vocab]) for _ in range(rows)]
-    texts = [
-        [token % most for token in text(rng, rng.choice([1, 5, 300, 1024, 1025, 2500]), vocab)]
-        for most in few
-    ]
+    lengths = [1, 5, 300, 1024, 1025, 2500] if case < 12 else [2200, 3100, 4200, 6500]
+    texts = [[token % most for token in text(rng, rng.choice(lengths), vocab)] for most in few]
     windows = {}
     for i, own in enumerate(texts):
         window = rng.randint(1, capacity)

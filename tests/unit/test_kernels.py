@@ -452,15 +452,15 @@ ORDER = {
     "_seed": "L(LS)+",  # copy everything
 }
 # With histories, behind (`_accept`: before) that: find the path's tokens (SBL+SBL+BSSB), note
-# repeats and n-grams and keep runs (AL+AS), free the whitelist (A), lower the logits and keep
-# counts, keep the rest (LSLSSSS), note what stops (LA); forbid: read bits and logits, then clear
-# and write (BLSS).
-HISTORY = "L+SBL+SBL+BSSBL+AL+A{}BL+AL+SLS{}"
+# repeats and n-grams and keep runs (AL+AS) of a wide block or of another, free the whitelist (A),
+# lower the logits and keep counts, keep the rest (LSLSSSS), note what stops (LA); forbid: read bits
+# and logits, then clear and write (BLSS).
+HISTORY = "L+SBL+SBL+BSSB(L+AL+A{0}){{2}}BL+AL+SLS{1}"
 FORBID = "BLALBL+BLSS"
 ORDER_WITH_HISTORIES = {
     "_step": "LB" + HISTORY.format("S", "SSBLSLSSSS") + "L+" + FORBID,
     "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
-    "_accept": "L+SBL+SBL+BSSBL+SBL+SSBLSLSSSSL+BSSSLS",
+    "_accept": "L+SBL+SBL+BSSB(L+S){2}BL+SSBLSLSSSSL+BSSSLS",
 }
 
 

@@ -1135,6 +1135,40 @@ def test_each_penalty_alone(
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
+@pytest.mark.parametrize("last_n", [-1, 3400])
+def test_repeats_from_far_back(
+    last_n: int, name: str, cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tokens before, all of them or the newest in a ring that wraps."""
+    if name == "cuda":
+        run_kernels_of_a_gpu(cuda_kernels, monkeypatch)
+    rng = random.Random(last_n)
+    pool = reserved_pool()
+    fields = {
+        "dry_multiplier": 0.8,
+        "dry_base": 1.001,
+        "dry_penalty_last_n": last_n,
+        "no_repeat_ngram_size": 7,
+        "no_repeat_ngram_window": last_n,
+    }
+    reqs = []
+    for period, length in ((1300, 3900), (2900, 3600), (1700, 4900)):
+        text = [rng.randrange(VOCAB) for _ in range(period)] * 3
+        own = request(text[:length], lz_penalty=0.0, dry_sequence_breakers=[], **fields)
+        reqs.append(admitted(pool, own))
+    _, before, after = forward(pool, "extend", reqs, [])
+    for req, *rows in zip(reqs, before, after, strict=True):
+        assert_exact(req, *rows)
+        req.output_ids.append(req.known[-1300])
+    trees = [Tree.random(rng, req.known[-1], 3) for req in reqs]
+    for req, tokens in zip(reqs, verify_forward(pool, reqs, trees, rng), strict=True):
+        req.output_ids.extend(tokens)
+    _, before, after = forward(pool, "decode", [], reqs)
+    for req, *rows in zip(reqs, before, after, strict=True):
+        assert_exact(req, *rows)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_lz_repetition_and_dry_act_on_one_token(
     name: str, cuda_kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,8 @@ same launch, or after the mask in a separate launch if a grammar masks the logit
 The runs run_k and the paths of new tokens are defined as for the LZ penalty. A program makes two
 passes over the row's distinct tokens, one to find the path's tokens among them and one to change
 the logits. It makes one pass over the periods, which stores m per distinct token in scratch memory
-and sets a bit for each token that n-grams forbid.
+and sets a bit for each token that n-grams forbid. That pass takes WIDE periods at a time where it
+can: their loads are in flight together, and need no masks.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ LARGEST = tl.constexpr(3.4028234e38)
 LARGEST_CHANGE = tl.constexpr(history.LARGEST_CHANGE)
 
 BLOCK = tl.constexpr(1024)
+# Periods of a wide block. With more, some programs would need so many registers that fewer of them
+# run at a time.
+WIDE = tl.constexpr(2048)
 
 
 @triton.jit
@@ -78,6 +82,20 @@ def _entry_at(position, before, size, ring_ptr, walk_ptr, mask):
     old = tl.load(ring_ptr + position % size, mask=mask & (position <= before), other=0)
     new = tl.load(walk_ptr + (position - before - 1), mask=mask & (position > before), other=0)
     return tl.where(position <= before, old, new)
+
+
+@triton.jit
+def _entry_back(
+    position, start, column, before, size, ring_ptr, walk_ptr, mask, IS_INNER: tl.constexpr
+):
+    """Which of the distinct tokens is `start + column` positions before `position`. IS_INNER as in
+    `_look_back`."""
+    if IS_INNER:
+        entry = tl.load(ring_ptr + (position - start) % size - column, mask=mask, other=0)
+    else:
+        at = tl.maximum(position - start - column, 0)
+        entry = _entry_at(at, before, size, ring_ptr, walk_ptr, mask)
+    return entry
 
 
 @triton.jit
@@ -175,7 +193,7 @@ def _note(token, mask, vocab_size, forbidden_ptr):
     """Set the bits of some tokens."""
     mask = mask & (token >= 0) & (token < vocab_size)
     word, bit = tl.where(mask, token, 0) // 32, tl.where(mask, token, 0) % 32
-    ones = tl.full([BLOCK], 1, tl.int32)
+    ones = tl.full(token.shape, 1, tl.int32)
     tl.atomic_or(forbidden_ptr + word, ones << bit, mask=mask, sem="relaxed")
 
 
@@ -227,6 +245,46 @@ def forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr):
 
 
 @triton.jit
+def _look_back(
+    start, reach, run_ptr, on_path, keeps, position, size, ring_ptr, walk_ptr, last_n, limit,
+    allowed, best_ptr, ngram, furthest, length, distinct_ptr, fresh_ptr, vocab_size, forbidden_ptr,
+    WIDTH: tl.constexpr, IS_INNER: tl.constexpr, LOWERS: tl.constexpr,
+):  # fmt: skip
+    """Find the runs of WIDTH periods from `start` on, but not beyond `reach`, and note the tokens
+    that would extend them (if LOWERS). IS_INNER says that `reach` is not among them, that so many
+    positions before each of the path and before the next token there is a token, none of them on
+    the path, and that the ring holds these tokens without a wrap."""
+    column = tl.arange(0, WIDTH)
+    period = start + column
+    before = position - on_path
+    known = (period <= reach) | IS_INNER
+    run = tl.load(run_ptr + start + column, mask=known, other=0)
+    if LOWERS:
+        # Loaded before the loop, this need not wait for what is loaded there.
+        entry = _entry_back(
+            position + 1, start, column, before, size, ring_ptr, walk_ptr, known, IS_INNER
+        )
+    for step in range(on_path):
+        now = before + 1 + step
+        is_there = known & ((period <= now) | IS_INNER)
+        older = _entry_back(
+            now, start, column, before, size, ring_ptr, walk_ptr, is_there, IS_INNER
+        )
+        run = tl.where(is_there & (older == tl.load(walk_ptr + step)), run + 1, 0)
+    if LOWERS:
+        if last_n > 0:
+            matched = tl.minimum(tl.minimum(run, last_n - period), limit)
+            repeats = known & (period < last_n) & (matched >= allowed)
+            tl.atomic_max(best_ptr + entry, matched - allowed + 1, mask=repeats, sem="relaxed")
+        if ngram > 0:
+            completes = known & (period <= furthest) & (run >= ngram - 1)
+            token = _token_of(entry, length, distinct_ptr, fresh_ptr, completes)
+            _note(token, completes, vocab_size, forbidden_ptr)
+    if keeps > 0:
+        tl.store(run_ptr + start + column, run, mask=known)
+
+
+@triton.jit
 def penalise(
     row, node, request_row, position, path_ptr, on_path, keeps, logits_ptr, token_stride,
     vocab_size, memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, depth,
@@ -271,28 +329,28 @@ def penalise(
         limit = tl.where(head > position - last_n, position - end, last_n)
         ngram = tl.load(numbers_ptr + NGRAM_SIZE)
         furthest = tl.minimum(tl.load(numbers_ptr + NGRAM_WINDOW) - ngram + 1, position + 1)
-        for start in range(1, periods + 1, BLOCK):
-            period = start + lane
-            known = period <= periods
-            run = tl.load(run_ptr + period, mask=known, other=0)
-            for step in range(on_path):
-                now = before + 1 + step
-                is_there = known & (period <= now)
-                at = tl.maximum(now - period, 0)
-                older = _entry_at(at, before, size, ring_ptr, walk_ptr, is_there)
-                run = tl.where(is_there & (older == tl.load(walk_ptr + step)), run + 1, 0)
-            if LOWERS:
-                following = tl.maximum(position + 1 - period, 0)
-                is_there = known & (period <= position + 1)
-                entry = _entry_at(following, before, size, ring_ptr, walk_ptr, is_there)
-                matched = tl.minimum(tl.minimum(run, last_n - period), limit)
-                repeats = is_there & (period < last_n) & (matched >= allowed)
-                tl.atomic_max(best_ptr + entry, matched - allowed + 1, mask=repeats, sem="relaxed")
-                completes = is_there & (ngram > 0) & (period <= furthest) & (run >= ngram - 1)
-                token = _token_of(entry, length, distinct_ptr, fresh_ptr, completes)
-                _note(token, completes, vocab_size, forbidden_ptr)
-            if keeps > 0:
-                tl.store(run_ptr + period, run, mask=known)
+        # The runs of longer periods are 0 and stay so.
+        reach = tl.minimum(periods, position + 1)
+        start = 1
+        while start <= reach:
+            slot = (before + 1 - start) % size
+            is_inner = (start > on_path) & (start + WIDE - 1 <= tl.minimum(periods, before + 1))
+            if is_inner & (slot >= WIDE - 1) & (slot + on_path < size):
+                _look_back(
+                    start, reach, run_ptr, on_path, keeps, position, size, ring_ptr, walk_ptr,
+                    last_n, limit, allowed, best_ptr, ngram, furthest, length, distinct_ptr,
+                    fresh_ptr, vocab_size, forbidden_ptr,
+                    WIDTH=WIDE, IS_INNER=True, LOWERS=LOWERS,
+                )  # fmt: skip
+                start += WIDE
+            else:
+                _look_back(
+                    start, reach, run_ptr, on_path, keeps, position, size, ring_ptr, walk_ptr,
+                    last_n, limit, allowed, best_ptr, ngram, furthest, length, distinct_ptr,
+                    fresh_ptr, vocab_size, forbidden_ptr,
+                    WIDTH=BLOCK, IS_INNER=False, LOWERS=LOWERS,
+                )  # fmt: skip
+                start += BLOCK
         # What other threads noted, and lowered before, is read from here on.
         tl.debug_barrier()
         if LOWERS:
