@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -78,3 +80,24 @@ def accepts(product: Product, tokens: list[int]) -> bool:
             return False
         state = after
     return product.may_end(state)
+
+
+def sequences(product: Product) -> Iterator[tuple[int, ...]]:
+    """All that a product of a finite language accepts; no walk may end dead."""
+    stack: list[tuple[Any, tuple[int, ...]]] = [(START, ())]
+    while stack:
+        state, before = stack.pop()
+        tokens = allowed(product, state)
+        assert tokens or product.may_end(state), f"dead end behind {before}"
+        if product.may_end(state):
+            yield before
+        for token in tokens:
+            after = product.next(state, token)
+            assert after is not None
+            stack.append((after, (*before, token)))
+
+
+def some(characters: str, most: int) -> list[str]:
+    return [
+        "".join(text) for n in range(most + 1) for text in itertools.product(characters, repeat=n)
+    ]

@@ -14,7 +14,6 @@ import re
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,8 @@ from proper_sequences import (
     encodings,
     prepared_of,
     product_of,
+    sequences,
+    some,
     tokenizer_json,
 )
 from sglang_lz.compiled import reference
@@ -49,32 +50,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "proper"))
 
 
-def sequences(product: Product) -> Iterator[tuple[int, ...]]:
-    """All that a product of a finite language accepts; no walk may end dead."""
-    stack: list[tuple[Any, tuple[int, ...]]] = [(START, ())]
-    while stack:
-        state, before = stack.pop()
-        tokens = allowed(product, state)
-        assert tokens or product.may_end(state), f"dead end behind {before}"
-        if product.may_end(state):
-            yield before
-        for token in tokens:
-            after = product.next(state, token)
-            assert after is not None
-            stack.append((after, (*before, token)))
-
-
 # One whose pattern is a single regex, and one with several; the others are like the first.
 TOKENIZERS = [
     pytest.param(name, marks=() if name in ("qwen2", "deepseek") else pytest.mark.full)
     for name in PATTERNS
 ]
-
-
-def some(characters: str, most: int) -> list[str]:
-    return [
-        "".join(text) for n in range(most + 1) for text in itertools.product(characters, repeat=n)
-    ]
 
 
 def of(*parts: list[str]) -> list[str]:

@@ -116,6 +116,10 @@ def check(arrays: Arrays) -> None:
     for name in ("plain", "marked", "odd"):
         _check_trie(name, array(name, np.int32, None, 4), size)
     _within("byte_ids", array("byte_ids", np.int64, 256), 0, size)
+    own = array("character_ids", np.int64, None, 2)
+    _within("character_ids", own[:, 0], 0, SIZE)
+    _within("character_ids", own[:, 1], 0, size)
+    _require((np.diff(own[:, 0]) > 0).all(), "character_ids does not rise")
     _within("added", array("added", np.int64, None), 0, size)
     array("is_raw", np.bool_, size)
 
@@ -130,8 +134,11 @@ def check(arrays: Arrays) -> None:
     _within("pretokens", pretokens, -1, states)
     array("may_end", np.bool_, states)
     changes = array("changes", np.bool_, None, None)
-    characters = array("characters", np.int32, None, 4)
-    limits = ((0, pretokens.shape[1]), (-1, STARTS), (0, changes.shape[1]), (0, changes.shape[0]))
+    characters = array("characters", np.int32, None, 5)
+    limits = (
+        (0, pretokens.shape[1]), (-1, STARTS), (0, changes.shape[1]), (0, changes.shape[0]),
+        (0, kernels.IN_BYTES + 1),
+    )  # fmt: skip
     for column, (low, high) in zip(characters.T, limits, strict=True):
         _within("characters", column, low, high)
     class_begin = array("class_begin", np.int64, None)

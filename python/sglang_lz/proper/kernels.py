@@ -48,14 +48,17 @@ MOST_CONFIGURATIONS = 1 << 17
 CONFIGURATION_BYTES = 20 << 20
 """The most memory for the rows of the table of configurations."""
 _SPREAD, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 12, 11, 2, 13
+LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 12, 11, 2, 14
 UNEXPLORED = -2
 """The entry in a table for a configuration that was not needed yet."""
 STACKS, CONFIGURATIONS, ITEMS, CROWDED = 0, 1, 2, 3
 """Places in `Pushdown.used`."""
 BYTE, DEPTH, SKIP, TOKEN = 0, 1, 2, 3
 LENGTH = 256
-IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER = 0, 1, 2, 3, 4
+IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER, SPELT = 0, 1, 2, 3, 4, 5
+WHOLE, IN_BYTES = 1, 2
+"""How BPE with byte fallback spells a character: never in the tokens of its bytes, of which it has
+several, because it has a token; or only in those, which no merge joins to anything."""
 
 
 class Pushdown(NamedTuple):
@@ -114,7 +117,7 @@ class Tables(NamedTuple):
             and the token that ends there, or -1.
         marked: a trie of the other tokens that begin with such a character.
         odd: a trie of all other tokens.
-        byte_ids: [256] int64: the token of each byte.
+        byte_ids: [256] int64: the token of each byte, or of the ASCII character that it is.
         added: [] int64: the added tokens that are text.
         is_raw: [V] bool: whether nothing is normalized across the ends of an added token.
         is_inert: [V] bool: whether a token is in `plain` or `marked`.
@@ -130,11 +133,12 @@ class Tables(NamedTuple):
         language, accepts, distance: the language's automaton; `UNEXPLORED` where a configuration is
             not known yet.
         pushdown: what makes further states of the language.
-        characters: [classes, 5] int32: the class in the language, the class in the pre-tokenizer,
-            and the three properties in `nfc.Normalization`.
+        characters: [classes, 6] int32: the class in the language, the class in the pre-tokenizer,
+            the three properties in `nfc.Normalization`, and `WHOLE`, `IN_BYTES` or 0.
         spelling: [classes, 5] int32: the number of bytes and the bytes of each character that
             occurs in an added token's text, which has a class of its own; 0 for other classes.
-        samples: [classes, 5] int32: the same for one character of each class.
+        samples: [classes, 5] int32: the number of tokens that BPE begins with on one character of
+            each class, and these tokens.
         leading: [] int64: the classes that suffice to decide whether the text can end. Any other
             class leads only where one of these leads as well, and leaves no more options open.
         made_by: [M] int64: the token that each merge makes.
@@ -632,6 +636,8 @@ def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after
     if node:
         if cut == BROKEN:  # the pre-tokenizer does not cut within a character
             return -1, 0
+        if cut == APART and c >= 0 and characters[c, SPELT] == WHOLE:  # a byte's token ends it
+            return -1, 0
     else:
         flag = cut
     if c >= 0:
@@ -942,8 +948,8 @@ def _rest(n_tokens, nfc, last):
 # one proper spelling. So the text so far can end iff some characters lead to an end and the
 # pre-tokenizer cuts as the tokens so far require. Future cuts are left open (`APART`), because the
 # spelling determines them. Only the last token is uncertain, because it may merge with what
-# follows. `_search` handles that, unless the pre-tokenizer cuts after the token, which the flag
-# `BROKEN` between two characters requires.
+# follows. `_search` handles that, unless the pre-tokenizer cuts after the token or the next
+# character is spelt `IN_BYTES`, which the flag `BROKEN` between two characters requires.
 
 
 @compiled
@@ -960,7 +966,7 @@ def _next_character(tables, packed, nfc, i):
     if node:
         byte_ids = tables.byte_ids
         while i < 64:
-            after, after_nfc = _run(tables, packed, nfc, byte_ids[0x80 + i], WITHIN)
+            after, after_nfc = _run(tables, packed, nfc, byte_ids[0x80 + i], APART)
             i += 1
             if after >= 0:
                 return after, after_nfc, i
@@ -968,7 +974,6 @@ def _next_character(tables, packed, nfc, i):
     characters, changes, spelling = tables.characters, tables.changes, tables.spelling
     distance, pretokens = tables.distance, tables.pretokens
     goto, tokens, leading = tables.goto, tables.added, tables.leading
-    cut = BROKEN if flag == BROKEN else APART
     n, n_tokens = len(leading), len(tokens)
     while i < 2 * n + n_tokens:
         is_near = i < n
@@ -983,6 +988,8 @@ def _next_character(tables, packed, nfc, i):
         after = _taken(tables, language, characters[c, IN_LANGUAGE])
         if after < 0 or (distance[after] < distance[language]) != is_near:
             continue
+        is_broken = flag == BROKEN and characters[c, SPELT] != IN_BYTES
+        cut = BROKEN if is_broken else APART
         after_pretoken = pretokens[pretoken, characters[c, IN_PRETOKENIZER], cut]
         if after_pretoken < 0:
             continue
@@ -1238,7 +1245,7 @@ def _spelled(tables, memo, packed, nfc):
             break
         c = leading[i - 1]
         for j in range(samples[c, 0]):
-            ids[n] = byte_ids[samples[c, 1 + j]]
+            ids[n] = samples[c, 1 + j]
             n += 1
         ahead, ahead_nfc = after, after_nfc
         if _ends(tables.accepts, tables.may_end, ahead):

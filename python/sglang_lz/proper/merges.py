@@ -1,13 +1,15 @@
 """DirectMerge: decides which two tokens may be adjacent within a pre-token.
 
-BPE repeatedly applies the merge with the lowest rank, and the leftmost one first. Let p and t be
-tokens that BPE produces from their own bytes. On the concatenated bytes of p and t, BPE performs
-the same merges inside each token until a merge fits across the boundary. At any time, the part of p
-that touches the boundary is a node on p's right spine, and the part of t that touches it is a node
-on t's left spine. So p and t stay apart iff there is no merge (x, y) with x on the right spine of p
-and y on the left spine of t that is applied while both exist. A token sequence within a pre-token
-is proper iff each token is the BPE of its own bytes and all neighbours stay apart, because the
-first merge across any boundary would be one between two neighbours.
+BPE begins with the symbols of a text, which are its bytes or its characters
+(`TokenizerFile.symbols`). In the following, bytes stand for either. BPE repeatedly applies the
+merge with the lowest rank, and the leftmost one first. Let p and t be tokens that BPE produces from
+their own bytes. On the concatenated bytes of p and t, BPE performs the same merges inside each
+token until a merge fits across the boundary. At any time, the part of p that touches the boundary
+is a node on p's right spine, and the part of t that touches it is a node on t's left spine. So p
+and t stay apart iff there is no merge (x, y) with x on the right spine of p and y on the left spine
+of t that is applied while both exist. A token sequence within a pre-token is proper iff each token
+is the BPE of its own bytes and all neighbours stay apart, because the first merge across any
+boundary would be one between two neighbours.
 
 The ranks of the merges that make a token need not rise: a merge may enable one of a lower rank,
 which BPE then applies at once. So the `time` of a token is the highest rank among its merges. BPE
@@ -40,6 +42,7 @@ assumes that ranks rise.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,18 +103,21 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     pairs = np.stack((right[by_pair], by_pair), axis=1)
     if len(pairs) and (np.diff(file.merges[by_pair, :2], axis=0) == 0).all(axis=1).any():
         raise Unsupported("its model has a merge twice")
-    text = np.frombuffer(b"".join(token or b"" for token in tokens), np.uint8)
-    ends = np.cumsum([0, *(len(token or b"") for token in tokens)])
-    byte_ids = np.zeros(256, np.int64)
-    for token, content in enumerate(tokens):
-        if content is not None and len(content) == 1:
-            byte_ids[content[0]] = token
-    made, time = _derive(text, ends, byte_ids, first, pairs, result)
+    symbols = [file.symbols(token or b"") for token in tokens]
+    ends = np.cumsum([0, *map(len, symbols)])
+    flat = np.fromiter(itertools.chain.from_iterable(symbols), np.int64, ends[-1])
+    made, time = _derive(flat, ends, first, pairs, result)
     missing = [token for token in np.flatnonzero(made == UNREACHABLE) if tokens[token] is not None]
     if file.ignore_merges and missing:
         raise Unsupported(
             f"it has ignore_merges, and no merges make its token {tokens[missing[0]]!r}"
         )
+    while True:
+        merged = np.flatnonzero(made >= 0)
+        lost = merged[(made[file.merges[made[merged], :2]] == UNREACHABLE).any(axis=1)]
+        if not len(lost):
+            break
+        made[lost] = time[lost] = UNREACHABLE  # an added token is cut out of their text
     begin, cleared, order = _intervals(made, time, np.diff(ends), left, right)
     bits = np.zeros(-(-size // 32) * 32, np.uint8)
     bits[:size] = made != UNREACHABLE
@@ -224,8 +230,8 @@ def fill_row(relation, p, out):
 
 
 @compiled
-def _derive(text, ends, byte_ids, first, pairs, result):
-    """The last merge when BPE is applied to each token's bytes, and the highest rank."""
+def _derive(symbols, ends, first, pairs, result):
+    """The last merge when BPE is applied to each token's symbols, and the highest rank."""
     size = len(ends) - 1
     made = np.full(size, UNREACHABLE, np.int64)
     time = np.full(size, UNREACHABLE, np.int64)
@@ -233,9 +239,7 @@ def _derive(text, ends, byte_ids, first, pairs, result):
         length = ends[token + 1] - ends[token]
         if length == 0:
             continue
-        parts = np.empty(length, np.int64)
-        for i in range(length):
-            parts[i] = byte_ids[text[ends[token] + i]]
+        parts = symbols[ends[token] : ends[token + 1]].copy()
         last = highest = np.int64(BYTE)
         while length > 1:
             best = NEVER

@@ -51,10 +51,16 @@ class Normalization(NamedTuple):
     changes: npt.NDArray[np.bool_]
 
 
-def no_normalization() -> Normalization:
-    """The normalization of a tokenizer that does not normalize: it leaves every text unchanged."""
+def no_normalization(changed: str = "") -> Normalization:
+    """The normalization of a tokenizer that does not normalize to NFC.
+
+    Args:
+        changed: characters that nevertheless no proper sequence spells.
+    """
     nothing = np.zeros(SIZE, np.int32)
-    return Normalization(nothing, nothing, nothing, np.zeros((1, 1), bool))
+    combining = nothing.copy()
+    combining[[ord(character) for character in changed]] = -1
+    return Normalization(combining, nothing, nothing, np.zeros((1, 1), bool))
 
 
 def normalization() -> Normalization:

@@ -19,11 +19,11 @@ from sglang_lz.compiled import Reference, reference
 from sglang_lz.proper import kept, kernels, merges, nfc, pretokenizer
 from sglang_lz.proper.codepoints import SIZE, classes_of
 from sglang_lz.proper.merges import MergeRelation, fill_row, relation_of
-from sglang_lz.proper.tokenizer import AddedToken, Unsupported, read
+from sglang_lz.proper.tokenizer import SPACE, AddedToken, Unsupported, read
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256
@@ -46,13 +46,16 @@ class Prepared:
     Attributes:
         tables: the tokenizer's part of the tables of a product.
         classes: [SIZE] int32: the class of each code point.
-        characters: [classes, 4] int32: `Tables.characters` without the language's column.
+        characters: [classes, 5] int32: `Tables.characters` without the language's column.
+        character_ids: [n, 2] int64: the code points that are a token of their own where BPE begins
+            with characters, and these tokens.
         letters: the characters that occur in the texts of added tokens.
     """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
         self.characters = arrays["characters"]
+        self.character_ids = arrays["character_ids"]
         made_by = np.full(len(relation.parts), -1, np.int64)
         made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
         is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
@@ -69,7 +72,7 @@ class Prepared:
             language=np.zeros((1, 1), np.int32),
             accepts=np.zeros(1, bool),
             distance=np.zeros(1, np.int32),
-            characters=np.zeros((1, 5), np.int32),
+            characters=np.zeros((1, 6), np.int32),
             spelling=np.zeros((1, 5), np.int32),
             samples=np.zeros((1, 5), np.int32),
             leading=np.zeros(0, np.int64),
@@ -177,14 +180,21 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     file = read(text)
     relation = relation_of(file)
     splitting = pretokenizer.pretokenizer_of(file.patterns)
-    normalization = nfc.normalization() if file.nfc else nfc.no_normalization()
-    classes, samples = classes_of(
-        [splitting.classes, normalization.combining, normalization.mark, normalization.starter]
+    normalization = (
+        nfc.normalization() if file.nfc else nfc.no_normalization(SPACE if file.characters else "")
     )
-    begin = np.flatnonzero(np.append(True, classes[1:] != classes[:-1]))
+    character_ids = np.array(
+        sorted((ord(one), token) for one, token in file.characters.items()), np.int64
+    ).reshape(-1, 2)
+    spelt_as = np.full(SIZE, kernels.IN_BYTES if file.characters else 0, np.int32)
+    # Of the token of an ASCII character and that of its byte, only one is in `file.tokens`.
+    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, kernels.WHOLE)
     characters = (
-        splitting.classes, normalization.combining, normalization.mark, normalization.starter
+        splitting.classes, normalization.combining, normalization.mark, normalization.starter,
+        spelt_as,
     )  # fmt: skip
+    classes, samples = classes_of(characters)
+    begin = np.flatnonzero(np.append(True, classes[1:] != classes[:-1]))
     tokens = [
         content if content and relation.made[token] != merges.UNREACHABLE else None
         for token, content in enumerate(file.tokens)
@@ -200,10 +210,6 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     marks = {token.content[:1] for token in file.added}
     even = [item for item in spelt if is_plain[item[1]]]
     is_marked = {token: any(mark in content for mark in marks) for content, token in even}
-    byte_ids = np.zeros(256, np.int64)
-    for token, content in enumerate(tokens):
-        if content and len(content) == 1:
-            byte_ids[content[0]] = token
     return {f"relation.{name}": array for name, array in relation._asdict().items()} | {
         "class_begin": begin,
         "class_value": classes[begin],
@@ -213,7 +219,8 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
         "plain": _trie([item for item in even if not is_marked[item[1]]]),
         "marked": _trie([item for item in even if is_marked[item[1]]]),
         "odd": _trie([item for item in spelt if not is_plain[item[1]]]),
-        "byte_ids": byte_ids,
+        "byte_ids": file.byte_ids,
+        "character_ids": character_ids,
         "added": np.array([token.id for token in file.added if token.is_text], np.int64),
         "is_raw": is_raw,
         "goto": _added_automaton(file.added),
@@ -240,6 +247,8 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     """
     words = {token.content for token in added}
     prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
+    if len(prefixes) > 1 << kernels.ADDED_BITS:
+        raise Unsupported("its added tokens are too many")
     number = {prefix: i for i, prefix in enumerate(prefixes)}
     goto = np.zeros((len(prefixes), 257), np.int32)
     shorter = [0] * len(prefixes)

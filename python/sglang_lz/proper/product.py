@@ -10,7 +10,8 @@ never runs into a dead end.
 The characters alone nearly always decide whether the text can end. Every text of the language that
 NFC leaves unchanged has exactly one proper spelling, so if some characters lead to an end, their
 tokens do too. The only exception is the last token so far, which may merge with what follows. If
-the pre-tokenizer can cut after it, any last token is safe. Otherwise some next token must not merge
+the pre-tokenizer can cut after it, any last token is safe, and so it is if a character may follow
+that is spelt in bytes which no merge joins to anything. Otherwise some next token must not merge
 with it. For each packed state the product caches tokens that are known to lead to an end, and
 nearly always one of them does not merge with the last token. If they all do, the product searches
 over tokens: first the spelling of the nearest end, then the tokens that get closest to an end, then
@@ -165,6 +166,10 @@ class Product:
         for k, code in enumerate(samples.tolist()):
             content = chr(code).encode(errors="ignore")  # surrogates have no spelling
             spelt[k, : len(content) + 1] = [len(content), *content]
+        symbols = np.concatenate((spelt[:, :1], prepared.tables.byte_ids[spelt[:, 1:]]), axis=1)
+        own = prepared.character_ids
+        _, at, which = np.intersect1d(samples, own[:, 0], return_indices=True)
+        symbols[at, 0], symbols[at, 1] = 1, own[which, 1]
         spelling = np.zeros_like(spelt)
         spelling[classes[letters]] = spelt[classes[letters]]
         decoder = decoder_of(classes)
@@ -178,14 +183,16 @@ class Product:
         kinds = prepared.characters[in_tokenizer, 0]
         # Characters that are alike to the language and the pre-tokenizer may still differ in what
         # they allow next. A character that NFC never changes, and in which no added token begins,
-        # allows everything, so one of them leads for all that are alike.
+        # allows everything, so one of them leads for all that are alike and spelt in bytes, or not.
         reach = reachable_classes(decoder, len(samples))
         number = np.arange(len(samples))
         bits = reach[ROOT, number >> 6] >> (number & 63).astype(np.uint64)
         has_spelling = bits & np.uint64(1) > 0  # surrogates have none
-        is_open = (prepared.characters[in_tokenizer, 1:] == 0).all(axis=1) & (spelling[:, 0] == 0)
+        is_open = (prepared.characters[in_tokenizer, 1:4] == 0).all(axis=1) & (spelling[:, 0] == 0)
         is_open &= has_spelling
+        is_in_bytes = prepared.characters[in_tokenizer, 4] == kernels.IN_BYTES
         alike = in_language.astype(np.int64) * len(prepared.characters) + kinds
+        alike = 2 * alike + is_in_bytes
         first_open = np.unique(alike[is_open], return_index=True)
         is_leading = has_spelling & ~np.isin(alike, first_open[0])
         is_leading[np.flatnonzero(is_open)[first_open[1]]] = True
@@ -205,7 +212,7 @@ class Product:
                 (in_language[:, None], prepared.characters[in_tokenizer]), axis=1
             ),
             spelling=spelling,
-            samples=spelt,
+            samples=symbols.astype(np.int32),
             leading=np.flatnonzero(is_leading),
         )
         self._work = np.zeros(3, np.int64)
