@@ -2,7 +2,8 @@
 
 Most are published as ranks: the bytes of each token and its rank, which is its id too. Two tokens
 merge if their join has a rank, the lowest first. A `tokenizer.json` says the same with one merge
-for each way to cut a token in two, as Llama 3's and gpt-oss's files do.
+for each way to cut a token in two, as Llama 3's and gpt-oss's files do. The same holds for models
+of SentencePiece, which have scores in place of ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sentencepiece
+
 from bench.harm import archives
-from sglang_lz.proper.tokenizer import byte_characters
+from sglang_lz.proper.tokenizer import SPACE, byte_characters
 
 _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?"
@@ -36,7 +39,7 @@ class Source:
     Attributes:
         package: the package of `bench/harm/requirements.txt` that has it.
         path: the file in it: ranks (a token's bytes in base64 and its rank, a line each), Mistral's
-            JSON of ranks, or a `tokenizer.json`.
+            JSON of ranks, a model of SentencePiece, or a `tokenizer.json`.
         models: that use it.
         size: V, the columns of their logits; 0 where no benchmark asks.
         pattern: the regex that splits a text; empty if it is GPT-2's or the file has it.
@@ -99,6 +102,9 @@ SOURCES = {
         pattern=GPT4O,
         special={"<|end_of_text|>": 200_001, "<|begin_of_text|>": 200_000, "<|eot|>": 200_008},
     ),
+    "mistral": Source(
+        "mistral_common", "mistral_common/data/tokenizer.model.v1", "Mistral 7B, version 0.1"
+    ),
     "tekken": Source(
         "mistral_common",
         "mistral_common/data/tekken_240911.json",
@@ -124,6 +130,8 @@ def tokenizer_json(name: str) -> str:
     """
     source = SOURCES[name]
     data = archives.files(source.package)[source.path]
+    if data.startswith(b"\n"):
+        return json.dumps(byte_fallback(data))
     if not data.startswith(b"{"):
         lines = (line.split() for line in data.splitlines())
         ranks = {base64.b64decode(token): int(number) for token, number in lines}
@@ -199,3 +207,60 @@ def byte_level(
             "merges": [[names[left], names[right]] for _, left, right in sorted(merges)],
         },
     }  # fmt: skip
+
+
+def byte_fallback(data: bytes) -> dict[str, Any]:
+    """The content of the `tokenizer.json` of a BPE model of SentencePiece.
+
+    It puts no space before a text, as the published ones do, since an output continues a text.
+
+    Args:
+        data: the file of the model.
+    """
+    model = sentencepiece.SentencePieceProcessor(model_proto=data)
+    names = [model.id_to_piece(number) for number in range(model.vocab_size())]
+    vocab = {name: number for number, name in enumerate(names)}
+    special = [n for n in vocab.values() if model.is_control(n) or model.is_unknown(n)]
+    merges = []
+    for name, number in vocab.items():
+        if number in special or model.is_byte(number):
+            continue
+        parts = ((name[:cut], name[cut:]) for cut in range(1, len(name)))
+        merges += [
+            (-model.get_score(number), number, vocab[left], vocab[right])
+            for left, right in parts
+            if left in vocab and right in vocab
+        ]
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": n, "content": names[n], "special": True} | dict.fromkeys(flags, False)
+            for n in special
+        ],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": names[model.unk_id()],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [[names[left], names[right]] for *_, left, right in sorted(merges)],
+        },
+    }

@@ -72,10 +72,13 @@ def pairs(text: str) -> dict[str, int]:
     file = read(text)
     relation = merges.relation_of(file)
     content = json.loads(text)
-    content["pre_tokenizer"] = {
-        "type": "ByteLevel", "add_prefix_space": False, "use_regex": False, "trim_offsets": False
-    }  # fmt: skip
-    content |= {"normalizer": None, "added_tokens": []}
+    if not content["model"].get("byte_fallback"):
+        content["normalizer"] = None
+        content["pre_tokenizer"] = {
+            "type": "ByteLevel", "add_prefix_space": False, "use_regex": False,
+            "trim_offsets": False,
+        }  # fmt: skip
+    content["added_tokens"] = []
     content["model"]["ignore_merges"] = False
     plain = Tokenizer.from_str(json.dumps(content))
     rng = random.Random(text[:1000])
