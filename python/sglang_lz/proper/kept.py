@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from sglang_lz.proper import kernels
 from sglang_lz.proper.codepoints import SIZE
-from sglang_lz.proper.merges import BYTE, UNREACHABLE
+from sglang_lz.proper.merges import BYTE, UNREACHABLE, WHOLE
 from sglang_lz.proper.nfc import STARTS
-from sglang_lz.proper.pretokenizer import BROKEN
+from sglang_lz.proper.pretokenizer import FLAGS
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -128,15 +128,18 @@ def check(arrays: Arrays) -> None:
     _within("goto", goto[:, : kernels.LENGTH], 0, len(goto))
     _within("goto", goto[:, kernels.LENGTH], 0, SIZE)
 
-    pretokens = array("pretokens", np.int32, None, None, BROKEN + 1)
+    pretokens = array("pretokens", np.int32, None, None, FLAGS)
     states = len(pretokens)
     _require(0 < states <= 1 << kernels.PRETOKEN_BITS, "pretokens has too many states, or none")
     _within("pretokens", pretokens, -1, states)
+    kinds = pretokens.shape[1]
+    _within("general", array("general", np.int32, kinds), 0, kinds)
+    _within("torn", array("torn", np.int32, states), 0, states)
     array("may_end", np.bool_, states)
     changes = array("changes", np.bool_, None, None)
     characters = array("characters", np.int32, None, 5)
     limits = (
-        (0, pretokens.shape[1]), (-1, STARTS), (0, changes.shape[1]), (0, changes.shape[0]),
+        (0, kinds), (-1, STARTS), (0, changes.shape[1]), (0, changes.shape[0]),
         (0, kernels.IN_BYTES + 1),
     )  # fmt: skip
     for column, (low, high) in zip(characters.T, limits, strict=True):
@@ -152,7 +155,7 @@ def check(arrays: Arrays) -> None:
     merges = len(parts)
     _within("relation.parts", parts, 0, size)
     made = array("relation.made", np.int64, size)
-    _within("relation.made", made, UNREACHABLE, merges)
+    _within("relation.made", made, WHOLE, merges)
     _within("relation.time", array("relation.time", np.int64, size), UNREACHABLE, merges)
     of_parts = parts[made[made >= 0]]
     _require((made[of_parts] >= BYTE).all(), "relation.made has parts that are not made")
@@ -170,7 +173,8 @@ def check(arrays: Arrays) -> None:
     )  # fmt: skip
     _within("relation.cleared", cleared[:, 2:], 0, len(order) + 1)
     _within("relation.order", order, 0, size)
-    array("relation.reachable", np.uint32, -(-size // 32))
+    for name in ("relation.merged", "relation.reachable"):
+        array(name, np.uint32, -(-size // 32))
 
 
 def _check_trie(name: str, trie: npt.NDArray[np.int32], size: int) -> None:

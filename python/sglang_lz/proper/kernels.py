@@ -22,7 +22,7 @@ from sglang_lz.proper.language import FAR
 from sglang_lz.proper.merges import NEVER as UNMERGED
 from sglang_lz.proper.merges import MergeRelation, merge_rank, stay_apart
 from sglang_lz.proper.nfc import STARTS
-from sglang_lz.proper.pretokenizer import APART, BROKEN, WITHIN
+from sglang_lz.proper.pretokenizer import APART, BROKEN, EITHER, WITHIN
 
 DEAD, ALIVE, OPEN, ALWAYS, NEVER, FULL, SPENT = 0, 1, 2, 3, 4, -9, -8
 """Results of a search. `OPEN` means that it is still running, `ALWAYS` and `NEVER` that the state
@@ -48,7 +48,9 @@ MOST_CONFIGURATIONS = 1 << 17
 CONFIGURATION_BYTES = 20 << 20
 """The most memory for the rows of the table of configurations."""
 _SPREAD, _OTHER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 12, 11, 2, 14
+LANGUAGE_BITS, PRETOKEN_BITS, NODE_BITS, FLAG_BITS, ADDED_BITS = 18, 14, 11, 3, 14
+TORN = 4
+"""Added to the flag of an unfinished character if there is a token boundary within it."""
 UNEXPLORED = -2
 """The entry in a table for a configuration that was not needed yet."""
 STACKS, CONFIGURATIONS, ITEMS, CROWDED = 0, 1, 2, 3
@@ -56,7 +58,7 @@ STACKS, CONFIGURATIONS, ITEMS, CROWDED = 0, 1, 2, 3
 BYTE, DEPTH, SKIP, TOKEN = 0, 1, 2, 3
 LENGTH = 256
 IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER, SPELT = 0, 1, 2, 3, 4, 5
-WHOLE, IN_BYTES = 1, 2
+IN_ONE, IN_BYTES = 1, 2
 """How BPE with byte fallback spells a character: never in the tokens of its bytes, of which it has
 several, because it has a token; or only in those, which no merge joins to anything."""
 
@@ -123,7 +125,8 @@ class Tables(NamedTuple):
         is_inert: [V] bool: whether a token is in `plain` or `marked`.
         goto: [states, 257] int32: the Aho-Corasick automaton of the added tokens' texts; column
             `LENGTH` holds the number of bytes of the longest such text that ends in a state.
-        pretokens, may_end: the pre-tokenizer's table, and whether a text may end in a state.
+        pretokens, torn, may_end: the pre-tokenizer's table, its state in place of another if there
+            is a token boundary within the last character, and whether a text may end in a state.
         changes: `nfc.Normalization.changes`.
         relation: the merge relation.
         decoder: [nodes, 256] int32: decodes UTF-8 into classes of characters.
@@ -134,7 +137,7 @@ class Tables(NamedTuple):
             not known yet.
         pushdown: what makes further states of the language.
         characters: [classes, 6] int32: the class in the language, the class in the pre-tokenizer,
-            the three properties in `nfc.Normalization`, and `WHOLE`, `IN_BYTES` or 0.
+            the three properties in `nfc.Normalization`, and `IN_ONE`, `IN_BYTES` or 0.
         spelling: [classes, 5] int32: the number of bytes and the bytes of each character that
             occurs in an added token's text, which has a class of its own; 0 for other classes.
         samples: [classes, 5] int32: the number of tokens that BPE begins with on one character of
@@ -155,6 +158,7 @@ class Tables(NamedTuple):
     is_inert: npt.NDArray[np.bool_]
     goto: npt.NDArray[np.int32]
     pretokens: npt.NDArray[np.int32]
+    torn: npt.NDArray[np.int32]
     may_end: npt.NDArray[np.bool_]
     changes: npt.NDArray[np.bool_]
     relation: MergeRelation
@@ -625,7 +629,7 @@ def _compose(characters, changes, nfc, c):
 
 
 @compiled
-def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c):
+def _split(pretokens, torn, takes, reach, characters, pretoken, node, flag, cut, after, c):
     """The state of the pre-tokenizer and the flag after a byte; a negative state means none.
 
     Args:
@@ -636,14 +640,17 @@ def _split(pretokens, takes, reach, characters, pretoken, node, flag, cut, after
     if node:
         if cut == BROKEN:  # the pre-tokenizer does not cut within a character
             return -1, 0
-        if cut == APART and c >= 0 and characters[c, SPELT] == WHOLE:  # a byte's token ends it
-            return -1, 0
+        if cut == APART:
+            if c >= 0 and characters[c, SPELT] == IN_ONE:  # a byte's token ends it
+                return -1, 0
+            flag |= TORN
     else:
         flag = cut
     if c >= 0:
-        return pretokens[pretoken, characters[c, IN_PRETOKENIZER], flag], 0
+        behind = np.int64(pretokens[pretoken, characters[c, IN_PRETOKENIZER], flag & ~TORN])
+        return (np.int64(torn[behind]) if flag & TORN and behind >= 0 else behind), 0
     for w in range(takes.shape[2]):
-        if takes[pretoken, flag, w] & reach[after, w]:
+        if takes[pretoken, flag & ~TORN, w] & reach[after, w]:
             return pretoken, flag
     return -1, 0
 
@@ -656,7 +663,8 @@ def _run(tables, packed, nfc, token, cut):
     """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
-    pretokens, takes, content = tables.pretokens, tables.takes, tables.content
+    pretokens, torn, takes = tables.pretokens, tables.torn, tables.takes
+    content = tables.content
     language, pretoken, node, flag, added = unpack(packed)
     for i in range(tables.begin[token], tables.begin[token + 1]):
         language, after, added, nfc, c = _read(
@@ -666,7 +674,7 @@ def _run(tables, packed, nfc, token, cut):
         if language < 0:
             return np.int64(-1), np.int64(0)
         pretoken, flag = _split(
-            pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c
+            pretokens, torn, takes, reach, characters, pretoken, node, flag, cut, after, c
         )
         if pretoken < 0:
             return np.int64(-1), np.int64(0)
@@ -730,7 +738,7 @@ def walk(tables, trie, packed, nfc):
     """
     goto, decoder, can, reach = tables.goto, tables.decoder, tables.can, tables.reach
     states, characters, changes = tables.language, tables.characters, tables.changes
-    pretokens, takes = tables.pretokens, tables.takes
+    pretokens, torn, takes = tables.pretokens, tables.torn, tables.takes
     found = np.empty((256, 4), np.int64)
     n = 0
     # By depth: language, node, added token, NFC; pre-tokenizer and flag after each kind of cut.
@@ -754,7 +762,7 @@ def walk(tables, trie, packed, nfc):
             if pretoken >= 0:
                 cut = WITHIN if d > 1 else APART + kind
                 pretoken, flag = _split(
-                    pretokens, takes, reach, characters, pretoken, node, flag, cut, after, c
+                    pretokens, torn, takes, reach, characters, pretoken, node, flag, cut, after, c
                 )
             path[d, 4 + 2 * kind], path[d, 5 + 2 * kind] = pretoken, flag
         if path[d, 4] < 0 and path[d, 6] < 0:
@@ -814,14 +822,15 @@ def cuts_behind(tables, nfc, pretoken):
         pretoken: the pre-tokenizer's state before the token, between two characters.
 
     Returns:
-        [V] int32: the kind of each token; and [kinds, 2] int16: the pre-tokenizer's state and the
+        [V] int32: the kind of each token; and [kinds, 2] int32: the pre-tokenizer's state and the
         flag of the unfinished character, packed, after a cut that the merges make and after one
         that they do not make; -1 where tokens of that kind are not allowed.
     """
     trie, decoder, reach = tables.plain, tables.decoder, tables.reach
-    pretokens, takes, characters = tables.pretokens, tables.takes, tables.characters
+    pretokens, torn, takes = tables.pretokens, tables.torn, tables.takes
+    characters = tables.characters
     kinds = np.zeros(len(nfc), np.int32)
-    behind = np.full((len(nfc) + 2, 2), -1, np.int16)  # the first kind is never allowed
+    behind = np.full((len(nfc) + 2, 2), -1, np.int32)  # the first kind is never allowed
     n = 1
     # By depth: the unfinished character; state and flag after each kind of cut.
     path = np.empty((LONGEST + 1, 5), np.int64)
@@ -842,7 +851,17 @@ def cuts_behind(tables, nfc, pretoken):
                 cut = WITHIN if d > 1 else APART + kind
                 c = -2 - entry if entry < -1 else -1
                 before, flag = _split(
-                    pretokens, takes, reach, characters, before, node, flag, cut, path[d, 0], c
+                    pretokens,
+                    torn,
+                    takes,
+                    reach,
+                    characters,
+                    before,
+                    node,
+                    flag,
+                    cut,
+                    path[d, 0],
+                    c,
                 )
             path[d, 1 + 2 * kind], path[d, 2 + 2 * kind] = before, flag
         if token >= 0 and nfc[token] >= 0:
@@ -946,7 +965,7 @@ def _rest(n_tokens, nfc, last):
 # The next functions decide, character by character, whether the text can end. Every text that the
 # language accepts, that NFC leaves unchanged and that contains no added token's text has exactly
 # one proper spelling. So the text so far can end iff some characters lead to an end and the
-# pre-tokenizer cuts as the tokens so far require. Future cuts are left open (`APART`), because the
+# pre-tokenizer cuts as the tokens so far require. Future cuts are left open (`EITHER`), because the
 # spelling determines them. Only the last token is uncertain, because it may merge with what
 # follows. `_search` handles that, unless the pre-tokenizer cuts after the token or the next
 # character is spelt `IN_BYTES`, which the flag `BROKEN` between two characters requires.
@@ -989,7 +1008,7 @@ def _next_character(tables, packed, nfc, i):
         if after < 0 or (distance[after] < distance[language]) != is_near:
             continue
         is_broken = flag == BROKEN and characters[c, SPELT] != IN_BYTES
-        cut = BROKEN if is_broken else APART
+        cut = BROKEN if is_broken else EITHER
         after_pretoken = pretokens[pretoken, characters[c, IN_PRETOKENIZER], cut]
         if after_pretoken < 0:
             continue

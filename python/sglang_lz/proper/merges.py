@@ -36,6 +36,9 @@ limit of that part. The tokens that have y on their left spine with at least a g
 interval of its postorder. So a row of the relation is all ones, with one interval cleared for each
 merge whose left part is on p's right spine.
 
+A tokenizer with `ignore_merges` may have whole tokens, which no merges make. They stand only where
+the pre-tokenizer cuts on both sides (`pretokenizer`), so they stay apart from no token.
+
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints" (DirectMerge), which
 assumes that ranks rise.
 """
@@ -52,7 +55,7 @@ from sglang_lz.compiled import Reference, compiled, refers_to
 from sglang_lz.proper.tokenizer import TokenizerFile, Unsupported
 
 NEVER = np.int64(1 << 40)
-BYTE, UNREACHABLE = -1, -2
+BYTE, UNREACHABLE, WHOLE = -1, -2, -3
 """Values of `MergeRelation.made` that are not ranks."""
 
 
@@ -61,7 +64,7 @@ class MergeRelation(NamedTuple):
 
     Attributes:
         made: [V] int64: the rank of the last merge when BPE is applied to a token's own bytes, or
-            `BYTE` or `UNREACHABLE`.
+            `BYTE`, `UNREACHABLE` or `WHOLE`.
         time: [V] int64: the highest rank of these merges, or the same values.
         parts: [M, 2] int64: left and right part of each merge.
         first: [V + 1] int64: where the merges of each left part begin in `pairs`.
@@ -70,7 +73,8 @@ class MergeRelation(NamedTuple):
         cleared: [M, 4] int64: the time by which a merge can happen if its left part is there, its
             rank, and the interval of `order` that it clears; sorted by left part and that time.
         order: [reachable tokens] int32: tokens in postorder.
-        reachable: [ceil(V / 32)] uint32: a bit for each token that BPE produces from its own bytes.
+        merged: [ceil(V / 32)] uint32: a bit for each token that BPE produces from its own bytes.
+        reachable: [ceil(V / 32)] uint32: the same, and the whole tokens.
     """
 
     made: npt.NDArray[np.int64]
@@ -81,6 +85,7 @@ class MergeRelation(NamedTuple):
     begin: npt.NDArray[np.int64]
     cleared: npt.NDArray[np.int64]
     order: npt.NDArray[np.int32]
+    merged: npt.NDArray[np.uint32]
     reachable: npt.NDArray[np.uint32]
 
 
@@ -93,7 +98,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     """The merge relation of a tokenizer.
 
     Raises:
-        Unsupported: a merge is listed twice, or some token bypasses the merges.
+        Unsupported: a merge is listed twice.
     """
     left, right, result = (np.ascontiguousarray(column) for column in file.merges.T)
     tokens = file.tokens
@@ -107,20 +112,18 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     ends = np.cumsum([0, *map(len, symbols)])
     flat = np.fromiter(itertools.chain.from_iterable(symbols), np.int64, ends[-1])
     made, time = _derive(flat, ends, first, pairs, result)
-    missing = [token for token in np.flatnonzero(made == UNREACHABLE) if tokens[token] is not None]
-    if file.ignore_merges and missing:
-        raise Unsupported(
-            f"it has ignore_merges, and no merges make its token {tokens[missing[0]]!r}"
-        )
     while True:
-        merged = np.flatnonzero(made >= 0)
-        lost = merged[(made[file.merges[made[merged], :2]] == UNREACHABLE).any(axis=1)]
+        joined = np.flatnonzero(made >= 0)
+        lost = joined[(made[file.merges[made[joined], :2]] == UNREACHABLE).any(axis=1)]
         if not len(lost):
             break
         made[lost] = time[lost] = UNREACHABLE  # an added token is cut out of their text
     begin, cleared, order = _intervals(made, time, np.diff(ends), left, right)
-    bits = np.zeros(-(-size // 32) * 32, np.uint8)
-    bits[:size] = made != UNREACHABLE
+    merged = _bits(made != UNREACHABLE)
+    for token, content in enumerate(tokens):
+        # A piece consists of characters, so no other bytes are a whole one.
+        if file.ignore_merges and made[token] == UNREACHABLE and _is_text(content):
+            made[token] = WHOLE
     return MergeRelation(
         made=made,
         time=time,
@@ -130,8 +133,23 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
         begin=begin,
         cleared=cleared,
         order=order,
-        reachable=np.packbits(bits, bitorder="little").view(np.uint32),
+        merged=merged,
+        reachable=_bits(made != UNREACHABLE),
     )
+
+
+def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    """The flags, 32 in a word."""
+    padded = np.zeros(-(-len(flags) // 32) * 32, np.uint8)
+    padded[: len(flags)] = flags
+    return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+def _is_text(content: bytes | None) -> bool:
+    try:
+        return bool(content and content.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _intervals(
@@ -184,6 +202,8 @@ def stay_apart(relation, p, t):
     """Whether BPE leaves the tokens p and t unchanged if t follows p in a pre-token."""
     made, time, parts = relation.made, relation.time, relation.parts
     first, pairs = relation.first, relation.pairs
+    if made[p] == WHOLE or made[t] == WHOLE:
+        return False
     x, x_time, x_until = p, NEVER, NEVER
     while True:
         y, y_time, y_until = t, NEVER, NEVER
@@ -210,7 +230,10 @@ def fill_row(relation, p, out):
     """Set in `out` ([ceil(V / 32)] uint32) the bits of the tokens that may follow p."""
     made, time, parts, begin = relation.made, relation.time, relation.parts, relation.begin
     cleared, order = relation.cleared, relation.order
-    out[:] = relation.reachable
+    if made[p] == WHOLE:
+        out[:] = 0
+        return
+    out[:] = relation.merged
     x, x_time, x_until = p, NEVER, NEVER
     while True:
         for j in range(begin[x], begin[x + 1]):

@@ -33,11 +33,11 @@ CUTS = 64
 
 _ARRAYS = (
     "content", "begin", "plain", "marked", "odd", "byte_ids", "added", "is_raw", "goto",
-    "pretokens", "may_end", "changes",
+    "pretokens", "torn", "may_end", "changes",
 )  # fmt: skip
 
 # What `kernels.cuts_behind` returns.
-Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]]
+Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class Prepared:
@@ -49,6 +49,7 @@ class Prepared:
         characters: [classes, 5] int32: `Tables.characters` without the language's column.
         character_ids: [n, 2] int64: the code points that are a token of their own where BPE begins
             with characters, and these tokens.
+        general: `pretokenizer.PreTokenizer.general`.
         letters: the characters that occur in the texts of added tokens.
     """
 
@@ -56,6 +57,7 @@ class Prepared:
         relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
         self.characters = arrays["characters"]
         self.character_ids = arrays["character_ids"]
+        self.general = arrays["general"]
         made_by = np.full(len(relation.parts), -1, np.int64)
         made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
         is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
@@ -68,7 +70,7 @@ class Prepared:
             decoder=np.zeros((1, 256), np.int32),
             reach=np.zeros((1, 1), np.uint64),
             can=np.zeros((1, 1), np.uint64),
-            takes=np.zeros((1, 3, 1), np.uint64),
+            takes=np.zeros((1, pretokenizer.FLAGS, 1), np.uint64),
             language=np.zeros((1, 1), np.int32),
             accepts=np.zeros(1, bool),
             distance=np.zeros(1, np.int32),
@@ -179,7 +181,10 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     """
     file = read(text)
     relation = relation_of(file)
-    splitting = pretokenizer.pretokenizer_of(file.patterns)
+    whole = np.flatnonzero(relation.made == merges.WHOLE).tolist()
+    splitting = pretokenizer.pretokenizer_of(
+        file.patterns, [(file.tokens[token] or b"").decode() for token in whole]
+    )
     normalization = (
         nfc.normalization() if file.nfc else nfc.no_normalization(SPACE if file.characters else "")
     )
@@ -188,7 +193,7 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     ).reshape(-1, 2)
     spelt_as = np.full(SIZE, kernels.IN_BYTES if file.characters else 0, np.int32)
     # Of the token of an ASCII character and that of its byte, only one is in `file.tokens`.
-    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, kernels.WHOLE)
+    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, kernels.IN_ONE)
     characters = (
         splitting.classes, normalization.combining, normalization.mark, normalization.starter,
         spelt_as,
@@ -224,7 +229,9 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
         "added": np.array([token.id for token in file.added if token.is_text], np.int64),
         "is_raw": is_raw,
         "goto": _added_automaton(file.added),
+        "general": splitting.general,
         "pretokens": splitting.table,
+        "torn": splitting.torn,
         "may_end": splitting.may_end,
         "changes": normalization.changes,
     }

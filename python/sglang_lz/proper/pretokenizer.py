@@ -20,12 +20,20 @@ may cut only at token boundaries.
 If there are several regexes, each splits the pieces that the previous one produced. A guess then
 has one part for each regex, and a cut by one regex ends the text for all later ones.
 
+A tokenizer with `ignore_merges` looks each piece up among its tokens before it merges anything.
+This matters for tokens that no merges make, here called whole tokens: such a token stands for a
+piece that is its text, and no other tokens may spell that piece. The automaton therefore follows
+the text since the last cut through a trie of whole tokens' texts, and notes whether there was a
+token boundary in it (`_Whole`). The merge relation in turn lets nothing stand beside a whole token
+without a cut.
+
 Source: Tran-Thien (CartesianMerge: the product with a splitting automaton); Cognetta & Okazaki,
 arXiv 2410.15696.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -38,10 +46,12 @@ from sglang_lz.bounds import python_regex as op
 from sglang_lz.proper.codepoints import SIZE, Set, classes_of, matched_by
 from sglang_lz.proper.tokenizer import Unsupported
 
-WITHIN, APART, BROKEN = 0, 1, 2
-"""Flags of a character: no cut before it, a cut that the merges make, or one that they do not."""
+WITHIN, APART, BROKEN, EITHER = range(4)
+"""Flags of a character: no cut before it, a cut that the merges make, one that they do not, or
+either of the first two, where the tokens are not known yet."""
+FLAGS = 4
 
-MOST_STATES = 4096
+MOST_STATES = 1 << 14
 
 _PROPERTY = re.compile(r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sS]")
 _ASIDE = 0xF0000  # private-use characters replace these properties while the pattern is parsed
@@ -50,6 +60,10 @@ _FOLDED_PAIRS = ("ff", "fi", "fl", "ss", "st")  # one character matches both if 
 MATCH, GAP = -1, -2
 """Places in a regex: after a match, and in text that no match covers."""
 Guess = tuple[int, frozenset[tuple[int, int]], int]
+Guesses = tuple[Guess, ...]
+"""One for each regex."""
+Place = tuple[int, bool]
+"""A place of `_Whole`."""
 
 
 class PreTokenizer(NamedTuple):
@@ -57,69 +71,161 @@ class PreTokenizer(NamedTuple):
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
-        table: [states, classes, 3] int32: the next state by state, class and flag; -1 if there is
-            none. State 0 is the initial state, and also the state after an added token.
+        general: [classes] int32: a number that is the same for classes that the regexes do not
+            distinguish. Those that occur in no whole token have it as their own number.
+        table: [states, classes, FLAGS] int32: the next state by state, class and flag; -1 if there
+            is none. State 0 is the initial state, and also the state after an added token.
+        torn: [states] int32: the state instead of a state if there is a token boundary within the
+            last character.
         may_end: [states] bool: whether the text may end there.
     """
 
     classes: npt.NDArray[np.int32]
+    general: npt.NDArray[np.int32]
     table: npt.NDArray[np.int32]
+    torn: npt.NDArray[np.int32]
     may_end: npt.NDArray[np.bool_]
 
 
-def pretokenizer_of(patterns: Sequence[str]) -> PreTokenizer:
+def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTokenizer:
     """The automaton of regexes, each of which splits the pieces that the previous one produced.
+
+    Args:
+        patterns: the regexes.
+        whole: the texts of the whole tokens.
 
     Raises:
         Unsupported: a regex has a feature that is not modelled, or the automaton is too large.
     """
     splitters = [_Splitter(pattern) for pattern in patterns]
     sets = [found for splitter in splitters for found in splitter.sets]
-    classes, samples = classes_of(sets or [np.zeros(SIZE, bool)])
+    letters = np.zeros(SIZE, np.int32)
+    for number, letter in enumerate(sorted(set("".join(whole))), 1):
+        letters[ord(letter)] = number
+    classes, samples = classes_of([*sets, letters])
     for splitter in splitters:
         splitter.set_classes(samples)
-    start = frozenset([tuple(splitter.start_guess for splitter in splitters)])
-    states = {start: 0}
+    words = _Whole(whole)
+    general = _general(classes_of(sets or [np.zeros(SIZE, bool)])[0][samples], letters[samples])
+
+    @functools.cache
+    def split(guesses: Guesses, c: int) -> tuple[tuple[Guesses, ...], tuple[Guesses, ...]]:
+        return tuple(_uncut(splitters, guesses, c)), tuple(_cut(splitters, guesses, c))
+
+    def after(state: frozenset[tuple[Guesses, Place]], c: int, letter: str, flag: int) -> int:
+        found: set[tuple[Guesses, Place]] = set()
+        for guesses, place in state:
+            uncut, cut = split(guesses, int(general[c]))
+            if flag != BROKEN:
+                found.update((one, words.read(place, letter, flag)) for one in uncut)
+            if flag != WITHIN and words.may_cut(place):
+                found.update((one, words.begin(letter)) for one in cut)
+        return states.setdefault(frozenset(found), len(states)) if found else -1
+
+    start = tuple(splitter.start_guess for splitter in splitters)
+    states = {frozenset([(start, _Whole.START)]): 0}
     rows: list[npt.NDArray[np.int32]] = []
+    torn = []
     for state in iter(lambda: _nth(states, len(rows)), None):
-        row = np.full((len(samples), 3), -1, np.int32)
-        for c, flag in itertools.product(range(len(samples)), range(3)):
-            target = frozenset(
-                after for guess in state for after in _read(splitters, guess, c, flag)
-            )
-            if target:
-                row[c, flag] = states.setdefault(target, len(states))
+        row = np.empty((len(samples), FLAGS), np.int32)
+        # Classes that are alike to the regexes and lead to the same nodes lead to the same states.
+        known: dict[Any, list[int]] = {}
+        for c, code in enumerate(samples.tolist()):
+            letter = chr(code) if letters[code] else ""
+            nodes = (words.next(node, letter) for _, (node, _) in state)
+            key = (general[c], words.next(0, letter), *nodes)
+            if key not in known:
+                known[key] = [after(state, c, letter, flag) for flag in range(FLAGS)]
+            row[c] = known[key]
         rows.append(row)
+        of_several = frozenset((guesses, (node, False)) for guesses, (node, _) in state)
+        torn.append(states.setdefault(of_several, len(states)))
         if len(states) > MOST_STATES:
             raise Unsupported(f"its pre-tokenizer needs more than {MOST_STATES} states")
-    may_end = [any(_may_end(splitters, guess) for guess in state) for state in states]
-    return PreTokenizer(classes, np.stack(rows), np.array(may_end))
+    may_end = [
+        any(words.may_cut(place) and _may_end(splitters, guesses) for guesses, place in state)
+        for state in states
+    ]
+    return PreTokenizer(
+        classes, general, np.stack(rows), np.array(torn, np.int32), np.array(may_end)
+    )
+
+
+def _general(kinds: npt.NDArray[np.int32], letters: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """`PreTokenizer.general`, from what the regexes distinguish and the letters of whole tokens."""
+    general = np.arange(len(kinds), dtype=np.int32)
+    for kind in np.unique(kinds):
+        alike = np.flatnonzero(kinds == kind)
+        plain = alike[letters[alike] == 0]
+        general[alike] = (plain if len(plain) else alike)[0]
+    return general
 
 
 def _nth(states: dict[Any, int], n: int) -> Any:
     return next(itertools.islice(states, n, None), None)
 
 
-def _read(
-    splitters: Sequence[_Splitter], guesses: tuple[Guess, ...], c: int, flag: int
-) -> Iterator[tuple[Guess, ...]]:
-    """The guesses after a character of class c."""
+def _uncut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:
+    """The guesses after a character of class c before which there is no cut."""
+    parts = zip(splitters, guesses, strict=True)
+    yield from itertools.product(*(splitter.read(guess, c) for splitter, guess in parts))
+
+
+def _cut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:
+    """The guesses after a character of class c before which there is a cut."""
     parts = list(zip(splitters, guesses, strict=True))
-    if flag != BROKEN:
-        yield from itertools.product(*(splitter.read(guess, c) for splitter, guess in parts))
-    for level in range(len(parts)) if flag != WITHIN else ():
-        if all(splitter.may_end(guess) for splitter, guess in parts[level + 1 :]):
+    for level, (splitter, guess) in enumerate(parts):
+        if _may_end(splitters[level + 1 :], guesses[level + 1 :]):
             yield from itertools.product(
-                *(splitter.read(guess, c) for splitter, guess in parts[:level]),
-                parts[level][0].cut(parts[level][1], c),
-                *(splitter.cut(splitter.start_guess, c) for splitter, _ in parts[level + 1 :]),
+                *(before.read(one, c) for before, one in parts[:level]),
+                splitter.cut(guess, c),
+                *(later.cut(later.start_guess, c) for later in splitters[level + 1 :]),
             )
-    if not parts and flag != BROKEN:
-        yield ()
 
 
-def _may_end(splitters: Sequence[_Splitter], guesses: tuple[Guess, ...]) -> bool:
+def _may_end(splitters: Sequence[_Splitter], guesses: Guesses) -> bool:
     return all(map(_Splitter.may_end, splitters, guesses))
+
+
+class _Whole:
+    """A trie of the texts of whole tokens.
+
+    What is known of the text since the last cut is a place: its node in the trie, which is 0 at the
+    beginning of a text and -1 if no such text begins like that, and whether one token may spell it.
+    """
+
+    START: Place = (0, False)
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._nodes: dict[tuple[int, str], int] = {}
+        self._ends: set[int] = set()
+        for text in texts:
+            node = 0
+            for letter in text:
+                node = self._nodes.setdefault((node, letter), len(self._nodes) + 1)
+            self._ends.add(node)
+
+    def next(self, node: int, letter: str) -> int:
+        """The node after a letter."""
+        return self._nodes.get((node, letter), -1)
+
+    def begin(self, letter: str) -> Place:
+        """The place after the first letter of a piece."""
+        node = self.next(0, letter)
+        return node, node > 0
+
+    def read(self, place: Place, letter: str, flag: int) -> Place:
+        """The place after a letter before which there is no cut."""
+        node, is_one = place
+        if node == 0:
+            return self.begin(letter)
+        node = self.next(node, letter)
+        return node, is_one and node > 0 and flag != APART
+
+    def may_cut(self, place: Place) -> bool:
+        """Whether there may be a cut or the end of the text."""
+        node, is_one = place
+        return is_one or node not in self._ends
 
 
 class _Splitter:

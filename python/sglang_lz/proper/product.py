@@ -191,11 +191,18 @@ class Product:
         is_open = (prepared.characters[in_tokenizer, 1:4] == 0).all(axis=1) & (spelling[:, 0] == 0)
         is_open &= has_spelling
         is_in_bytes = prepared.characters[in_tokenizer, 4] == kernels.IN_BYTES
-        alike = in_language.astype(np.int64) * len(prepared.characters) + kinds
-        alike = 2 * alike + is_in_bytes
-        first_open = np.unique(alike[is_open], return_index=True)
+        # One that occurs in no whole token allows more than those that do.
+        general = prepared.general[kinds]
+        places = (2 * in_language.astype(np.int64) + is_in_bytes) * len(prepared.general)
+        is_general = is_open & (kinds == general)
+        is_led = np.isin(places + general, (places + general)[is_general])
+        alike = places + np.where(is_led, general, kinds)
+        openest = np.concatenate(
+            (np.flatnonzero(is_general), np.flatnonzero(is_open & ~is_general))
+        )
+        first_open = np.unique(alike[openest], return_index=True)
         is_leading = has_spelling & ~np.isin(alike, first_open[0])
-        is_leading[np.flatnonzero(is_open)[first_open[1]]] = True
+        is_leading[openest[first_open[1]]] = True
         pretokens = prepared.tables.pretokens
         takes = np.zeros((len(pretokens), pretokens.shape[2], can.shape[1]), np.uint64)
         for k, c in enumerate(kinds.tolist()):
