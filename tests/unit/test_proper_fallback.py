@@ -352,6 +352,56 @@ def test_added_tokens(case: str) -> None:
     assert any(set(is_text) & set(encoding) for encoding in found) == bool(is_text)
 
 
+def random_tokenizer(rng: random.Random) -> tuple[str, str]:
+    """One with some characters, tokens, merges and added tokens, and characters for texts."""
+    kind = rng.choice([*KINDS])
+    letters = rng.sample("ab\n\u65e5\u00e9\U0001f600", rng.randint(1, 3))
+    words = [SPACE, *letters]
+    for _ in range(rng.randint(2, 10)):
+        word = rng.choice(words) + rng.choice(words)
+        words += [word] if len(word) <= 6 and word not in words else []
+    vocab = {word: i for i, word in enumerate(["<unk>", *BYTES, *words])}
+    pairs = [
+        [word[:cut], word[cut:]]
+        for word in words
+        for cut in range(1, len(word))
+        if word[:cut] in vocab and word[cut:] in vocab
+    ]
+    rng.shuffle(pairs)
+    characters = " " + "".join(rng.sample(sorted({*letters, "b", "\u00e9", "\u65e6", SPACE}), 3))
+    contents = {
+        rng.choice([*words, "".join(rng.choices(characters + SPACE, k=rng.randint(1, 3)))])
+        for _ in range(rng.randint(0, 3))
+    }
+    ids = vocab | {one: len(vocab) + i for i, one in enumerate(sorted(contents - vocab.keys()))}
+    entries = []
+    for content in sorted(contents):
+        flags = {
+            "special": rng.random() < 0.3,
+            "normalized": kind != "prepend" and rng.random() < 0.4,
+        }
+        entries += [one | {"id": ids[content]} for one in added(content, **flags)]
+    changes = {"model__vocab": vocab, "model__merges": pairs, "added_tokens": entries}
+    return changed(json.dumps(json.loads(trained()) | KINDS[kind]), **changes), characters
+
+
+def test_random_tokenizers() -> None:
+    """They are exact or refused, whatever merges and added tokens they have."""
+    rng = random.Random("tokenizers")
+    served = 0
+    for _ in range(150):
+        text, characters = random_tokenizer(rng)
+        try:
+            own = prepared.Prepared(prepared.prepared_arrays(text))
+        except Unsupported:
+            continue
+        rules = rules_json(f"root ::= (({one_of(characters)}{{0, 4}}))")
+        found = set(sequences(Product(own, language_of(Rules(rules)))))
+        assert found == encodings(text, some(characters, 4)), text
+        served += 1
+    assert served > 75
+
+
 def test_a_prepared_one_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -402,6 +452,7 @@ SPLIT = {"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "i
         ("replace", {"model__vocab": {SPACE: 0, "a": 1}}, "does not hold every byte"),
         ("replace", {"model__vocab": {name: i for i, name in enumerate(BYTES)}}, SPACE),
         ("replace", {"model__merges__0": ["a", "zzz"]}, "does not exist"),
+        ("replace", {"model__merges": []}, "no merges"),
         ("replace", {"normalizer": None}, "pre-tokenizer has a Split"),
         ("replace", {"normalizer": None, "pre_tokenizer": None}, "nothing makes a space"),
         ("replace", {"normalizer__pattern": {"Regex": " "}}, "normalizer has a Replace"),
@@ -421,6 +472,7 @@ SPLIT = {"type": "Split", "pattern": {"String": "a"}, "behavior": "Isolated", "i
             "added tokens are too many",
         ),
         ("replace", {"added_tokens": added("ab", single_word=True)}, "single_word"),
+        ("replace", {"added_tokens": added(" ", SPACE, normalized=True)}, "the same text"),
         ("prepend", {"added_tokens": added("ab")}, "puts a space behind"),
         ("pieces", {"added_tokens": added("ab")}, "puts a space behind"),
         (

@@ -98,7 +98,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     """The merge relation of a tokenizer.
 
     Raises:
-        Unsupported: a merge is listed twice.
+        Unsupported: a merge is listed twice, or there is none.
     """
     left, right, result = (np.ascontiguousarray(column) for column in file.merges.T)
     tokens = file.tokens
@@ -106,7 +106,9 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     by_pair = np.lexsort((right, left))
     first = np.searchsorted(left[by_pair], np.arange(size + 1))
     pairs = np.stack((right[by_pair], by_pair), axis=1)
-    if len(pairs) and (np.diff(file.merges[by_pair, :2], axis=0) == 0).all(axis=1).any():
+    if not len(pairs):
+        raise Unsupported("its model has no merges")
+    if (np.diff(file.merges[by_pair, :2], axis=0) == 0).all(axis=1).any():
         raise Unsupported("its model has a merge twice")
     symbols = [file.symbols(token or b"") for token in tokens]
     ends = np.cumsum([0, *map(len, symbols)])

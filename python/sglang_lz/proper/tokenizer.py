@@ -189,6 +189,8 @@ def _read_fallback(content: dict[str, Any]) -> TokenizerFile:
         is_made = len(text) == 1 or entry["id"] in merges[:, 2]
         if is_made and is_added(entry) and text_of(entry) != text.replace(SPACE, " "):
             raise Unsupported(f"BPE may make its added token {text!r} where it is not cut out")
+    if len({one.content for one in added}) < len(added):
+        raise Unsupported("two of its added tokens are cut out of the same text")
     for one in added:
         if one.is_text and (is_prepended or is_repeated):
             raise Unsupported(f"it puts a space behind its added token {one.content.decode()!r}")
