@@ -1,20 +1,30 @@
 """Measure constraints with proper tokens beside the libraries that enforce them on any tokens.
 
     python -m bench.constraints --out bench/results/constraints/speed.json
+    python -m bench.constraints --tokenizer qwen --cases schemas \\
+        --out bench/results/constraints/schemas.json
 
-Each tokenizer, of 32,000 and 100,000 tokens, is trained here, then prepared, and read again as
+A tokenizer is trained here or published (`bench.published`). It is prepared, and read again as
 prepared. Then every engine gets every constraint, and follows the same texts, each as the tokenizer
-spells it, in one process and one thread: how long until the first mask, and how long a mask takes.
-The first pass over texts meets new states, the second only known ones. llguidance and outlines_core
-are measured where they are installed, outlines_core only while it takes less than a minute.
+spells it, one engine at a time in one thread: how long until the first mask, how long a mask takes,
+and how much memory the engine holds in the end. The first pass over texts meets new states, the
+second only known ones. llguidance and outlines_core are measured where they are installed.
+
+Each engine gets each constraint in a fork of this process, which is ended if it takes longer than a
+minute to the first mask or more than 8 GB, because a call of a library cannot be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.util
+import json
+import multiprocessing
 import os
-import random
+import resource
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,16 +34,20 @@ import numpy as np
 import xgrammar
 
 from bench.common import command, date, machine, versions, write_result
-from bench.constraints.cases import CASES, example
+from bench.constraints.cases import ANY_JSON, CASES, schema_cases, texts
 from bench.constraints.vocabularies import vocabulary
+from bench.published import SOURCES, tokenizer_json
 from sglang_lz.proper import prepared
-from sglang_lz.proper.language import Rules, language_of
+from sglang_lz.proper.language import Language, Rules, language_of
 from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.product import BYTES_PER_LANGUAGE, START, Product
 
-TEXTS = 40
-TOKENIZERS = (("llama3", 32_000), ("llama3", 100_000))
-PATIENCE_SECONDS = 60.0
+TRAINED = {"llama3-32000": ("llama3", 32_000), "llama3-100000": ("llama3", 100_000)}
+PATIENCE_SECONDS = 60
+WHITESPACE = r"[ \n\t]*"
+"""As XGrammar allows it where any whitespace is allowed."""
+MOST_BYTES = 8 << 30
+"""The most memory of a fork, beyond what this process has."""
 
 
 class Walk(NamedTuple):
@@ -56,42 +70,67 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
     parser.add_argument("--folder", type=Path, default=Path(".cache/vocabularies"))
+    parser.add_argument(
+        "--tokenizer",
+        nargs="+",
+        choices=[*TRAINED, *SOURCES],
+        default=list(TRAINED),
+        help="trained here or published (default: those that are trained here)",
+    )
+    parser.add_argument(
+        "--cases",
+        choices=("flat", "schemas"),
+        default="flat",
+        help="flat: regexes and a flat schema; schemas: any JSON, a recursive schema, and the 20 "
+        "schemas of bench/constraints/schemas (default: %(default)s)",
+    )
+    parser.add_argument("--case", nargs="+", help="measure only these of them")
     arguments = parser.parse_args()
     os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
-    tokenizers, rows = [], []
-    small = Prepared(prepared_arrays(vocabulary("gpt2", 2048, arguments.folder)))
-    text = vocabulary("gpt2", 2048, arguments.folder)
-    measure(lambda *case: Proper(text, small, *case), "date", text)
-    for name, size in TOKENIZERS:
-        text = vocabulary(name, size, arguments.folder)
-        (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
-        facts: dict[str, Any] = {"tokenizer": name, "tokens": size}
-        _, facts["prepare_seconds"] = timed(prepare, text)
-        own, facts["prepare_again_seconds"] = timed(prepare, text)
-        facts |= {name: round(facts[name], 4) for name in facts if name.endswith("seconds")}
-        tokenizers.append(facts)
-        print(*facts.values(), sep="\t", flush=True)
-        for engine, make in engines(text, own).items():
-            for case in CASES:
-                row: dict[str, Any] = {"tokenizer": name, "tokens": size, "engine": engine}
-                row |= {"case": case, **measure(make, case, text)}
-                rows.append(row)
-                print(*row.values(), sep="\t", flush=True)
-                if row.get("compile_ms", 0) > 1000 * PATIENCE_SECONDS:
-                    break
+    cases = CASES if arguments.cases == "flat" else schema_cases()
+    if arguments.case:
+        cases = {name: cases[name] for name in arguments.case}
+    tokenizers: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     result = {
         "measures": "constraints with proper tokens, and engines with any tokens; one at a time",
         "command": command("bench.constraints"),
         "date": date(),
         **machine(),
         **versions("tokenizers", "numba", "xgrammar", "llguidance", "outlines_core"),
-        "texts": TEXTS,
+        "texts": {case: len(texts(case)) for case in cases},
         "bytes_per_constraint": BYTES_PER_LANGUAGE,
         "tokenizers": tokenizers,
         "rows": rows,
     }
-    if arguments.out:
-        write_result(arguments.out, result)
+    small = Prepared(prepared_arrays(vocabulary("gpt2", 2048, arguments.folder)))
+    for constraint in (CASES["date"], schema_cases()[ANY_JSON]):
+        # This loads what is compiled, without threads, which would be missing in a fork.
+        Product(small, _language(*constraint)).compile_all()
+    for name in arguments.tokenizer:
+        facts: dict[str, Any] = {"tokenizer": name}
+        if name in TRAINED:
+            facts["tokenizer"], facts["tokens"] = TRAINED[name]
+            text = vocabulary(*TRAINED[name], arguments.folder)
+        else:
+            text = tokenizer_json(name)
+            facts["tokens"] = len(json.loads(text)["model"]["vocab"])
+        (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
+        _, facts["prepare_seconds"] = timed(prepare, text)
+        own, facts["prepare_again_seconds"] = timed(prepare, text)
+        facts |= {name: round(facts[name], 4) for name in facts if name.endswith("seconds")}
+        tokenizers.append(facts)
+        print(*facts.values(), sep="\t", flush=True)
+        followed = {case: tokens_of(text, case) for case in cases}
+        for engine, make in engines(text, own).items():
+            for case, constraint in cases.items():
+                row: dict[str, Any] = {"tokenizer": facts["tokenizer"], "tokens": facts["tokens"]}
+                row |= {"engine": engine, "case": case}
+                row |= alone(measure, make, constraint, followed[case], PATIENCE_SECONDS)
+                rows.append(row)
+                print(*row.values(), sep="\t", flush=True)
+                if arguments.out:
+                    write_result(arguments.out, result)
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
@@ -101,22 +140,77 @@ def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
     return found, time.perf_counter() - start
 
 
-def measure(make: Engine, case: str, text: str) -> dict[str, Any]:
-    """The figures of one engine on one constraint."""
+def tokens_of(text: str, case: str) -> list[list[int]]:
+    """The texts of a case as a tokenizer spells them."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(text)
-    rng = random.Random(case)
-    examples = [
-        tokenizer.encode(example(case, rng), add_special_tokens=False).ids for _ in range(TEXTS)
-    ]
+    return [tokenizer.encode(one, add_special_tokens=False).ids for one in texts(case)]
+
+
+def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What work returns in a fork of this process, or why the fork ended without it."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def run() -> None:
+        used = _status("VmSize")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, used + MOST_BYTES))
+        theirs.send(work(*arguments))
+
+    process = context.Process(target=run)
+    process.start()
+    theirs.close()
     try:
-        begin, seconds = timed(make, *CASES[case])
+        row: dict[str, Any] = ours.recv()
+    except EOFError:
+        process.join()
+        if process.exitcode == -signal.SIGALRM:
+            return {"error": f"takes longer than {PATIENCE_SECONDS} s"}
+        return {
+            "error": f"ends with exit code {process.exitcode}; it may take {MOST_BYTES >> 30} GB"
+        }
+    process.join()
+    return row
+
+
+def _status(name: str) -> int:
+    """A size of this process in bytes, by its name in Linux's list."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) << 10
+
+
+def _held() -> int:
+    """The memory that this process has and uses, in bytes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # gives back what is free
+    return _status("RssAnon")
+
+
+def measure(
+    make: Engine, constraint: tuple[str, str], examples: list[list[int]], patience: int = 0
+) -> dict[str, Any]:
+    """The figures of one engine on one constraint.
+
+    Args:
+        make: the engine.
+        constraint: its kind and text.
+        examples: tokens that are followed.
+        patience: seconds to the first mask after which this process ends; 0 for endlessly many.
+    """
+    before = _held()
+    try:
+        signal.alarm(patience)
+        begin, seconds = timed(make, *constraint)
         _, mask_seconds = timed(lambda: begin().mask())
-        passes = [follow(begin, examples) for _ in range(2)]
+        signal.alarm(0)
+        first = follow(begin, examples)
+        again = follow(begin, examples[: len(first)])
     except Exception as error:  # what a library cannot do is a row of its own
         return {"error": str(error)[:200]}
-    new, warm = (1e6 * np.array(times) for times in passes)
+    held = _held() - before
+    new, warm = (1e6 * np.concatenate(times) for times in (first, again))
     row = {
         "compile_ms": round(1e3 * (seconds + mask_seconds), 2),
         "steps": len(new),
@@ -124,28 +218,31 @@ def measure(make: Engine, case: str, text: str) -> dict[str, Any]:
         "first_pass_us_p99": round(float(np.percentile(new, 99)), 1),
         "warm_us_median": round(float(np.median(warm)), 1),
         "warm_us_p99": round(float(np.percentile(warm, 99)), 1),
+        "held_megabytes": round(held / 2**20, 1),
     }
     if isinstance(begin, Proper):
         row |= begin.facts(examples)
     return row
 
 
-def follow(begin: Callable[[], Walk], examples: Sequence[Sequence[int]]) -> list[float]:
-    """The seconds of each mask along texts, as far as patience reaches.
+def follow(begin: Callable[[], Walk], examples: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The seconds of each mask along each text, as far as patience reaches.
 
     Raises:
         ValueError: a text is refused that the constraint allows.
     """
-    times: list[float] = []
+    found: list[list[float]] = []
     for tokens in examples:
-        if sum(times) > PATIENCE_SECONDS / 4:
+        if sum(map(sum, found)) > PATIENCE_SECONDS / 4:
             break
         walk = begin()
+        times = []
         for token in tokens:
             times.append(timed(walk.mask)[1])
             if walk.accept(token) is False:
                 raise ValueError("refuses a text that the constraint allows")
-    return times
+        found.append(times)
+    return found
 
 
 class Proper:
@@ -153,18 +250,18 @@ class Proper:
 
     def __init__(self, text: str, own: Prepared, kind: str, constraint: str) -> None:
         self._text = text
-        self._language = language_of(Rules(rules(kind, constraint).serialize_json()))
+        self._language = _language(kind, constraint)
         self._product = Product(own, self._language)
 
     def __call__(self) -> Walk:
         """Begin a text."""
         state = START
 
-        def accept(token: int) -> None:
+        def accept(token: int) -> bool:
             nonlocal state
             after = self._product.next(state, token)
-            assert after is not None
-            state = after
+            state = after or state
+            return after is not None
 
         return Walk(lambda: self._product.mask(state), accept)
 
@@ -191,6 +288,7 @@ class Proper:
             "new_state_ms_median": round(float(np.median(times)), 2),
             "new_state_ms_p99": round(float(np.percentile(times, 99)), 2),
             "megabytes": round(product.bytes / 2**20, 2),
+            "all_megabytes": round(product.all_bytes / 2**20, 2),
         }
 
 
@@ -210,6 +308,10 @@ def engines(text: str, own: Prepared) -> dict[str, Engine]:
     if importlib.util.find_spec("outlines_core"):
         found["outlines_core"] = _outlines(tokenizer)
     return found
+
+
+def _language(kind: str, constraint: str) -> Language:
+    return language_of(Rules(rules(kind, constraint).serialize_json()))
 
 
 def rules(kind: str, constraint: str) -> Any:
@@ -281,7 +383,7 @@ def _outlines(tokenizer: Any) -> Engine:
     words = Vocabulary(tokenizer.token_to_id("<|endoftext|>"), by_text)
 
     def make(kind: str, constraint: str) -> Callable[[], Walk]:
-        space = " " if kind == "compact json" else None
+        space = " " if kind == "compact json" else WHITESPACE
         regex = constraint if kind == "regex" else build_regex_from_schema(constraint, space)
         index = Index(regex, words)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import command, date, machine, versions, write_result
-from bench.constraints.__main__ import TEXTS, Proper, measure, timed
-from bench.constraints.cases import CASES
+from bench.constraints.__main__ import Proper, measure, timed, tokens_of
+from bench.constraints.cases import CASES, TEXTS
 from bench.constraints.exact import pairs, sequences
 from bench.constraints.vocabularies import installed_texts, vocabulary
 from bench.published import SOURCES, tokenizer_json
@@ -48,7 +48,8 @@ def main() -> None:
     os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
     small = vocabulary("gpt2", 2048, arguments.folder)
     own = Prepared(prepared_arrays(small))
-    measure(lambda *case: Proper(small, own, *case), "date", small)  # loads what is compiled
+    # This loads what is compiled.
+    measure(lambda *case: Proper(small, own, *case), CASES["date"], tokens_of(small, "date"))
     corpus = "".join(installed_texts(400_000))
     rows = {}
     if arguments.out and arguments.out.exists():
@@ -82,7 +83,10 @@ def look(text: str, corpus: str) -> dict[str, Any]:
     row |= {"merges": len(file.merges), "prepare_seconds": round(seconds, 2)}
     row["prepare_again_seconds"] = round(timed(prepare, text)[1], 4)
     row["cases"] = [
-        {"case": case, **measure(lambda *kind: Proper(text, own, *kind), case, text)}
+        {
+            "case": case,
+            **measure(lambda *kind: Proper(text, own, *kind), CASES[case], tokens_of(text, case)),
+        }
         for case in CASES
     ]
     return row | pairs(text) | sequences(text, corpus, SEQUENCES, WALKS)

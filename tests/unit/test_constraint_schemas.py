@@ -1,0 +1,76 @@
+"""The schemas that are measured: what they allow, and that our engine serves them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import jsonschema
+import pytest
+import xgrammar
+from tokenizers import Tokenizer
+
+from bench.constraints.cases import ANY_JSON, RECURSIVE, schema_cases, schemas, texts
+from proper_sequences import accepts, prepared_of, tokenizer_json
+from sglang_lz.proper.language import Language, Rules, language_of
+from sglang_lz.proper.product import Product
+from sglang_lz.proper.tokenizer import Unsupported
+
+REFUSED = {
+    "chat_request": "more than 20000 states",
+    "geocoding_result": "more than 20000 states",
+    "log_event": "more than 100000 places",
+    "order": "more than 100000 places",
+    "package_manifest": "it has a pattern",
+    "payment": "it has a pattern",
+    "weather_report": "more than 20000 states",
+}
+"""Schemas that XGrammar serves and proper tokens refuse, and the reason."""
+TOKENIZER = "qwen2"
+
+
+@cache
+def language(name: str) -> Language:
+    kind, schema = schema_cases()[name]
+    assert kind == "json"
+    return language_of(Rules(xgrammar.Grammar.from_json_schema(schema).serialize_json()))
+
+
+def test_there_are_twenty() -> None:
+    assert len(schemas()) == 20
+    assert {ANY_JSON, RECURSIVE, *schemas()} == set(schema_cases())
+    assert set(REFUSED) < set(schemas())
+
+
+@pytest.mark.parametrize("name", schemas())
+def test_the_examples_are_what_the_schema_allows(name: str) -> None:
+    content = schemas()[name]
+    jsonschema.Draft202012Validator.check_schema(content["schema"])
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    validator = jsonschema.Draft202012Validator(content["schema"], format_checker=checker)
+    assert len(content["examples"]) in (2, 3)
+    for document in content["examples"]:
+        validator.validate(document)
+
+
+@pytest.mark.parametrize("name", schema_cases())
+def test_upstream_serves_the_schema(name: str) -> None:
+    """Its check of schemas that XGrammar would not fully enforce finds nothing."""
+    check = pytest.importorskip("sglang.srt.constrained.json_schema_validation")
+    check.validate_xgrammar_json_schema(json.loads(schema_cases()[name][1]))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_known(name: str) -> None:
+    with pytest.raises(Unsupported, match=REFUSED[name]):
+        language(name)
+
+
+@pytest.mark.parametrize("name", [name for name in schema_cases() if name not in REFUSED])
+def test_the_texts_are_accepted(name: str) -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json(TOKENIZER))
+    product = Product(prepared_of(TOKENIZER), language(name))
+    for text in texts(name)[:4]:
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        assert accepts(product, tokens), text
+        assert not accepts(product, tokens[:-1])
