@@ -17,13 +17,8 @@ from sglang_lz.proper.product import Product
 from sglang_lz.proper.tokenizer import Unsupported
 
 REFUSED = {
-    "chat_request": "more than 20000 states",
-    "geocoding_result": "more than 20000 states",
-    "log_event": "more than 100000 places",
-    "order": "more than 100000 places",
     "package_manifest": "it has a pattern",
     "payment": "it has a pattern",
-    "weather_report": "more than 20000 states",
 }
 """Schemas that XGrammar serves and proper tokens refuse, and the reason."""
 TOKENIZER = "qwen2"

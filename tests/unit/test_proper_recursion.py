@@ -13,8 +13,10 @@ import pytest
 import xgrammar
 from tokenizers import Tokenizer
 
+from ebnf import rules_json
 from proper_sequences import accepts, allowed, encodings, prepared_of, product_of, tokenizer_json
 from sglang_lz.proper import kernels
+from sglang_lz.proper import language as languages
 from sglang_lz.proper import product as products
 from sglang_lz.proper.backend import ProperTokens
 from sglang_lz.proper.language import Rules, language_of
@@ -142,6 +144,37 @@ def test_exactly_the_encodings_are_accepted(name: str, case: str) -> None:
     found = bounded(tested, tokenizer, most)
     assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
     assert len(found) > 2
+
+
+def test_shared_rules_allow_the_same() -> None:
+    """Rules that begin with a bracket may be called instead of copied."""
+    grammar: Grammar = {
+        "root": [["[", "o", "m", "]"], ["[]"], ["o"]],
+        "m": [[",", "o"], [",", "o", ",", "o"], []],
+        "o": [["{", "a", "}"], ["{an", "}"], ["{in}"]],
+    }
+    tokenizer = Tokenizer.from_str(tokenizer_json("gpt2"))
+    wanted = encodings(tokenizer, texts_of(grammar, 20))
+    rules = rules_json(ebnf(grammar))
+    calls = []
+    for is_shared in (False, True):
+        language = language_of(Rules(rules, is_shared=is_shared))
+        calls.append(len(language.calls))
+        assert bounded(Product(prepared_of("gpt2"), language), tokenizer, 20) == wanted
+    assert calls[0] == 0 < calls[1]
+    assert len(wanted) > 30
+
+
+@pytest.mark.parametrize("bound", ["MOST_PLACES", "MOST_STATES"])
+def test_rules_are_shared_where_copies_are_too_large(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
+    schema = {"type": "array", "items": item, "maxItems": 30}
+    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    assert len(language_of(Rules(rules)).calls) == 0
+    monkeypatch.setattr(languages, bound, 400)
+    assert len(language_of(Rules(rules)).calls) > 0
 
 
 def any_json() -> Product:

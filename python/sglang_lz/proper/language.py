@@ -10,6 +10,11 @@ becomes an automaton of its own, in which a call is read like a character. `Lang
 separates calls from characters once the automaton is complete. The result is a pushdown automaton,
 whose stack holds the states to return to.
 
+All other rules are copied for each call, so an array of at most n objects holds n copies of the
+object. If that is too large, rules that begin with a bracket and are called more than once, as the
+objects and arrays of a JSON schema, become automata of their own too. The bracket keeps what may be
+called at a place few.
+
 A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
 therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.
 The bounds keep every constraint below about two seconds and 100 MB.
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -113,6 +119,10 @@ ANY_TEXT = json.dumps(
 """The rules that allow every text."""
 
 
+class _TooLarge(Unsupported):
+    """A bound on the size of an automaton is exceeded."""
+
+
 class _Budget:
     """How much of a bounded resource is left."""
 
@@ -127,7 +137,7 @@ class _Budget:
         """
         self._left -= amount
         if self._left < 0:
-            raise Unsupported(f"it needs more than {self._most} {self._what}")
+            raise _TooLarge(f"it needs more than {self._most} {self._what}")
 
 
 class Rules:
@@ -135,19 +145,25 @@ class Rules:
 
     Places are numbered. `reads` holds, for each place, the sets of characters that it reads and the
     place that each set leads to. `also` holds the places that it leads to without reading. Place 0
-    accepts. `starts` holds the first places of the recursive rules; a call of the i-th is read like
-    the character `SIZE + i`.
+    accepts. `starts` has the first places of the recursive and shared rules; a call of the i-th is
+    read like the character `SIZE + i`. `text` is the rules where sharing may make the automaton
+    smaller, otherwise None.
+
+    Args:
+        text: the rules.
+        is_shared: whether rules that begin with a bracket and are called more than once are called
+            like recursive ones, not copied for each call. Without it, they are if the copies are
+            too large.
 
     Raises:
         Unsupported: they are too large, of another version of XGrammar, or contain
             something that is not text.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, is_shared: bool = False) -> None:
         _Budget(MOST_RULES, "characters of rules").spend(len(text))
         self._steps = _Budget(MOST_STEPS, "steps to build")
         self._active: set[int] = set()
-        self._recursive: dict[int, int] = {}
         grammar = json.loads(text)
         version = grammar.get("__VERSION__")
         if version != SERIALIZATION:
@@ -158,13 +174,41 @@ class Rules:
         self._rules: list[list[Any]] = grammar["rules"]
         self._data: list[int] = grammar["grammar_expr_data"]
         self._begins: list[int] = grammar["grammar_expr_indptr"]
+        brackets = self._brackets()
+        self.text = None if is_shared or not brackets else text
+        self._shared = brackets if is_shared else set()
         try:
-            self._build_all(grammar["root_rule_id"])
-            if self._recursive:  # again without the copies made before it was known
-                self._build_all(grammar["root_rule_id"])
+            try:
+                self._build_twice(grammar["root_rule_id"])
+            except _TooLarge:
+                if self.text is None:
+                    raise
+                self.text, self._shared, self._active = None, brackets, set()
+                self._build_twice(grammar["root_rule_id"])
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
         del self._rules, self._data, self._begins, self._calls, self._active, self._recursive
+
+    def _build_twice(self, root: int) -> None:
+        self._recursive: dict[int, int] = {}
+        self._build_all(root)
+        if self._recursive:  # again without the copies made before it was known
+            self._build_all(root)
+
+    def _brackets(self) -> set[int]:
+        """The rules that begin with a bracket and are called more than once."""
+        calls = Counter(self._data[i + 2] for i in self._begins if self._data[i] == _CALL)
+        return {
+            rule for rule, n in calls.items() if n > 1 and self._is_bracket(self._rules[rule][1])
+        }
+
+    def _is_bracket(self, number: int) -> bool:
+        kind, values = self._expression(number)
+        if kind == _CHOICES:
+            return all(map(self._is_bracket, values))
+        if kind == _SEQUENCE:
+            return self._is_bracket(values[0])
+        return kind == _BYTES and values[0] in b"{["
 
     def _build_all(self, root: int) -> None:
         self._places = _Budget(MOST_PLACES, "places")
@@ -189,7 +233,7 @@ class Rules:
         """The first place of a rule that continues at the place `after`."""
         key = (rule, after)
         if key not in self._calls:
-            if rule in self._active or rule in self._recursive:
+            if rule in self._active or rule in self._recursive or rule in self._shared:
                 code = SIZE + self._recursive.setdefault(rule, len(self._recursive))
                 self._calls[key] = self._read(((code, code),), after)
                 return self._calls[key]
@@ -348,6 +392,15 @@ def language_of(rules: Rules) -> Language:
     Raises:
         Unsupported: it is too large, accepts no text, or allows an infinite sequence of calls.
     """
+    try:
+        return _language_of(rules)
+    except _TooLarge:
+        if rules.text is None:
+            raise
+        return _language_of(Rules(rules.text, is_shared=True))
+
+
+def _language_of(rules: Rules) -> Language:
     n_rules = len(rules.starts)
     classes, n_classes, members = _classes(
         {ranges for edges in rules.reads for ranges, _ in edges}, n_rules
