@@ -174,10 +174,10 @@ class Rules:
         self._rules: list[list[Any]] = grammar["rules"]
         self._data: list[int] = grammar["grammar_expr_data"]
         self._begins: list[int] = grammar["grammar_expr_indptr"]
-        brackets = self._brackets()
-        self.text = None if is_shared or not brackets else text
-        self._shared = brackets if is_shared else set()
         try:
+            brackets = self._brackets()
+            self.text = None if is_shared or not brackets else text
+            self._shared = brackets if is_shared else set()
             try:
                 self._build_twice(grammar["root_rule_id"])
             except _TooLarge:
@@ -206,6 +206,8 @@ class Rules:
         kind, values = self._expression(number)
         if kind == _CHOICES:
             return all(map(self._is_bracket, values))
+        if not values:
+            return False
         if kind == _SEQUENCE:
             return self._is_bracket(values[0])
         return kind == _BYTES and values[0] in b"{["
