@@ -61,6 +61,7 @@ def test_what_is_refused_is_known(name: str) -> None:
         language(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in schema_cases() if name not in REFUSED])
 def test_the_texts_are_accepted(name: str) -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(TOKENIZER))

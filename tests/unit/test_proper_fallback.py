@@ -385,6 +385,7 @@ def random_tokenizer(rng: random.Random) -> tuple[str, str]:
     return changed(json.dumps(json.loads(trained()) | KINDS[kind]), **changes), characters
 
 
+@pytest.mark.slow
 def test_random_tokenizers() -> None:
     """They are exact or refused, whatever merges and added tokens they have."""
     rng = random.Random("tokenizers")
