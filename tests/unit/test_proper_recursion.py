@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Any
@@ -175,6 +176,39 @@ def test_rules_are_shared_where_copies_are_too_large(
     assert len(language_of(Rules(rules)).calls) == 0
     monkeypatch.setattr(languages, bound, 400)
     assert len(language_of(Rules(rules)).calls) > 0
+
+
+def test_the_copies_are_gone_where_rules_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both automata together would take too much memory."""
+    made: list[weakref.ref[Any]] = []
+
+    class Subsets(languages._Subsets):
+        def __init__(self, rules: Rules) -> None:
+            super().__init__(rules)
+            assert all(one() is None for one in made)
+            made.append(weakref.ref(self))
+            made.append(weakref.ref(rules))
+
+    monkeypatch.setattr(languages, "_Subsets", Subsets)
+    monkeypatch.setattr(languages, "MOST_STATES", 400)
+    item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
+    schema = {"type": "array", "items": item, "maxItems": 30}
+    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    language = language_of(Rules(rules))  # pytest would keep the rules within an assertion
+    assert len(language.calls) > 0
+    assert len(made) == 4
+
+
+def test_bytes_may_be_signed() -> None:
+    """Also at the beginning of a rule that is called twice."""
+    rules = rules_json('root ::= a ":" a\na ::= "\u00e9{" | "\u00e8"')
+    content = json.loads(rules)
+    assert 0xC3 in content["grammar_expr_data"]
+    signed = [value - 256 if value >= 128 else value for value in content["grammar_expr_data"]]
+    again = json.dumps(content | {"grammar_expr_data": signed})
+    first, second = language_of(Rules(rules)), language_of(Rules(again))
+    assert (first.table == second.table).all()
+    assert (first.classes == second.classes).all()
 
 
 def any_json() -> Product:

@@ -187,10 +187,12 @@ class Rules:
                 self._build_twice(grammar["root_rule_id"])
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
-        del self._rules, self._data, self._begins, self._calls, self._active, self._recursive
+        del self._rules, self._data, self._begins, self._calls, self._active
+        del self._recursive, self._called
 
     def _build_twice(self, root: int) -> None:
         self._recursive: dict[int, int] = {}
+        self._called: list[int] = []  # the same rules, by number
         self._build_all(root)
         if self._recursive:  # again without the copies made before it was known
             self._build_all(root)
@@ -210,7 +212,7 @@ class Rules:
             return False
         if kind == _SEQUENCE:
             return self._is_bracket(values[0])
-        return kind == _BYTES and values[0] in b"{["
+        return kind == _BYTES and values[0] & 0xFF in b"{["
 
     def _build_all(self, root: int) -> None:
         self._places = _Budget(MOST_PLACES, "places")
@@ -220,8 +222,8 @@ class Rules:
         self.starts: list[int] = []
         self._calls: dict[tuple[int, int], int] = {}
         self.start = self._call(root, 0)
-        while len(self.starts) < len(self._recursive):  # which grows meanwhile
-            rule = list(self._recursive)[len(self.starts)]
+        while len(self.starts) < len(self._called):  # which grows meanwhile
+            rule = self._called[len(self.starts)]
             self.names.append(self._rules[rule][0])
             self.starts.append(self._own(rule))
 
@@ -236,7 +238,10 @@ class Rules:
         key = (rule, after)
         if key not in self._calls:
             if rule in self._active or rule in self._recursive or rule in self._shared:
-                code = SIZE + self._recursive.setdefault(rule, len(self._recursive))
+                if rule not in self._recursive:
+                    self._recursive[rule] = len(self._called)
+                    self._called.append(rule)
+                code = SIZE + self._recursive[rule]
                 self._calls[key] = self._read(((code, code),), after)
                 return self._calls[key]
             self._inline(rule, after)
@@ -399,7 +404,10 @@ def language_of(rules: Rules) -> Language:
     except _TooLarge:
         if rules.text is None:
             raise
-        return _language_of(Rules(rules.text, is_shared=True))
+        text = rules.text
+    # The exception holds what was built until here. Both together would take too much memory.
+    del rules
+    return _language_of(Rules(text, is_shared=True))
 
 
 def _language_of(rules: Rules) -> Language:
