@@ -10,22 +10,25 @@ import json
 import random
 from functools import cache
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from bench.published import byte_level
 from ebnf import rules_json
 from proper_sequences import (
     ALPHABET,
     accepts,
     encodings,
     sequences,
+    some,
     tokenizer_json,
 )
-from sglang_lz.proper import merges
+from sglang_lz.proper import kernels, merges
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.prepared import Prepared, prepared_arrays
 from sglang_lz.proper.product import Product
-from sglang_lz.proper.tokenizer import byte_characters
+from sglang_lz.proper.tokenizer import Unsupported, byte_characters
 
 WHOLE = ("aab", "aaba", " ab", "  a", " ba", "...", ".b", "1a", "11", "a\u65e5", " \u65e5\u672c")
 WHOLE += (" \u00e9a", "\u00e9", "'ab", "\n\n", "bab", "abab", " abab", "a'", "d\u200d")
@@ -112,3 +115,115 @@ def test_any_text() -> None:
     again = tokenizer.encode_batch(decoded, add_special_tokens=False)
     for tokens, text, one in zip(checked, decoded, again, strict=True):
         assert accepts(product, tokens) == (one.ids == tokens and "\ufffd" not in text), tokens
+
+
+def test_kinds_of_tokens() -> None:
+    """Each kind is there once, and says what a walk through the token says."""
+    product = Product(prepared(), language_of(Rules(ANY_TEXT)))
+    tables, shift = product._reference, kernels.FLAG_BITS
+    nfc = prepared().nfc(tables)
+    most = 0
+    for pretoken in range(0, len(prepared().tables.pretokens), 7):
+        kinds, behind = kernels.cuts_behind(tables, nfc, pretoken)
+        assert len(np.unique(behind, axis=0)) == len(behind)
+        assert set(kinds.tolist()) | {0} == set(range(len(behind)))
+        most = max(most, len(behind))
+        walked = kernels.walk(
+            tables, prepared().tables.plain, kernels.pack(0, pretoken, 0, 0, 0), 0
+        )
+        assert set(walked[:, 0].tolist()) == set(np.flatnonzero(kinds).tolist())
+        for token, *places, _ in walked.tolist():
+            for place, cut in zip(places, behind[kinds[token]].tolist(), strict=True):
+                _, after, _, flag, _ = kernels.unpack(place)
+                assert cut == (after << shift | flag if place >= 0 else -1)
+    assert most > 20
+
+
+PATTERNS = (
+    r" ?\p{L}+|\s+", r"\p{L}|\s", r"a+|[^a]+", r"[ab]{1,2}", r"\s+(?!\S)|\s+|\S+", r"ab|b",
+    r"a(?!b)|ba?", r" [^ ]*|[^ ]+", r"\n+", r"aa?(?=b)|[\s\S]", r"[\s\S]*?b|[\s\S]",
+)  # fmt: skip
+
+
+def random_tokenizer(rng: random.Random) -> tuple[str, list[str], list[str]]:
+    """One with some merges, whole tokens, splits and added tokens; with characters for texts, and
+    its whole tokens."""
+    letters = rng.sample("ab \n\u00e9\u8a9e\u8a9f\u0301\U0001f600", rng.randint(1, 3))
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    words = [bytes([byte]) for byte in sorted(set("".join(letters).encode()))]
+    pairs = []
+    for _ in range(rng.randint(1, 9)):
+        left, right = rng.choice(words), rng.choice(words)
+        if len(left + right) <= 10 and (left, right) not in pairs:
+            pairs.append((left, right))
+            if left + right not in ranks:
+                ranks[left + right] = len(ranks)
+                words.append(left + right)
+    rng.shuffle(pairs)
+    whole: list[str] = []
+    for _ in range(rng.randint(1, 6)):
+        is_longer = whole and rng.random() < 0.4
+        text = rng.choice(whole) if is_longer else ""
+        text += "".join(rng.choices(letters, k=1 if is_longer else rng.randint(1, 4)))
+        if text.encode() not in ranks:
+            ranks[text.encode()] = len(ranks)
+            whole.append(text)
+    content = byte_level(ranks, "")
+    vocab, model = content["model"]["vocab"], content["model"]
+    letter = {byte: character for character, byte in byte_characters().items()}
+    model["merges"] = [["".join(letter[byte] for byte in part) for part in pair] for pair in pairs]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        for regex in rng.choices(PATTERNS, k=rng.choice([0, 0, 1, 1, 1, 2, 2, 3]))
+    ]
+    (last,) = content["pre_tokenizer"]["pretokenizers"]
+    last["use_regex"] = rng.random() < 0.1
+    content["pre_tokenizer"]["pretokenizers"] = [*splits, last]
+    characters = sorted({*letters, rng.choice("ab \n\u8a9fc")})
+    ascii_ones = [one for one in characters if one.isascii()] or ["a"]
+    texts = {
+        "".join(rng.choices(ascii_ones, k=rng.randint(2, 3)))
+        for _ in range(rng.choice([0, 0, 1, 2, 3]))
+    }
+    texts |= {text for text in whole if text.isascii() and len(text) > 1 and rng.random() < 0.1}
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    new = sorted(text for text in texts if text not in vocab)
+    ids = {text: len(vocab) + i for i, text in enumerate(new)} | vocab
+    content["added_tokens"] = [
+        {"id": ids[text], "content": text, "special": rng.random() < 0.3}
+        | dict.fromkeys(flags, False)
+        for text in sorted(texts)
+    ]
+    return json.dumps(content), characters, whole
+
+
+def one_of(texts: list[str]) -> str:
+    """A choice of texts in XGrammar's notation."""
+    spelt = ["".join(f"\\U{ord(letter):08x}" for letter in text) for text in texts]
+    return "(" + " | ".join(f'"{text}"' for text in spelt) + ")"
+
+
+def test_random_tokenizers() -> None:
+    """They are exact, whatever merges, whole tokens, splits and added tokens they have."""
+    rng = random.Random("whole tokens")
+    served = 0
+    for _ in range(45):
+        text, characters, whole = random_tokenizer(rng)
+        try:
+            own = Prepared(prepared_arrays(text))
+        except Unsupported:
+            continue
+        served += bool((own.tables.relation.made == merges.WHOLE).any())
+        tokenizer = Tokenizer.from_str(text)
+        special = {one["id"] for one in json.loads(text)["added_tokens"] if one["special"]}
+        strings = some("".join(characters), 4)
+        few = rng.sample([*strings[1:], *whole, *(word[:-1] + "a" for word in whole)], 3)
+        for rules, of_rules in (
+            (f"({one_of(characters)}{{0, 4}})", strings), (one_of(few), few)
+        ):  # fmt: skip
+            wanted = {one for one in encodings(tokenizer, of_rules) if special.isdisjoint(one)}
+            product = Product(own, language_of(Rules(rules_json(f"root ::= {rules}"))))
+            assert product.can_end() == bool(wanted), text
+            if wanted:
+                assert set(sequences(product)) == wanted, (text, rules)
+    assert served > 30

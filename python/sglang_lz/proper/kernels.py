@@ -832,6 +832,11 @@ def cuts_behind(tables, nfc, pretoken):
     kinds = np.zeros(len(nfc), np.int32)
     behind = np.full((len(nfc) + 2, 2), -1, np.int32)  # the first kind is never allowed
     n = 1
+    # An open-addressing hash table of the other kinds, of which there may be thousands.
+    size = 2
+    while size < 2 * len(behind):
+        size *= 2
+    slots = np.zeros(size, np.int32)
     # By depth: the unfinished character; state and flag after each kind of cut.
     path = np.empty((LONGEST + 1, 5), np.int64)
     path[0, 0], path[0, 1], path[0, 2], path[0, 3], path[0, 4] = 0, pretoken, 0, pretoken, 0
@@ -864,15 +869,21 @@ def cuts_behind(tables, nfc, pretoken):
                     c,
                 )
             path[d, 1 + 2 * kind], path[d, 2 + 2 * kind] = before, flag
-        if token >= 0 and nfc[token] >= 0:
+        if token >= 0 and nfc[token] >= 0 and (path[d, 1] >= 0 or path[d, 3] >= 0):
             for kind in range(2):
                 before, flag = path[d, 1 + 2 * kind], path[d, 2 + 2 * kind]
                 behind[n, kind] = (before << FLAG_BITS) | flag if before >= 0 else -1
-            k = 0
-            while behind[k, 0] != behind[n, 0] or behind[k, 1] != behind[n, 1]:
-                k += 1
+            at = np.uint64(behind[n, 0]) * _SPREAD + np.uint64(behind[n, 1]) * _OTHER
+            slot = np.int64((at ^ (at >> np.uint64(29))) & np.uint64(len(slots) - 1))
+            k = np.int64(slots[slot])
+            while k and (behind[k, 0] != behind[n, 0] or behind[k, 1] != behind[n, 1]):
+                slot = (slot + 1) & (len(slots) - 1)
+                k = np.int64(slots[slot])
+            if k == 0:
+                k = np.int64(n)
+                slots[slot] = k
+                n += 1
             kinds[token] = k
-            n += k == n
         i += 1
     return kinds, behind[:n].copy()
 
