@@ -396,6 +396,8 @@ BYTE_LEVEL = {
         ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"(?<=a)b|."}}, "ASSERT"),
         ({"pre_tokenizer__pretokenizers__0__pattern": {"Regex": "(?i:ss)|."}}, "fold"),
         ({"added_tokens__0__single_word": True}, "single_word"),
+        # The decoder of ByteLevel takes each of its characters for a byte.
+        ({"added_tokens__2__content": "x\u00e9"}, "decoded to another text"),
         ({"added_tokens__2__content": "k><t", "added_tokens__4__normalized": False}, "overlap"),
         ({"added_tokens__3__normalized": False, "added_tokens__3__content": "h"}, "overlap"),
         ({"model__merges__0": ["a", "zz\u0120q"]}, "does not exist"),

@@ -17,7 +17,7 @@ called at a place few.
 
 A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
 therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.
-The bounds keep every constraint below about two seconds and 100 MB.
+The bounds keep each attempt to build a constraint below about two seconds and 100 MB.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ either of the first two, where the tokens are not known yet."""
 FLAGS = 4
 
 MOST_STATES = 1 << 14
+MOST_CELLS = 1 << 22
+"""Of states and classes of characters; each takes 16 bytes."""
 
 _PROPERTY = re.compile(r"\\[pP]\{\^?[A-Za-z_]+\}|\\[sS]")
 _ASIDE = 0xF0000  # private-use characters replace these properties while the pattern is parsed
@@ -140,8 +142,11 @@ def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTo
         rows.append(row)
         of_several = frozenset((guesses, (node, False)) for guesses, (node, _) in state)
         torn.append(states.setdefault(of_several, len(states)))
-        if len(states) > MOST_STATES:
-            raise Unsupported(f"its pre-tokenizer needs more than {MOST_STATES} states")
+        if len(states) > MOST_STATES or len(states) * len(samples) > MOST_CELLS:
+            raise Unsupported(
+                f"its pre-tokenizer needs more than {MOST_STATES} states, or {MOST_CELLS} states "
+                "multiplied by classes of characters"
+            )
     may_end = [
         any(words.may_cut(place) and _may_end(splitters, guesses) for guesses, place in state)
         for state in states

@@ -127,6 +127,11 @@ def read(text: str) -> TokenizerFile:
         return _read_fallback(content)
     added = tuple(_added_tokens(content.get("added_tokens") or (), lambda entry: entry["content"]))
     vocab: dict[str, int] = model["vocab"]
+    for one in added:
+        written = one.content.decode()
+        is_spelt = one.is_text or written in vocab
+        if is_spelt and _BYTES.keys() >= set(written) and _bytes(written) != one.content:
+            raise Unsupported(f"its added token {written!r} is decoded to another text")
     taken = {token.id for token in added}
     tokens: list[bytes | None] = [None] * (max([*vocab.values(), *taken]) + 1)
     for spelling, token in vocab.items():
