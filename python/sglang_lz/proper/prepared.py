@@ -23,7 +23,7 @@ from sglang_lz.proper.tokenizer import SPACE, AddedToken, Unsupported, read
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 """The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 256

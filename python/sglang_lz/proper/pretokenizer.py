@@ -73,8 +73,8 @@ class PreTokenizer(NamedTuple):
 
     Attributes:
         classes: [SIZE] int32: the class of each code point.
-        general: [classes] int32: a number that is the same for classes that the regexes do not
-            distinguish. Those that occur in no whole token have it as their own number.
+        general: [classes] int32: the class that the regexes do not distinguish from a class and
+            that occurs in no whole token; the class itself if there is none.
         table: [states, classes, FLAGS] int32: the next state by state, class and flag; -1 if there
             is none. State 0 is the initial state, and also the state after an added token.
         torn: [states] int32: the state instead of a state if there is a token boundary within the
@@ -162,7 +162,7 @@ def _general(kinds: npt.NDArray[np.int32], letters: npt.NDArray[np.int32]) -> np
     for kind in np.unique(kinds):
         alike = np.flatnonzero(kinds == kind)
         plain = alike[letters[alike] == 0]
-        general[alike] = (plain if len(plain) else alike)[0]
+        general[alike] = plain[0] if len(plain) else alike
     return general
 
 
