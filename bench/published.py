@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import sentencepiece
 
 from bench.harm import archives
 from sglang_lz.proper.tokenizer import SPACE, byte_characters
+
+Token = TypeVar("Token", str, bytes)
 
 _ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?"
@@ -163,14 +165,11 @@ def byte_level(
     """
     letter = {byte: character for character, byte in byte_characters().items()}
     names = {number: "".join(letter[byte] for byte in token) for token, number in ranks.items()}
-    merges = []
-    for token, number in ranks.items():
-        parts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        merges += [
-            (number, ranks[left], ranks[right])
-            for left, right in parts
-            if left in ranks and right in ranks
-        ]
+    merges = [
+        (number, left, right)
+        for token, number in ranks.items()
+        for left, right in _cuts(token, ranks)
+    ]
     split = {
         "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False
     }  # fmt: skip
@@ -178,35 +177,23 @@ def byte_level(
         "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
         "use_regex": not pattern,
     }  # fmt: skip
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": number, "content": content, "special": True} | dict.fromkeys(flags, False)
-            for content, number in sorted((special or {}).items(), key=lambda item: item[1])
-        ],
+    steps = {
         "normalizer": {"type": "NFC"} if nfc else None,
         "pre_tokenizer": {
             "type": "Sequence", "pretokenizers": [split, bytes_of] if pattern else [bytes_of]
         },
-        "post_processor": None,
         "decoder": {**bytes_of, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            # A word that is a token is never taken apart.
-            "ignore_merges": True,
-            "vocab": {name: number for number, name in names.items()},
-            "merges": [[names[left], names[right]] for _, left, right in sorted(merges)],
-        },
     }  # fmt: skip
+    model = {
+        "unk_token": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        # A word that is a token is never taken apart.
+        "ignore_merges": True,
+        "vocab": {name: number for number, name in names.items()},
+        "merges": [[names[left], names[right]] for _, left, right in sorted(merges)],
+    }
+    return _content(special or {}, steps, model)
 
 
 def byte_fallback(data: bytes) -> dict[str, Any]:
@@ -220,29 +207,16 @@ def byte_fallback(data: bytes) -> dict[str, Any]:
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
     names = [model.id_to_piece(number) for number in range(model.vocab_size())]
     vocab = {name: number for number, name in enumerate(names)}
-    special = [n for n in vocab.values() if model.is_control(n) or model.is_unknown(n)]
-    merges = []
-    for name, number in vocab.items():
-        if number in special or model.is_byte(number):
-            continue
-        parts = ((name[:cut], name[cut:]) for cut in range(1, len(name)))
-        merges += [
-            (-model.get_score(number), number, vocab[left], vocab[right])
-            for left, right in parts
-            if left in vocab and right in vocab
-        ]
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": n, "content": names[n], "special": True} | dict.fromkeys(flags, False)
-            for n in special
-        ],
+    special = {name: n for name, n in vocab.items() if model.is_control(n) or model.is_unknown(n)}
+    merges = [
+        (-model.get_score(number), number, left, right)
+        for name, number in vocab.items()
+        if name not in special and not model.is_byte(number)
+        for left, right in _cuts(name, vocab)
+    ]
+    steps = {
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
         "pre_tokenizer": None,
-        "post_processor": None,
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -251,16 +225,44 @@ def byte_fallback(data: bytes) -> dict[str, Any]:
                 {"type": "Fuse"},
             ],
         },
+    }
+    bpe = {
+        "unk_token": names[model.unk_id()],
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": vocab,
+        "merges": [[names[left], names[right]] for *_, left, right in sorted(merges)],
+    }
+    return _content(special, steps, bpe)
+
+
+def _cuts(token: Token, ids: Mapping[Token, int]) -> Iterator[tuple[int, int]]:
+    """Both parts of each way to cut a token in two tokens."""
+    parts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+    return ((ids[left], ids[right]) for left, right in parts if left in ids and right in ids)
+
+
+def _content(
+    special: Mapping[str, int], steps: Mapping[str, Any], model: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of a `tokenizer.json`: its special tokens, the steps around its BPE, and this."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": number, "content": content, "special": True} | dict.fromkeys(flags, False)
+            for content, number in sorted(special.items(), key=lambda item: item[1])
+        ],
+        "post_processor": None,
+        **steps,
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": names[model.unk_id()],
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [[names[left], names[right]] for *_, left, right in sorted(merges)],
+            **model,
         },
     }

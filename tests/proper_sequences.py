@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -101,3 +101,35 @@ def some(characters: str, most: int) -> list[str]:
     return [
         "".join(text) for n in range(most + 1) for text in itertools.product(characters, repeat=n)
     ]
+
+
+def assert_walks_end(
+    product: Product,
+    tokenizer: Tokenizer,
+    encode: Callable[[list[str]], set[tuple[int, ...]]],
+    ends: list[str],
+    rng: random.Random,
+) -> None:
+    """Walk at random; each walk must be the beginning of an encoding of the product's language.
+
+    Args:
+        product: of a language that is walked.
+        tokenizer: decodes the walks.
+        encode: the proper sequences of some texts.
+        ends: texts, one of which ends each walk.
+        rng: chooses the tokens.
+    """
+    for _ in range(30):
+        walked: list[int] = []
+        state, text = START, "\ufffd"
+        while len(walked) < 4 or "\ufffd" in text:
+            tokens = allowed(product, state)
+            if not tokens:
+                break
+            walked.append(rng.choice(tokens))
+            after = product.next(state, walked[-1])
+            assert after is not None
+            state, text = after, tokenizer.decode(walked, skip_special_tokens=False)
+        further = [""] if product.may_end(state) else ends
+        goes_on = encode([text + one for one in further])
+        assert any(list(one[: len(walked)]) == walked for one in goes_on), walked

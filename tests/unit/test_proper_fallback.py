@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, trainers
 
 from ebnf import rules_json
-from proper_sequences import accepts, allowed, sequences, some
+from proper_sequences import accepts, allowed, assert_walks_end, sequences, some
 from sglang_lz.compiled import reference
 from sglang_lz.proper import kernels, merges, prepared
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
@@ -281,21 +281,8 @@ def test_infinite_languages(kind: str, case: str) -> None:
     strings = ["".join(rng.choices(some_of_them, k=rng.randint(0, 8))) + end for _ in range(100)]
     for encoding in encodings(text, strings):
         assert accepts(product, list(encoding)), encoding
-    between = some(some_of_them, 2)
-    for _ in range(30):
-        walked: list[int] = []
-        state, before = START, "\ufffd"
-        while len(walked) < 4 or "\ufffd" in before:
-            tokens = allowed(product, state)
-            if not tokens:
-                break
-            walked.append(rng.choice(tokens))
-            after = product.next(state, walked[-1])
-            assert after is not None
-            state, before = after, tokenizer.decode(walked, skip_special_tokens=False)
-        further = [""] if product.may_end(state) else [one + end for one in between]
-        goes_on = encodings(text, [before + one for one in further])
-        assert any(list(one[: len(walked)]) == walked for one in goes_on), walked
+    ends = [one + end for one in some(some_of_them, 2)]
+    assert_walks_end(product, tokenizer, partial(encodings, text), ends, rng)
     assert product.most_steps < 300_000
 
 
