@@ -856,18 +856,9 @@ def cuts_behind(tables, nfc, pretoken):
                 cut = WITHIN if d > 1 else APART + kind
                 c = -2 - entry if entry < -1 else -1
                 before, flag = _split(
-                    pretokens,
-                    torn,
-                    takes,
-                    reach,
-                    characters,
-                    before,
-                    node,
-                    flag,
-                    cut,
-                    path[d, 0],
-                    c,
-                )
+                    pretokens, torn, takes, reach, characters,
+                    before, node, flag, cut, path[d, 0], c,
+                )  # fmt: skip
             path[d, 1 + 2 * kind], path[d, 2 + 2 * kind] = before, flag
         if token >= 0 and nfc[token] >= 0 and (path[d, 1] >= 0 or path[d, 3] >= 0):
             for kind in range(2):
