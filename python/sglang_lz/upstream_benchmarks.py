@@ -83,14 +83,20 @@ Raises:
 """
 
 
-def penalize(reqs: Iterable[Any], fields: dict[str, Any]) -> None:
+def penalize(reqs: Iterable[Any], fields: dict[str, Any], output_len: int) -> None:
     """Give upstream's requests sampling parameters, as a server would admit them.
+
+    Args:
+        reqs: the requests, whose `max_new_tokens` is not set, whatever upstream writes there.
+        fields: the sampling parameters.
+        output_len: how many tokens each request gets.
 
     Raises:
         ValueError: the fields are wrong for the server arguments in effect, such as a window above
             --lz-max-window-size.
     """
     for req in reqs:
+        req.sampling_params.max_new_tokens = output_len
         for name, value in other_fields(fields).items():
             setattr(req.sampling_params, name, value)
         admit(req.sampling_params, fields, is_encoder_decoder=False, has_input_embeds=False)

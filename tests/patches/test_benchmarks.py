@@ -39,7 +39,7 @@ class TestOneBatch:
         from sglang_lz.upstream_benchmarks import penalize
 
         reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
-        penalize(reqs, fields)
+        penalize(reqs, fields, 12)
         quiet = {"profile": False, "profile_record_shapes": False, "profile_activities": ()}
         one_batch.latency_test_run_once(
             "test",
@@ -123,6 +123,12 @@ class TestOneBatch:
             with pytest.raises(ValueError, match=words):
                 one_batch_arguments(*arguments.split())
 
+    def test_a_measurement_may_have_penalties_over_the_whole_history(self, runner: Runner) -> None:
+        self.run_once(runner, {"frequency_penalty": 0.5})
+        assert len(runner.seen) == 12
+        for before, after in runner.seen[1:]:  # before the first, nothing was generated
+            assert not before.equal(after)
+
     def test_a_window_above_the_servers_maximum_is_refused(self, runner: Runner) -> None:
         with pytest.raises(ValueError, match=r"lz_window_size must be .*\[1, 1024\].*, got 1025"):
             self.run_once(runner, {"lz_penalty": 0.1, "lz_window_size": 1025})
@@ -137,7 +143,7 @@ class TestOneBatch:
         assert found.lz_sweep() == variants
         assert found.lz_strongest() == variants[1]
         reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
-        penalize(reqs, variants[2])
+        penalize(reqs, variants[2], 12)
         assert [req.sampling_params.frequency_penalty for req in reqs] == [0.1, 0.1]
         with pytest.raises(ValueError, match="lz_onset must be"):
             one_batch_arguments("--lz-variants", '{"lz_onset": 65}')
