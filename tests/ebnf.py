@@ -1,11 +1,22 @@
-"""Rules of XGrammar, written as EBNF."""
+"""XGrammar's rules, of EBNF and of JSON schemas."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import xgrammar
+
+from sglang_lz.proper.patterns import with_patterns
 
 
 def rules_json(ebnf: str) -> str:
     """The rules of an EBNF grammar as `sglang_lz.proper.language.Rules` reads them."""
     serialized: str = xgrammar.Grammar.from_ebnf(ebnf).serialize_json()
     return serialized
+
+
+def schema_rules(schema: Any) -> str:
+    """The rules of a JSON schema, likewise."""
+    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    return with_patterns(rules, schema)

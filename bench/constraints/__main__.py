@@ -39,6 +39,7 @@ from bench.constraints.vocabularies import vocabulary
 from bench.published import SOURCES, tokenizer_json
 from sglang_lz.proper import prepared
 from sglang_lz.proper.language import Language, Rules, language_of
+from sglang_lz.proper.patterns import with_patterns
 from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.product import BYTES_PER_LANGUAGE, START, Product
 
@@ -311,7 +312,10 @@ def engines(text: str, own: Prepared) -> dict[str, Engine]:
 
 
 def _language(kind: str, constraint: str) -> Language:
-    return language_of(Rules(rules(kind, constraint).serialize_json()))
+    found = rules(kind, constraint).serialize_json()
+    if kind != "regex":
+        found = with_patterns(found, json.loads(constraint))
+    return language_of(Rules(found))
 
 
 def rules(kind: str, constraint: str) -> Any:

@@ -7,20 +7,14 @@ from functools import cache
 
 import jsonschema
 import pytest
-import xgrammar
 from tokenizers import Tokenizer
 
 from bench.constraints.cases import ANY_JSON, RECURSIVE, schema_cases, schemas, texts
+from ebnf import schema_rules
 from proper_sequences import accepts, prepared_of, tokenizer_json
 from sglang_lz.proper.language import Language, Rules, language_of
 from sglang_lz.proper.product import Product
-from sglang_lz.proper.tokenizer import Unsupported
 
-REFUSED = {
-    "package_manifest": "it has a pattern",
-    "payment": "it has a pattern",
-}
-"""Schemas that XGrammar serves and proper tokens refuse, and the reason."""
 TOKENIZER = "qwen2"
 
 
@@ -28,13 +22,12 @@ TOKENIZER = "qwen2"
 def language(name: str) -> Language:
     kind, schema = schema_cases()[name]
     assert kind == "json"
-    return language_of(Rules(xgrammar.Grammar.from_json_schema(schema).serialize_json()))
+    return language_of(Rules(schema_rules(json.loads(schema))))
 
 
 def test_there_are_twenty() -> None:
     assert len(schemas()) == 20
     assert {ANY_JSON, RECURSIVE, *schemas()} == set(schema_cases())
-    assert set(REFUSED) < set(schemas())
 
 
 @pytest.mark.parametrize("name", schemas())
@@ -55,14 +48,8 @@ def test_upstream_serves_the_schema(name: str) -> None:
     check.validate_xgrammar_json_schema(json.loads(schema_cases()[name][1]))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_is_known(name: str) -> None:
-    with pytest.raises(Unsupported, match=REFUSED[name]):
-        language(name)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in schema_cases() if name not in REFUSED])
+@pytest.mark.parametrize("name", schema_cases())
 def test_the_texts_are_accepted(name: str) -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(TOKENIZER))
     product = Product(prepared_of(TOKENIZER), language(name))

@@ -15,105 +15,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizers import Tokenizer
 
 from ebnf import rules_json
+from proper_files import (
+    BYTES,
+    IDLE,
+    KINDS,
+    LETTERS,
+    METASPACE,
+    OTHERS,
+    PREPEND,
+    REPLACE,
+    changed,
+    file_of,
+    trained,
+)
 from proper_sequences import accepts, allowed, assert_walks_end, sequences, some
 from sglang_lz.compiled import reference
 from sglang_lz.proper import kernels, merges, prepared
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.product import START, Product
 from sglang_lz.proper.tokenizer import SPACE, Unsupported, read
-
-LETTERS = f"{SPACE}abeinostwx12.\n<>0\u65e5\u00fc\U0001f600"
-"""The characters that have a token."""
-OTHERS = "cAq3\t\u672c\u65e6\u00e9\u0301\U0001f601"
-"""Some that have none, among them neighbours of those that do."""
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-PREPEND = {"type": "Prepend", "prepend": SPACE}
-METASPACE = {"type": "Metaspace", "replacement": SPACE}
-IDLE = {
-    "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False
-}  # fmt: skip
-
-# By name: as in Gemma's file, as in Llama 2's, as in Mistral's newer ones, and with pieces.
-KINDS: dict[str, dict[str, Any]] = {
-    "replace": {"normalizer": REPLACE, "pre_tokenizer": IDLE},
-    "prepend": {"normalizer": {"type": "Sequence", "normalizers": [PREPEND, REPLACE]}},
-    "metaspace": {"pre_tokenizer": {**METASPACE, "prepend_scheme": "first", "split": False}},
-    "pieces": {
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{**METASPACE, "prepend_scheme": "always", "split": True}],
-        }
-    },
-}
-
-
-@cache
-def trained() -> str:
-    """The `tokenizer.json` of a model that was trained across spaces, with neither of both."""
-    rng = random.Random(5)
-    words = ["so", "it", "is", "and", "was", "ab", "ba", "12", "1", "x\ny", "...", "<s>"]
-    words += ["\u65e5", "\u65e5\u65e5\u672c", "\u00fcb", "\u00e9"]
-    texts = [
-        "".join(rng.choice(words) + rng.choice(["", " ", "  ", "\n"]) for _ in range(60))
-        for _ in range(300)
-    ]
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
-        vocab_size=500,
-        special_tokens=["<unk>", "<s>", "</s>", *BYTES],
-        initial_alphabet=list(LETTERS),
-        limit_alphabet=len(LETTERS),
-        max_token_length=12,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    content = json.loads(tokenizer.to_str())
-    assert set(LETTERS) <= content["model"]["vocab"].keys()
-    assert not set(OTHERS) & content["model"]["vocab"].keys()
-    content["added_tokens"] = [
-        token for token in content["added_tokens"] if token["content"] not in BYTES
-    ]
-    content["normalizer"] = None
-    content["decoder"] = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ],
-    }
-    return json.dumps(content)
-
-
-def file_of(kind: str, **changes: Any) -> str:
-    """A `tokenizer.json` as it is published. Half of the kinds have each split as a merge."""
-    content = json.loads(trained()) | KINDS[kind]
-    if kind in ("prepend", "pieces"):
-        vocab = content["model"]["vocab"]
-        tokens = sorted(vocab, key=vocab.get)[3 + len(BYTES) :]
-        content["model"]["merges"] = [
-            [token[:cut], token[cut:]]
-            for token in tokens
-            for cut in range(1, len(token))
-            if token[:cut] in vocab and token[cut:] in vocab
-        ]
-    return changed(json.dumps(content), **changes)
-
-
-def changed(text: str, **changes: Any) -> str:
-    content = json.loads(text)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = content
-        for parent in parents:
-            place = place[int(parent) if parent.isdigit() else parent]
-        place[int(last) if isinstance(place, list) else last] = value
-    return json.dumps(content)
 
 
 def oracle_of(text: str) -> Tokenizer:

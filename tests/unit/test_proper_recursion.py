@@ -10,11 +10,12 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 import xgrammar
 from tokenizers import Tokenizer
 
-from ebnf import rules_json
+from ebnf import rules_json, schema_rules
 from proper_sequences import accepts, allowed, encodings, prepared_of, product_of, tokenizer_json
 from sglang_lz.proper import kernels
 from sglang_lz.proper import language as languages
@@ -172,7 +173,7 @@ def test_rules_are_shared_where_copies_are_too_large(
 ) -> None:
     item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
     schema = {"type": "array", "items": item, "maxItems": 30}
-    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    rules = schema_rules(schema)
     assert len(language_of(Rules(rules)).calls) == 0
     monkeypatch.setattr(languages, bound, 400)
     assert len(language_of(Rules(rules)).calls) > 0
@@ -193,7 +194,7 @@ def test_the_copies_are_gone_where_rules_are_shared(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(languages, "MOST_STATES", 400)
     item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
     schema = {"type": "array", "items": item, "maxItems": 30}
-    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    rules = schema_rules(schema)
     language = language_of(Rules(rules))  # pytest would keep the rules within an assertion
     assert len(language.calls) > 0
     assert len(made) == 4
@@ -247,6 +248,26 @@ def test_walks_through_any_json() -> None:
         json.loads(text)
         assert tokenizer.encode(text, add_special_tokens=False).ids == walked
     assert deepest > 0
+
+
+def test_tokens_that_stay_in_a_state_are_found_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without, the same tokens may come next."""
+    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
+    fast, slow = any_json(), any_json()
+    monkeypatch.setattr(slow, "_split", lambda packed: (np.zeros(0, np.uint32), fast._tables.plain))
+    text = json.dumps({"a": ["b c", {'d\u00e9 \u65e5"': "x\ny", "": 1.5}], "e": [[" ", None]]})
+    state = other = START
+    for token in tokenizer.encode(text, add_special_tokens=False).ids:
+        np.testing.assert_array_equal(fast.mask(state), slow.mask(other))
+        after, behind = fast.next(state, token), slow.next(other, token)
+        assert after is not None
+        assert behind is not None
+        state, other = after, behind
+    (inside, rest), *others = fast._loops.values()
+    assert not others
+    assert inside.any()
+    assert all(inside[token >> 5] >> (token & 31) & 1 for token in tokenizer.encode(" the").ids)
+    assert 0 < len(rest) < len(fast._tables.plain) // 4
 
 
 def test_any_json_is_accepted_as_the_tokenizer_spells_it() -> None:

@@ -25,7 +25,7 @@ import pytest
 from tokenizers import Tokenizer, normalizers
 
 from bench.constraints.vocabularies import PATTERNS, SPECIAL
-from ebnf import rules_json
+from ebnf import rules_json, schema_rules
 from proper_sequences import (
     ALPHABET,
     accepts,
@@ -512,7 +512,7 @@ def is_in(language: Any, text: str) -> bool:
         ('root ::= (("a"{0, 300000}))', "places"),
         ("root ::= (([a-b]* [a] [a-b]{16, 16}))", "states"),
         ("root ::= ((Token(3)))", "rules hold"),
-        ('root ::= ((a))\na ::= Regex("^.*x$", json_string=true)', "patterns of a JSON schema"),
+        ('root ::= ((a))\na ::= Regex("^.*x$", json_string=true)', "no rules: it stands in EBNF"),
         ("root ::= ((a{0, 300}))\na ::= (([ab]{0, 100}))", "steps"),
         ('root ::= ((a{1000000000, 1000000000}))\na ::= ("")', "places"),
         (f"root ::= (({'[ab]? ' * 3000}))", "steps"),
@@ -543,33 +543,9 @@ def test_xgrammars_serialization_is_the_one_that_is_read() -> None:
 @pytest.mark.parametrize("bounds", [{"maxLength": 3}, {"minLength": 1}, {}], ids=str)
 def test_strings_of_a_schema_hold_no_control_characters(bounds: dict[str, int]) -> None:
     """XGrammar allows them in strings of bounded length."""
-    import xgrammar
-
-    schema = json.dumps({"type": "string"} | bounds)
-    language = language_of(Rules(xgrammar.Grammar.from_json_schema(schema).serialize_json()))
+    language = language_of(Rules(schema_rules({"type": "string"} | bounds)))
     assert is_in(language, '"a \x7f"')
     assert not any(is_in(language, f'"a{chr(code)}"') for code in [*range(32), 34, 92])
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "string", "pattern": "^.*x$"},
-        {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
-        {
-            "type": "object",
-            "propertyNames": {"pattern": "^a"},
-            "additionalProperties": {"type": "null"},
-        },
-    ],
-    ids=lambda schema: list(schema)[1],
-)
-def test_patterns_of_a_schema_are_named(schema: dict[str, Any]) -> None:
-    """XGrammar gives no rules for these, only the pattern itself."""
-    import xgrammar
-
-    with pytest.raises(Unsupported, match="use enum, format or maxLength"):
-        language_of(Rules(xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()))
 
 
 @pytest.mark.slow

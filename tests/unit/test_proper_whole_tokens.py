@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from bench.published import byte_level
 from ebnf import rules_json
+from proper_files import WHOLE, with_whole_tokens
 from proper_sequences import (
     ALPHABET,
     accepts,
     encodings,
     sequences,
     some,
-    tokenizer_json,
 )
 from sglang_lz.proper import kernels, merges
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
@@ -29,31 +29,10 @@ from sglang_lz.proper.prepared import Prepared, prepared_arrays
 from sglang_lz.proper.product import Product
 from sglang_lz.proper.tokenizer import Unsupported, byte_characters
 
-WHOLE = ("aab", "aaba", " ab", "  a", " ba", "...", ".b", "1a", "11", "a\u65e5", " \u65e5\u672c")
-WHOLE += (" \u00e9a", "\u00e9", "'ab", "\n\n", "bab", "abab", " abab", "a'", "d\u200d")
-# Each of these characters is several tokens.
-WHOLE += ("\u8a9e", "a\u8a9e", " \u8a9e\u672c", "\u8a9e\u8a9e", "\u8a9eD")
-
-
-@cache
-def text_of_tokenizer() -> str:
-    """A tokenizer of Llama 3's kind, with whole tokens."""
-    content = json.loads(tokenizer_json("llama3"))
-    vocab = content["model"]["vocab"]
-    letter = {byte: character for character, byte in byte_characters().items()}
-    for text in WHOLE:
-        vocab.setdefault("".join(letter[byte] for byte in text.encode()), len(vocab))
-    # The library numbers added tokens after the vocabulary.
-    behind = [token for token in content["added_tokens"] if token["content"] not in vocab]
-    for number, token in enumerate(behind, len(vocab)):
-        token["id"] = number
-    assert content["model"]["ignore_merges"]
-    return json.dumps(content)
-
 
 @cache
 def prepared() -> Prepared:
-    return Prepared(prepared_arrays(text_of_tokenizer()))
+    return Prepared(prepared_arrays(with_whole_tokens()))
 
 
 def test_there_are_such_tokens() -> None:
@@ -71,7 +50,7 @@ def test_exactly_the_encodings_are_accepted(characters: str, longest: int) -> No
     letters = "".join(f"\\u{ord(letter):04x}" for letter in characters)
     rules = f"root ::= (([{letters}]{{0, {longest}}}))"
     product = Product(prepared(), language_of(Rules(rules_json(rules))))
-    wanted = encodings(Tokenizer.from_str(text_of_tokenizer()), strings)
+    wanted = encodings(Tokenizer.from_str(with_whole_tokens()), strings)
     whole = {i for i, rank in enumerate(prepared().tables.relation.made) if rank == merges.WHOLE}
     assert any(whole & set(encoding) for encoding in wanted)
     assert set(sequences(product)) == wanted
@@ -82,7 +61,7 @@ def test_a_language_of_one_text(text: str) -> None:
     """It has one proper sequence, also where no other token may spell the text."""
     content = "".join(f"\\u{ord(letter):04x}" for letter in text)
     product = Product(prepared(), language_of(Rules(rules_json(f'root ::= (("{content}"))'))))
-    tokenizer = Tokenizer.from_str(text_of_tokenizer())
+    tokenizer = Tokenizer.from_str(with_whole_tokens())
     assert product.can_end()
     assert set(sequences(product)) == encodings(tokenizer, [text])
 
@@ -90,14 +69,14 @@ def test_a_language_of_one_text(text: str) -> None:
 def test_letters_that_only_whole_tokens_tell_apart() -> None:
     """The regex takes d and D for one, and both occur in whole tokens, so neither leads both."""
     product = Product(prepared(), language_of(Rules(rules_json('root ::= (("\u8a9e" [dD]))'))))
-    tokenizer = Tokenizer.from_str(text_of_tokenizer())
+    tokenizer = Tokenizer.from_str(with_whole_tokens())
     assert set(sequences(product)) == encodings(tokenizer, ["\u8a9ed", "\u8a9eD"])
 
 
 def test_any_text() -> None:
     """Random texts, and sequences similar to their encodings, are accepted iff they are proper."""
     rng = random.Random("whole tokens")
-    tokenizer = Tokenizer.from_str(text_of_tokenizer())
+    tokenizer = Tokenizer.from_str(with_whole_tokens())
     product = Product(prepared(), language_of(Rules(ANY_TEXT)))
     pieces = (*WHOLE, *WHOLE, *ALPHABET, "a", "b", " ", " a")
     strings = ["".join(rng.choices(pieces, k=rng.randint(1, 6))) for _ in range(3000)]

@@ -33,6 +33,8 @@ STEPS, STOP, ALL_STEPS = 0, 1, 2
 UNKNOWN = -2
 AHEAD = 16
 """How many characters on the way to the nearest end are spelt to find the token to try first."""
+FEW = 4
+"""How many of the bytes that may continue a character a search tries first."""
 NEAREST = 256
 """How many of the tokens that lead closest to an accepting state a search tries first."""
 MOST_FOUND = 1 << 20
@@ -879,14 +881,71 @@ def cuts_behind(tables, nfc, pretoken):
     return kinds, behind[:n].copy()
 
 
+@unlocked
+def staying(tables, language):
+    """The language's classes of characters that lead from a state to itself: [classes] bool."""
+    stays = np.zeros(tables.language.shape[1], np.bool_)
+    for c in range(len(stays)):
+        stays[c] = _taken(tables, language, c) == language
+    return stays
+
+
+@unlocked
+def split_plain(tables, stays):
+    """Split the plain tokens by whether all their characters are of some classes.
+
+    Args:
+        stays: the result of `staying`.
+
+    Returns:
+        A bit mask of those tokens, [words] uint32, and a trie of the others.
+    """
+    trie, decoder = tables.plain, tables.decoder
+    classes = tables.characters[:, IN_LANGUAGE].copy()
+    inside = np.zeros_like(tables.relation.reachable)
+    is_inside = np.zeros(len(trie), np.bool_)
+    path = np.zeros(LONGEST + 1, np.int32)
+    i = 0
+    while i < len(trie):
+        d = trie[i, DEPTH]
+        entry = decoder[path[d - 1], trie[i, BYTE]]
+        if entry == -1 or (entry < -1 and not stays[classes[-2 - entry]]):
+            i = trie[i, SKIP]
+            continue
+        path[d] = max(entry, 0)
+        token = trie[i, TOKEN]
+        if entry < -1 and token >= 0:
+            is_inside[i] = True
+            inside[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+        i += 1
+    # A node is needed if another token ends in it or below it. What is below it follows it.
+    is_needed = np.zeros(len(trie) + 1, np.bool_)
+    below = np.zeros(LONGEST + 2, np.bool_)
+    for i in range(len(trie) - 1, -1, -1):
+        d = trie[i, DEPTH]
+        is_needed[i] = below[d + 1] or (trie[i, TOKEN] >= 0 and not is_inside[i])
+        below[d + 1] = False
+        below[d] |= is_needed[i]
+    number: npt.NDArray[np.int64] = np.cumsum(is_needed) - is_needed
+    rest = np.empty((number[-1], 4), np.int32)
+    for i in range(len(trie)):
+        if is_needed[i]:
+            node = rest[number[i]]
+            node[:] = trie[i]
+            node[SKIP] = number[trie[i, SKIP]]
+            if is_inside[i]:
+                node[TOKEN] = -1
+    return inside, rest
+
+
 @compiled
-def _walk_language(tables, language):
-    """The plain tokens that the language accepts in one of its states.
+def _walk_language(tables, trie, language):
+    """The tokens of a trie of plain tokens that the language accepts in one of its states.
 
     Returns:
         [found, 3] int32: token, state of the language after it, and the unfinished character.
     """
-    trie, decoder, states = tables.plain, tables.decoder, tables.language
+    decoder, states = tables.decoder, tables.language
     can, reach = tables.can, tables.reach
     classes = tables.characters[:, IN_LANGUAGE].copy()
     ascii = np.empty(128, np.int32)
@@ -937,7 +996,7 @@ def _walk_plain(tables, cuts, nfc, packed):
         nfc: the result of `nfc_behind`.
         packed: a packed state without an unfinished character or added token.
     """
-    taken = _walk_language(tables, unpack(packed)[0])
+    taken = _walk_language(tables, tables.plain, unpack(packed)[0])
     kinds, behind = cuts
     found = np.empty((len(taken), 4), np.int64)
     n = 0
@@ -1235,11 +1294,11 @@ def _tokens_behind(tables, packed, nfc, is_short):
 
 
 @compiled
-def _spelled(tables, memo, packed, nfc):
-    """The tokens to try first, in the format of `_tokens_behind`, if there are any.
+def _spelled(tables, memo, packed, nfc, last):
+    """The tokens to try first after a last token, in the format of `_tokens_behind`, if any.
 
-    Between characters, this is the first token in the spelling of the nearest end; within one, the
-    bytes that may come next.
+    Between characters, this is the first token in the spelling of the nearest end; within one, some
+    bytes that may come next and do not merge with the last token.
     """
     relation, samples, leading = tables.relation, tables.samples, tables.leading
     made_by, byte_ids = tables.made_by, tables.byte_ids
@@ -1247,9 +1306,14 @@ def _spelled(tables, memo, packed, nfc):
     ids = np.empty(4 * AHEAD, np.int64)
     n = 0
     ahead, ahead_nfc = np.int64(packed), np.int64(nfc)
-    if unpack(packed)[2]:
-        bytes_behind = np.empty((64, 3), np.int64)
-        for token in byte_ids[0x80:0xC0]:
+    node = unpack(packed)[2]
+    if node:
+        decoder = tables.decoder
+        bytes_behind = np.empty((FEW, 3), np.int64)
+        for byte in range(0x80, 0xC0):
+            token = byte_ids[byte]
+            if n == FEW or decoder[node, byte] == -1 or not stay_apart(relation, last, token):
+                continue
             after, after_nfc = _run(tables, packed, nfc, token, APART)
             if after >= 0:
                 bytes_behind[n, 0], bytes_behind[n, 1], bytes_behind[n, 2] = token, after, after_nfc
@@ -1328,7 +1392,7 @@ def _search(tables, memo, packed, nfc, last):
         top = path[n - 1]
         if top[3] >= top[5] and top[9] < 3:
             if top[9] == 0:
-                behind = _spelled(tables, memo, top[0], top[1])
+                behind = _spelled(tables, memo, top[0], top[1], top[2])
                 top[4] = len(tokens)
             else:
                 behind = _tokens_behind(tables, top[0], top[1], top[9] == 1)
@@ -1427,45 +1491,94 @@ def live_tokens(tables, memo, trie, packed, nfc):
     return live[live & 3 != 0]
 
 
+@compiled
+def _lives_plain(tables, memo, language, node, cuts, nfc, token):
+    """Whether the text can end after a plain token: 1 if it can after a cut that the merges make,
+    plus 2 if it can after one that they do not make, plus 4 if it depends on the token and not only
+    on the state that it leads to. `FULL` or `SPENT` if that is not known.
+
+    Args:
+        language, node: the state of the language after the token, and the unfinished character.
+        cuts: what `cuts_behind` returns for the kind of the token.
+        nfc: the state of NFC after the token.
+        token: the token.
+    """
+    live = np.int64(0)
+    for kind in range(2):
+        after = _placed(language, cuts[kind], node)
+        if after >= 0:
+            lives = _lives(tables, memo, after, nfc, token)
+            if lives < 0:
+                return np.int64(lives)
+            live |= np.int64(_is_live(lives)) << kind
+            live |= 0 if lives in (ALWAYS, NEVER) else 4
+    return live
+
+
+@compiled
+def _recent(key, nfc):
+    """The place of a result among the recent ones."""
+    return (np.uint64(key) * _SPREAD + np.uint64(nfc) * _OTHER) >> np.uint64(52)
+
+
 @unlocked
-def live_plain(tables, memo, cuts, nfc, packed, apart, broken):
+def live_plain(tables, memo, cuts, nfc, packed, inside, rest, apart, broken):
     """Add to A and B the plain tokens after which the text can end.
 
     Args:
         cuts, nfc, packed: as in `_walk_plain`.
+        inside, rest: the result of `split_plain` for the state of the language; or no words, and
+            all plain tokens.
         apart, broken: [words] uint32.
 
     Returns:
         Nothing, or a single `FULL` or `SPENT`.
     """
-    taken = _walk_language(tables, unpack(packed)[0])
+    language = unpack(packed)[0]
     kinds, behind = cuts
-    # Results by state of the language, unfinished character, state of NFC and kind of cuts: whether
-    # a token is alive after neither of the two cuts, the first, the second, or both.
+    # Recent results that do not depend on the token. They are read without a call, since nearly all
+    # tokens find theirs here.
     keys = np.full((4096, 2), -1, np.int64)
-    settled = np.zeros(4096, np.uint32)
+    settled = np.zeros(4096, np.int64)
+    for w in range(len(inside)):
+        word, after_cut, after_none = inside[w], np.uint32(0), np.uint32(0)
+        for place in range(32 if word else 0):
+            bit = np.uint32(place)
+            if not word >> bit & np.uint32(1):
+                continue
+            token = np.int64(32 * w + place)
+            cut, after_nfc = np.int64(kinds[token]), np.int64(nfc[token])
+            where = _recent(cut, after_nfc)
+            live = settled[where]
+            if keys[where, 0] != cut or keys[where, 1] != after_nfc:
+                live = _lives_plain(tables, memo, language, 0, behind[cut], after_nfc, token)
+                if live < 0:
+                    return np.full(1, live, np.int64)
+                if live < 4:
+                    keys[where, 0], keys[where, 1], settled[where] = cut, after_nfc, live
+            after_cut |= np.uint32(live & 1) << bit
+            after_none |= np.uint32(live >> 1 & 1) << bit
+        apart[w] |= after_cut
+        broken[w] |= after_none
+    keys[:] = -1
+    taken = _walk_language(tables, rest, language)
     for i in range(len(taken)):
         token = np.int64(taken[i, 0])
         cut, after_nfc = np.int64(kinds[token]), np.int64(nfc[token])
         key = (((np.int64(taken[i, 1]) << NODE_BITS) | taken[i, 2]) << 32) | cut
-        where = (np.uint64(key) * _SPREAD + np.uint64(after_nfc) * _OTHER) >> np.uint64(52)
+        where = _recent(key, after_nfc)
         live = settled[where]
         if keys[where, 0] != key or keys[where, 1] != after_nfc:
-            live = np.uint32(0)
-            is_settled = True
-            for kind in range(2):
-                after = _placed(taken[i, 1], behind[cut, kind], taken[i, 2])
-                if after >= 0:
-                    lives = _lives(tables, memo, after, after_nfc, token)
-                    if lives < 0:
-                        return np.full(1, lives, np.int64)
-                    live |= np.uint32(_is_live(lives)) << np.uint32(kind)
-                    is_settled = is_settled and lives in (ALWAYS, NEVER)
-            if is_settled:
+            live = _lives_plain(
+                tables, memo, taken[i, 1], taken[i, 2], behind[cut], after_nfc, token
+            )
+            if live < 0:
+                return np.full(1, live, np.int64)
+            if live < 4:
                 keys[where, 0], keys[where, 1], settled[where] = key, after_nfc, live
         bit = np.uint32(token & 31)
-        apart[token >> 5] |= (live & np.uint32(1)) << bit
-        broken[token >> 5] |= (live >> np.uint32(1)) << bit
+        apart[token >> 5] |= np.uint32(live & 1) << bit
+        broken[token >> 5] |= np.uint32(live >> 1 & 1) << bit
     return np.empty(0, np.int64)
 
 

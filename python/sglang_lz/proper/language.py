@@ -86,7 +86,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 SERIALIZATION = "v16"
 """The version of XGrammar's JSON that `Rules` reads (`xgrammar.get_serialization_version`)."""
 # The kinds of expressions, as `GrammarExprType` in XGrammar's grammar_impl.h numbers them. Those
-# from `_REPEAT` on are about tokens or patterns, and are not text.
+# between the last two are about tokens, and are not text.
 (
     _BYTES,
     _SET,
@@ -105,7 +105,8 @@ _NO_OPTIONS = [-1, -1, "", False, None]
 # XGrammar's set for the characters of a string with a minimum or maximum length. Unlike its set for
 # other strings, it allows control characters, which JSON forbids.
 _LOOSE = [1, *(34, 34), *(92, 92), *(13, 13), *(10, 10)]
-_STRICT = [1, *(0, 31), *(34, 34), *(92, 92)]
+_ESCAPED = ((0, 31), (34, 34), (92, 92))
+_STRICT = [1, *(edge for pair in _ESCAPED for edge in pair)]
 
 ANY_TEXT = json.dumps(
     {
@@ -150,7 +151,9 @@ class Rules:
     smaller, otherwise None.
 
     Args:
-        text: the rules.
+        text: the rules. XGrammar has none for the patterns of a JSON schema, so its member
+            `patterns` holds those of each pattern, or an object with the reason (`error`) why there
+            are none.
         is_shared: whether rules that begin with a bracket and are called more than once are called
             like recursive ones, not copied for each call. Without it, they are if the copies are
             too large.
@@ -174,6 +177,8 @@ class Rules:
         self._rules: list[list[Any]] = grammar["rules"]
         self._data: list[int] = grammar["grammar_expr_data"]
         self._begins: list[int] = grammar["grammar_expr_indptr"]
+        self._patterns: dict[str, dict[str, Any]] = grammar.get("patterns", {})
+        self._pattern_rules: dict[tuple[str, bool], int] = {}
         try:
             brackets = self._brackets()
             self.text = None if is_shared or not brackets else text
@@ -188,6 +193,7 @@ class Rules:
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
         del self._rules, self._data, self._begins, self._calls, self._active
+        del self._patterns, self._pattern_rules
         del self._recursive, self._called
 
     def _build_twice(self, root: int) -> None:
@@ -328,12 +334,45 @@ class Rules:
         if kind == _TAG_DISPATCH:
             return self._dispatch(values, after)
         if kind == _PATTERN:
-            raise Unsupported(
-                "it has a pattern, and XGrammar gives no rules for the patterns of a JSON schema "
-                "(pattern, patternProperties, propertyNames); use enum, format or maxLength, or "
-                "write the whole constraint as a regex"
-            )
+            is_in_string, *characters = values
+            return self._call(self._pattern_rule(_text(characters), bool(is_in_string)), after)
         raise Unsupported(f"its rules hold an expression of kind {kind}, which is no text")
+
+    def _pattern_rule(self, pattern: str, is_in_string: bool) -> int:
+        """The rule of a pattern, which is added to the other rules.
+
+        Within a string of JSON, XGrammar leaves out the characters that JSON would escape.
+        """
+        key = (pattern, is_in_string)
+        if key not in self._pattern_rules:
+            grammar = self._patterns.get(pattern, {"error": "it stands in EBNF"})
+            if "error" in grammar:
+                raise Unsupported(f"its pattern {pattern!r} has no rules: {grammar['error']}")
+            self._pattern_rules[key] = len(self._rules) + grammar["root_rule_id"]
+            self._add(grammar, is_in_string)
+        return self._pattern_rules[key]
+
+    def _add(self, grammar: dict[str, Any], is_in_string: bool) -> None:
+        """Add the rules of another grammar."""
+        data = grammar["grammar_expr_data"]
+        first_rule, first = len(self._rules), len(self._begins)
+        self._rules += [[name, first + body, *rest] for name, body, *rest in grammar["rules"]]
+        self._steps.spend(len(data))
+        for begin in grammar["grammar_expr_indptr"]:
+            kind, size = data[begin : begin + 2]
+            values = data[begin + 2 : begin + 2 + size]
+            if kind in (_SEQUENCE, _CHOICES):
+                values = [first + value for value in values]
+            elif kind in (_CALL, _REPEAT):
+                values[0] += first_rule
+            elif is_in_string and kind in (_SET, _SET_STAR):
+                outside = _complement(_ranges(values))
+                kept = _complement([*outside, *_ESCAPED])
+                values = [0, *(edge for pair in kept for edge in pair)]
+            elif is_in_string and kind == _BYTES and any(map(_is_escaped, values)):
+                kind, values = _SET, [0]
+            self._begins.append(len(self._data))
+            self._data += [kind, len(values), *values]
 
     def _read(self, ranges: Ranges, after: int) -> int:
         return self._place(reads=((ranges, after),))
@@ -718,6 +757,11 @@ def _text(values: list[int]) -> str:
         return bytes([value & 0xFF for value in values]).decode()
     except UnicodeDecodeError:
         raise Unsupported("its rules hold bytes that are no text") from None
+
+
+def _is_escaped(character: int) -> bool:
+    """Whether JSON escapes a character in a string."""
+    return any(first <= character <= last for first, last in _ESCAPED)
 
 
 def _ranges(values: list[int]) -> Ranges:

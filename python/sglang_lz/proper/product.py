@@ -74,6 +74,8 @@ MOST_ENTRIES = 1 << 19
 """The most entries of a memo."""
 MOST_DEPTH = 512
 """How deep a recursive rule may be nested."""
+MOST_LOOPS = 4
+"""For how many sets of characters the tokens that consist of them are kept, for each constraint."""
 MOST_WARM = 1024
 """How many states are computed in the background."""
 A_SECOND = 3_000_000
@@ -143,6 +145,8 @@ class _Rows:
 
 
 _Found = tuple[_Rows, npt.NDArray[np.int64]]
+# What `kernels.split_plain` returns.
+_Split = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]
 
 
 class Product:
@@ -222,6 +226,8 @@ class Product:
             samples=symbols.astype(np.int32),
             leading=np.flatnonzero(is_leading),
         )
+        self._of_letters = language.classes[ord("a") : ord("z") + 1]
+        self._loops: dict[bytes, _Split] = {}
         self._work = np.zeros(3, np.int64)
         self._memo = kernels.new_memo(1 << 12, self._work)
         self._own_bytes = _bytes_of(self._tables, prepared.tables)
@@ -597,7 +603,8 @@ class Product:
         _, _, is_within, _, _ = kernels.unpack(packed)
         if not is_within:  # within a character, all tokens are odd
             base = kernels.without_added(packed)
-            self._live(kernels.live_plain, *self._plain(base), base, apart, broken)
+            split = self._split(packed)
+            self._live(kernels.live_plain, *self._plain(base), base, *split, apart, broken)
             continuing = self._continuing(packed) if packed != base else []
             for trie in continuing:  # the fast path's results do not hold for these tokens
                 tokens = trie[trie[:, kernels.TOKEN] >= 0, kernels.TOKEN]
@@ -610,6 +617,27 @@ class Product:
                 kernels.set_bits(apart, live, 1)
                 kernels.set_bits(broken, live, 2)
         return _Rows(apart, broken)
+
+    def _split(self, packed: int) -> _Split:
+        """The plain tokens that lead the language from a state to itself, and a trie of the others.
+
+        Where that is not worth its memory, all plain tokens count as others. It is worth it within
+        a string of JSON, where nearly all tokens are the same for every string.
+        """
+        language, _, _, _, _ = kernels.unpack(packed)
+        stays = kernels.staying(self._reference, language)
+        key = stays.tobytes()
+        nothing = np.zeros(0, np.uint32), self._tables.plain
+        if key in self._loops or not stays[self._of_letters].all():
+            return self._loops.get(key, nothing)
+        if len(self._loops) < MOST_LOOPS:
+            inside, rest = kernels.split_plain(self._reference, stays)
+            size = inside.nbytes + rest.nbytes
+            is_small = len(rest) < len(self._tables.plain) // 4
+            is_worth_it = is_small and self._bytes + size < self.most_bytes // 2
+            self._loops[key] = (inside, rest) if is_worth_it else nothing
+            self._bytes += size if is_worth_it else 0
+        return self._loops.get(key, nothing)
 
     def _continuing(self, packed: int) -> list[npt.NDArray[np.int32]]:
         """The parts of the trie of plain tokens that may continue the unfinished added token.
