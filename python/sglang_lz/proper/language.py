@@ -347,7 +347,7 @@ class Rules:
         if key not in self._pattern_rules:
             grammar = self._patterns.get(pattern, {"error": "it stands in EBNF"})
             if "error" in grammar:
-                raise Unsupported(f"its pattern {pattern!r} has no rules: {grammar['error']}")
+                raise Unsupported(f"its pattern {pattern[:60]!r} has no rules: {grammar['error']}")
             self._pattern_rules[key] = len(self._rules) + grammar["root_rule_id"]
             self._add(grammar, is_in_string)
         return self._pattern_rules[key]
