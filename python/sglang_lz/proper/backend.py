@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from sglang.srt.constrained.base_grammar_backend import (
     BaseGrammarBackend,
@@ -169,22 +171,25 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         next. The request then pauses, or the ranks and pipeline stages all end it when they accept
         that token.
         """
-        row = vocab_mask[idx]
-        row.zero_()
+        row = vocab_mask.numpy().view(np.uint32)[idx]  # many times as fast as torch
         state = self._states[-1]
         found, when = self._ask(state)
         (when,) = ranks.least([when])
         if when == _LATER:
             self._late.append((state, self._product.expected(state)))
         if when != _NOW or found is None:
-            token = self._product.impossible(state)
-            row[token >> 5] = _bit(token)
+            row[:] = 0
+            self._allow(row, self._product.impossible(state))
             return
-        mask = torch.from_numpy(found.view("int32"))
-        row[: len(mask)] = mask
+        row[: len(found)] = found
+        row[len(found) :] = 0
         if self._product.may_end(state):
-            for token in self._stop_tokens:
-                row[token >> 5] |= _bit(token)
+            self._allow(row, *self._stop_tokens)
+
+    @staticmethod
+    def _allow(row: npt.NDArray[np.uint32], *tokens: int) -> None:
+        for token in tokens:
+            row[token >> 5] |= np.uint32(1 << (token & 31))
 
     def _ask(self, state: State) -> tuple[Any, int]:
         """The mask of a state if it is known, and when it becomes known if it is not."""
@@ -516,12 +521,6 @@ def serve_proper_tokens(manager: Any) -> None:
     _keep_apart(manager, proper)
     if get_context().config_leaf("prepare_proper_tokens"):
         threading.Thread(target=_prepare, args=(proper,), daemon=True).start()
-
-
-def _bit(token: int) -> int:
-    """The bit of a token within its word of a mask, as int32."""
-    bit = 1 << (token & 31)
-    return bit - (1 << 32) if bit >> 31 else bit
 
 
 class _Agreed(Future[Any]):

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 6
 """The version of the cache file format. Increase it whenever the prepared arrays change."""
 CACHE_VARIABLE = "SGLANG_LZ_CACHE"
-ROWS = 256
+ROWS = 1024
 """How many rows of the merge relation are cached."""
 CUTS = 64
 """For how many pre-tokenizer states the result of `kernels.cuts_behind` is cached."""
@@ -51,6 +51,7 @@ class Prepared:
             with characters, and these tokens.
         general: `pretokenizer.PreTokenizer.general`.
         letters: the characters that occur in the texts of added tokens.
+        added: the added tokens that are text.
     """
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -85,16 +86,12 @@ class Prepared:
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
         self.letters = _letters_of(arrays["goto"])
+        self.added = frozenset(arrays["added"].tolist())
         self._relation = reference(relation)
         self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
         self._cuts: OrderedDict[int, Cuts] = OrderedDict()
         self._nfc: npt.NDArray[np.int32] | None = None
         self._lock = threading.Lock()
-
-    @property
-    def added(self) -> npt.NDArray[np.int64]:
-        """The added tokens that are text."""
-        return self.tables.added
 
     def row(self, token: int) -> npt.NDArray[np.uint32]:
         """The tokens that may follow a token within a pre-token, as a bit mask."""
