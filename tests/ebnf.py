@@ -7,8 +7,6 @@ from typing import Any
 
 import xgrammar
 
-from sglang_lz.proper.patterns import with_patterns
-
 
 def rules_json(ebnf: str) -> str:
     """The rules of an EBNF grammar as `sglang_lz.proper.language.Rules` reads them."""
@@ -18,5 +16,5 @@ def rules_json(ebnf: str) -> str:
 
 def schema_rules(schema: Any) -> str:
     """The rules of a JSON schema, likewise."""
-    rules = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
-    return with_patterns(rules, schema)
+    serialized: str = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
+    return serialized

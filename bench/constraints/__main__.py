@@ -39,7 +39,6 @@ from bench.constraints.vocabularies import vocabulary
 from bench.published import SOURCES, tokenizer_json
 from sglang_lz.proper import prepared
 from sglang_lz.proper.language import Language, Rules, language_of
-from sglang_lz.proper.patterns import with_patterns
 from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.product import BYTES_PER_LANGUAGE, START, Product
 
@@ -312,10 +311,7 @@ def engines(text: str, own: Prepared) -> dict[str, Engine]:
 
 
 def _language(kind: str, constraint: str) -> Language:
-    found = rules(kind, constraint).serialize_json()
-    if kind != "regex":
-        found = with_patterns(found, json.loads(constraint))
-    return language_of(Rules(found))
+    return language_of(Rules(rules(kind, constraint).serialize_json()))
 
 
 def rules(kind: str, constraint: str) -> Any:

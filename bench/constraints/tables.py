@@ -272,11 +272,22 @@ def _cell(row: dict[str, Any] | None, with_memory: bool = False) -> str:
         return "not waited for"
     if "error" in row:
         return "fails"
-    memory = f"; {row['held_megabytes']:,.1f} MB" if with_memory else ""
+    memory = f"; {max(row['held_megabytes'], 0.0):,.1f} MB" if with_memory else ""
     return (
         f"{row['compile_ms']:,.0f} ms; {row['warm_us_median']:,.0f} / {row['warm_us_p99']:,.0f} us"
         f"{memory}"
     )
+
+
+def batch() -> str:
+    """What the masks of a batch cost in a step."""
+    rows = {(row["batch"], row["way"]): row["us"][0] for row in load("batch")["rows"]}
+    ways = ("proper tokens", "xgrammar")
+    lines = [
+        (size, *(f"{rows[size, way] / 1000:.2f} ms" for way in ways))
+        for size in sorted({size for size, _ in rows})
+    ]
+    return table(("requests in the batch", "proper tokens", "xgrammar, any tokens"), lines)
 
 
 TABLES = {
@@ -288,6 +299,7 @@ TABLES = {
     "verify-steps": verify_steps,
     "speed": speed,
     "schemas": schemas,
+    "batch": batch,
 }
 
 

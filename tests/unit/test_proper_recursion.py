@@ -270,6 +270,20 @@ def test_tokens_that_stay_in_a_state_are_found_together(monkeypatch: pytest.Monk
     assert 0 < len(rest) < len(fast._tables.plain) // 4
 
 
+def test_characters_that_no_token_has_take_no_room() -> None:
+    """A state is not followed by each of its characters where that is of no use."""
+    letters = " | ".join(f'"{chr(0x13000 + i)}000"' for i in range(300))
+    tested = product_of("qwen2", f'root ::= "(" root ")" | {letters}')
+    token = Tokenizer.from_str(tokenizer_json("qwen2")).encode("(").ids[0]
+    state = START
+    for _ in range(40):
+        assert tested.mask(state).any()
+        after = tested.next(state, token)
+        assert after is not None
+        state = after
+    assert tested._used < 0.1
+
+
 def test_any_json_is_accepted_as_the_tokenizer_spells_it() -> None:
     rng = random.Random(6)
     tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))

@@ -28,6 +28,9 @@ PARSED = {
     "ab": "[(LITERAL, 97), (LITERAL, 98)]",
     "[^a]": "[(NOT_LITERAL, 97)]",
     r"[^a-c\w]": "[(IN, [(NEGATE, None), (RANGE, (97, 99)), (CATEGORY, CATEGORY_WORD)])]",
+    r"[\d\D\s\S]": "[(IN, [(CATEGORY, CATEGORY_DIGIT), (CATEGORY, CATEGORY_NOT_DIGIT), "
+    "(CATEGORY, CATEGORY_SPACE), (CATEGORY, CATEGORY_NOT_SPACE)])]",
+    "^.$": "[(AT, AT_BEGINNING), (ANY, None), (AT, AT_END)]",
     r"\W": "[(IN, [(CATEGORY, CATEGORY_NOT_WORD)])]",
     "a*": "[(MAX_REPEAT, (0, MAXREPEAT, [(LITERAL, 97)]))]",
     "a{2,3}?": "[(MIN_REPEAT, (2, 3, [(LITERAL, 97)]))]",

@@ -12,11 +12,20 @@ import re._parser as parser
 parse = parser.parse
 """Parse a pattern to a sequence of pairs of a kind and a value; `re.error` if it is invalid."""
 
+ANY = constants.ANY
 ASSERT = constants.ASSERT
 ASSERT_NOT = constants.ASSERT_NOT
+AT = constants.AT
+AT_BEGINNING = constants.AT_BEGINNING
+AT_END = constants.AT_END
 ATOMIC_GROUP = constants.ATOMIC_GROUP
 BRANCH = constants.BRANCH
+CATEGORY = constants.CATEGORY
+CATEGORY_DIGIT = constants.CATEGORY_DIGIT
+CATEGORY_NOT_DIGIT = constants.CATEGORY_NOT_DIGIT
+CATEGORY_NOT_SPACE = constants.CATEGORY_NOT_SPACE
 CATEGORY_NOT_WORD = constants.CATEGORY_NOT_WORD
+CATEGORY_SPACE = constants.CATEGORY_SPACE
 CATEGORY_WORD = constants.CATEGORY_WORD
 IN = constants.IN
 LITERAL = constants.LITERAL

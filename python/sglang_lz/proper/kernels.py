@@ -882,11 +882,11 @@ def cuts_behind(tables, nfc, pretoken):
 
 
 @unlocked
-def staying(tables, language):
-    """The language's classes of characters that lead from a state to itself: [classes] bool."""
-    stays = np.zeros(tables.language.shape[1], np.bool_)
-    for c in range(len(stays)):
-        stays[c] = _taken(tables, language, c) == language
+def staying(tables, language, classes):
+    """Which of the language's classes of characters lead from a state to itself: [n] bool."""
+    stays = np.zeros(len(classes), np.bool_)
+    for i in range(len(classes)):
+        stays[i] = _taken(tables, language, classes[i]) == language
     return stays
 
 
@@ -895,7 +895,7 @@ def split_plain(tables, stays):
     """Split the plain tokens by whether all their characters are of some classes.
 
     Args:
-        stays: the result of `staying`.
+        stays: the result of `staying` for all classes.
 
     Returns:
         A bit mask of those tokens, [words] uint32, and a trie of the others.

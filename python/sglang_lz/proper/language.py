@@ -26,12 +26,15 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lz.bounds import python_regex as op
+from sglang_lz.proper import patterns
 from sglang_lz.proper.codepoints import SIZE
+from sglang_lz.proper.patterns import LAST, Ranges, complement
 from sglang_lz.proper.tokenizer import Unsupported
 
 MOST_RULES = 5_000_000
@@ -49,7 +52,6 @@ MOST_ELEMENTS = 2_000_000
 """The most places in all states and closures together."""
 MOST_ENTRIES = 8_000_000
 """The most states of the automaton, times its classes of characters."""
-LAST = SIZE - 1
 
 
 class Language(NamedTuple):
@@ -80,8 +82,6 @@ class Language(NamedTuple):
 
 FAR = 1 << 28
 """The largest distance; greater ones are rounded down to it."""
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""A set of code points as inclusive ranges."""
 
 SERIALIZATION = "v16"
 """The version of XGrammar's JSON that `Rules` reads (`xgrammar.get_serialization_version`)."""
@@ -105,7 +105,7 @@ _NO_OPTIONS = [-1, -1, "", False, None]
 # XGrammar's set for the characters of a string with a minimum or maximum length. Unlike its set for
 # other strings, it allows control characters, which JSON forbids.
 _LOOSE = [1, *(34, 34), *(92, 92), *(13, 13), *(10, 10)]
-_ESCAPED = ((0, 31), (34, 34), (92, 92))
+_ESCAPED = ((0, 31), (34, 34), (92, 92))  # the characters that JSON escapes in a string
 _STRICT = [1, *(edge for pair in _ESCAPED for edge in pair)]
 
 ANY_TEXT = json.dumps(
@@ -151,9 +151,7 @@ class Rules:
     smaller, otherwise None.
 
     Args:
-        text: the rules. XGrammar has none for the patterns of a JSON schema, so its member
-            `patterns` holds those of each pattern, or an object with the reason (`error`) why there
-            are none.
+        text: the rules.
         is_shared: whether rules that begin with a bracket and are called more than once are called
             like recursive ones, not copied for each call. Without it, they are if the copies are
             too large.
@@ -177,8 +175,6 @@ class Rules:
         self._rules: list[list[Any]] = grammar["rules"]
         self._data: list[int] = grammar["grammar_expr_data"]
         self._begins: list[int] = grammar["grammar_expr_indptr"]
-        self._patterns: dict[str, dict[str, Any]] = grammar.get("patterns", {})
-        self._pattern_rules: dict[tuple[str, bool], int] = {}
         try:
             brackets = self._brackets()
             self.text = None if is_shared or not brackets else text
@@ -193,7 +189,6 @@ class Rules:
         except RecursionError:
             raise Unsupported("it is nested too deeply") from None
         del self._rules, self._data, self._begins, self._calls, self._active
-        del self._patterns, self._pattern_rules
         del self._recursive, self._called
 
     def _build_twice(self, root: int) -> None:
@@ -335,44 +330,46 @@ class Rules:
             return self._dispatch(values, after)
         if kind == _PATTERN:
             is_in_string, *characters = values
-            return self._call(self._pattern_rule(_text(characters), bool(is_in_string)), after)
+            excluded = _ESCAPED if is_in_string else ()
+            return self._match(patterns.tree_of(_text(characters)), after, excluded)
         raise Unsupported(f"its rules hold an expression of kind {kind}, which is no text")
 
-    def _pattern_rule(self, pattern: str, is_in_string: bool) -> int:
-        """The rule of a pattern, which is added to the other rules.
+    def _match(self, tree: Any, after: int, excluded: Ranges) -> int:
+        """The first place of a pattern's tree, without some characters.
 
-        Within a string of JSON, XGrammar leaves out the characters that JSON would escape.
+        As in XGrammar, the pattern must match the whole string, so `^` and `$` mean nothing.
         """
-        key = (pattern, is_in_string)
-        if key not in self._pattern_rules:
-            grammar = self._patterns.get(pattern, {"error": "it stands in EBNF"})
-            if "error" in grammar:
-                raise Unsupported(f"its pattern {pattern[:60]!r} has no rules: {grammar['error']}")
-            self._pattern_rules[key] = len(self._rules) + grammar["root_rule_id"]
-            self._add(grammar, is_in_string)
-        return self._pattern_rules[key]
+        for kind, value in reversed(list(tree)):
+            after = self._match_one(kind, value, after, excluded)
+        return after
 
-    def _add(self, grammar: dict[str, Any], is_in_string: bool) -> None:
-        """Add the rules of another grammar."""
-        data = grammar["grammar_expr_data"]
-        first_rule, first = len(self._rules), len(self._begins)
-        self._rules += [[name, first + body, *rest] for name, body, *rest in grammar["rules"]]
-        self._steps.spend(len(data))
-        for begin in grammar["grammar_expr_indptr"]:
-            kind, size = data[begin : begin + 2]
-            values = data[begin + 2 : begin + 2 + size]
-            if kind in (_SEQUENCE, _CHOICES):
-                values = [first + value for value in values]
-            elif kind in (_CALL, _REPEAT):
-                values[0] += first_rule
-            elif is_in_string and kind in (_SET, _SET_STAR):
-                outside = _complement(_ranges(values))
-                kept = _complement([*outside, *_ESCAPED])
-                values = [0, *(edge for pair in kept for edge in pair)]
-            elif is_in_string and kind == _BYTES and any(map(_is_escaped, values)):
-                kind, values = _SET, [0]
-            self._begins.append(len(self._data))
-            self._data += [kind, len(values), *values]
+    def _match_one(self, kind: Any, value: Any, after: int, excluded: Ranges) -> int:
+        self._steps.spend()
+        characters = patterns.characters_of(kind, value)
+        if characters is not None:
+            if excluded:
+                characters = complement([*complement(characters), *excluded])
+            return self._read(characters, after)
+        if kind is op.AT and value in (op.AT_BEGINNING, op.AT_END):
+            return after
+        if kind is op.BRANCH:
+            return self._place(also=[self._match(one, after, excluded) for one in value[1]])
+        if kind is op.SUBPATTERN and not value[1] and not value[2]:
+            return self._match(value[3], after, excluded)
+        if kind not in (op.MAX_REPEAT, op.MIN_REPEAT):
+            raise Unsupported(f"its pattern has {str(kind).lower()}, which is not covered")
+        least, most, tree = value
+        if most is op.MAXREPEAT:
+            place = self._place()
+            self.also[place] = (after, self._match(tree, place, excluded))
+        else:
+            place = after
+            for _ in range(most - least):
+                place = self._place(also=(after, self._match(tree, place, excluded)))
+        for _ in range(least):
+            self._steps.spend()
+            place = self._match(tree, place, excluded)
+        return place
 
     def _read(self, ranges: Ranges, after: int) -> int:
         return self._place(reads=((ranges, after),))
@@ -413,7 +410,7 @@ class Rules:
         prefixes = sorted({word[:size] for word in words for size in range(len(word) + 1)})
         places = {prefix: self._place() for prefix in prefixes}
         start = places[""]
-        others = _complement((ord(letter), ord(letter)) for letter in letters)
+        others = complement((ord(letter), ord(letter)) for letter in letters)
         for prefix, place in places.items():
             found = next((word for word in words if prefix.endswith(word)), None)
             if found is not None:
@@ -739,18 +736,6 @@ def _check_calls(
             )
 
 
-def _complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """All code points except those in some ranges."""
-    found, first = [], 0
-    for begin, end in sorted(ranges):
-        if first < begin:
-            found.append((first, begin - 1))
-        first = max(first, end + 1)
-    if first <= LAST:
-        found.append((first, LAST))
-    return tuple(found)
-
-
 def _text(values: list[int]) -> str:
     """The text of bytes, which XGrammar may give as signed numbers."""
     try:
@@ -759,13 +744,8 @@ def _text(values: list[int]) -> str:
         raise Unsupported("its rules hold bytes that are no text") from None
 
 
-def _is_escaped(character: int) -> bool:
-    """Whether JSON escapes a character in a string."""
-    return any(first <= character <= last for first, last in _ESCAPED)
-
-
 def _ranges(values: list[int]) -> Ranges:
     """The ranges of a set: whether it is negated, then the first and last of each range."""
     is_not, *edges = values
     ranges = zip(edges[::2], edges[1::2], strict=True)
-    return _complement(ranges) if is_not else tuple(sorted(ranges))
+    return complement(ranges) if is_not else tuple(sorted(ranges))

@@ -1,67 +1,146 @@
-"""Adds the rules of a JSON schema's patterns to XGrammar's rules.
+r"""Reads the patterns of JSON schemas.
 
-XGrammar keeps such a pattern (`pattern`, `patternProperties`, `propertyNames`) as a regex and makes
-an automaton of it only for itself. The rules that it makes of a constraint that is a regex allow
-the same, except for an error of that automaton: for `(b*a)?`, it also allows "b".
+XGrammar keeps a pattern (`pattern`, `patternProperties`, `propertyNames`) as a regex, which only it
+can make an automaton of. The rules that it makes of a regex would do, but they misread several sets
+of characters, such as `[\^a]`. So the pattern, which is in the dialect of JavaScript, is translated
+to Python's dialect and parsed by Python.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
+import warnings
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
-import xgrammar
-
-from sglang_lz.proper.language import MOST_RULES
+from sglang_lz.bounds import python_regex as op
+from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.tokenizer import Unsupported
 
-# An escape. XGrammar's rules would count all hexadecimal digits behind \\x to it, not only two.
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
+LAST = SIZE - 1
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""A set of code points as inclusive ranges."""
+
+_DIGIT = ((48, 57),)
+_SPACE = ((9, 13), (32, 32))
+_WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
 
 
-def with_patterns(rules: str, schema: Any) -> str:
-    """Add to rules those of each pattern that they may contain, in the format of `language.Rules`.
+def complement(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """All code points except those in some ranges."""
+    found, first = [], 0
+    for begin, end in sorted(ranges):
+        if first < begin:
+            found.append((first, begin - 1))
+        first = max(first, end + 1)
+    if first <= LAST:
+        found.append((first, LAST))
+    return tuple(found)
 
-    A pattern that cannot be converted gets the reason instead, because it may not be needed.
 
-    Args:
-        rules: the rules of a JSON schema or a structural tag, in XGrammar's JSON.
-        schema: the schema or the tag.
+_CATEGORIES = {
+    op.CATEGORY_DIGIT: _DIGIT,
+    op.CATEGORY_NOT_DIGIT: complement(_DIGIT),
+    op.CATEGORY_SPACE: _SPACE,
+    op.CATEGORY_NOT_SPACE: complement(_SPACE),
+    op.CATEGORY_WORD: _WORD,
+    op.CATEGORY_NOT_WORD: complement(_WORD),
+}
+_PART = re.compile(
+    r"""
+    \\ (?: u\{ (?P<code> [0-9A-Fa-f]{1,6} ) \}
+         | (?P<same> u[0-9A-Fa-f]{4} | x[0-9A-Fa-f]{2} | [nrtvfBkpP1-9] )
+         | (?P<kind> [dDwWsS] ) (?P<minus> -(?!\]) )?
+         | c (?P<control> [A-Za-z] )
+         | (?P<letter> . ) )
+    | (?P<name> \(\? < (?![=!]) [^>]* > )
+    | (?P<repeat> \{ [0-9]+ (?: , [0-9]* )? \} )
+    | (?P<open> \[ \^? )
+    | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def tree_of(pattern: str) -> Any:
+    """Python's tree of a pattern.
 
     Raises:
-        Unsupported: the rules are too large.
+        Unsupported: it cannot be read, or has flags.
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sets of sets, which later versions may read
+            tree = op.parse(_in_python(pattern), re.ASCII)
+    except (re.error, OverflowError) as error:
+        raise _unsupported(pattern, str(error)) from error
+    if tree.state.flags != re.ASCII:
+        raise _unsupported(pattern, "flags are not covered")
+    return tree
+
+
+def _in_python(pattern: str) -> str:
+    """A pattern in Python's dialect.
+
+    Raises:
+        Unsupported: it has a brace that is no repetition.
     """
     parts = []
-    left = MOST_RULES - len(rules)
-    for pattern in sorted(_patterns(schema)):
-        try:
-            own = xgrammar.Grammar.from_regex(_ESCAPE.sub(_as_unicode, pattern)).serialize_json()
-        except RuntimeError as error:
-            own = json.dumps({"error": str(error).strip().rpartition(": ")[2]})
-        parts.append(f"{json.dumps(pattern)}: {own}")
-        left -= len(parts[-1])
-        if left < 0:
-            raise Unsupported(f"its patterns need more than {MOST_RULES} characters of rules")
-    # Parsing the rules here would hold up the other threads of the server.
-    return f'{rules.rstrip()[:-1]}, "patterns": {{{", ".join(parts)}}}}}' if parts else rules
+    is_in_set = False
+    at = 0
+    while at < len(pattern):
+        part = _PART.match(pattern, at)
+        assert part is not None
+        found = part.group()
+        if is_in_set and (part["name"] or part["repeat"] or part["open"]):
+            found = found[0]
+        at += len(found)
+        if part["code"]:
+            code = int(part["code"], 16)
+            if code > LAST:
+                raise _unsupported(pattern, f"no character is {found}")
+            found = re.escape(chr(code))
+        elif part["kind"] and part["minus"] and is_in_set:
+            found = f"\\{part['kind']}\\-"  # beside such a class, a minus is itself
+        elif part["control"]:
+            found = re.escape(chr(ord(part["control"]) & 31))
+        elif part["letter"] and (part["letter"] != "b" or is_in_set):
+            letter = part["letter"]
+            found = re.escape({"b": "\b", "0": "\0"}.get(letter, letter))
+        elif is_in_set:
+            is_in_set = found != "]"
+        elif part["name"]:
+            found = "("
+        elif part["open"]:
+            is_in_set = True
+        elif found == "{":
+            raise _unsupported(pattern, "a brace is no repetition")
+        parts.append(found)
+    return "".join(parts)
 
 
-def _as_unicode(escape: re.Match[str]) -> str:
-    return f"\\u00{escape[1]}" if escape[1] else escape[0]
+def characters_of(kind: Any, value: Any) -> Ranges | None:
+    """The characters of a part of a tree; None if it is not a set of characters."""
+    if kind is op.ANY:
+        return ((0, LAST),)
+    if kind is op.LITERAL:
+        return ((value, value),)
+    if kind is op.NOT_LITERAL:
+        return complement(((value, value),))
+    if kind is not op.IN:
+        return None
+    found: list[tuple[int, int]] = []
+    for item, content in value:
+        if item is op.LITERAL:
+            found.append((content, content))
+        elif item is op.RANGE:
+            found.append(content)
+        elif item is op.CATEGORY:
+            found += _CATEGORIES[content]
+    outside = complement(found)
+    return outside if value[0][0] is op.NEGATE else complement(outside)
 
 
-def _patterns(schema: Any) -> set[str]:
-    """The patterns in a schema, and perhaps other texts."""
-    found = set()
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            pattern, properties = part.get("pattern"), part.get("patternProperties")
-            found |= {pattern} if isinstance(pattern, str) else set()
-            found |= set(properties) if isinstance(properties, dict) else set()
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
-    return found
+def _unsupported(pattern: str, why: str) -> Unsupported:
+    return Unsupported(f"its pattern {pattern[:60]!r} cannot be read: {why}")

@@ -226,8 +226,10 @@ class Product:
             samples=symbols.astype(np.int32),
             leading=np.flatnonzero(is_leading),
         )
-        self._of_letters = language.classes[ord("a") : ord("z") + 1]
+        self._of_letters = np.unique(language.classes[ord("a") : ord("z") + 1])
+        self._of_all = np.arange(language.table.shape[1], dtype=np.int32)
         self._loops: dict[bytes, _Split] = {}
+        self._loop_bytes = 0
         self._work = np.zeros(3, np.int64)
         self._memo = kernels.new_memo(1 << 12, self._work)
         self._own_bytes = _bytes_of(self._tables, prepared.tables)
@@ -342,7 +344,7 @@ class Product:
         """The size in bytes of everything that belongs to this product alone."""
         memo = self._memo
         configurations = int(self._used * self._room_bytes)  # the rest was never written
-        own = self._own_bytes + configurations
+        own = self._own_bytes + configurations + self._loop_bytes
         return own + self._bytes + sum(array.nbytes for array in memo)
 
     def only(self, state: State, waiting: Waiting | None = None) -> int | None:
@@ -624,19 +626,22 @@ class Product:
         Where that is not worth its memory, all plain tokens count as others. It is worth it within
         a string of JSON, where nearly all tokens are the same for every string.
         """
-        language, _, _, _, _ = kernels.unpack(packed)
-        stays = kernels.staying(self._reference, language)
-        key = stays.tobytes()
         nothing = np.zeros(0, np.uint32), self._tables.plain
-        if key in self._loops or not stays[self._of_letters].all():
-            return self._loops.get(key, nothing)
-        if len(self._loops) < MOST_LOOPS:
+        language, _, _, _, _ = kernels.unpack(packed)
+        # The other classes are many, and may lead to configurations that nothing else needs.
+        if not kernels.staying(self._reference, language, self._of_letters).all():
+            return nothing
+        stays = kernels.staying(self._reference, language, self._of_all)
+        key = stays.tobytes()
+        if key not in self._loops and len(self._loops) < MOST_LOOPS:
             inside, rest = kernels.split_plain(self._reference, stays)
             size = inside.nbytes + rest.nbytes
-            is_small = len(rest) < len(self._tables.plain) // 4
-            is_worth_it = is_small and self._bytes + size < self.most_bytes // 2
-            self._loops[key] = (inside, rest) if is_worth_it else nothing
-            self._bytes += size if is_worth_it else 0
+            room = MOST_BYTES - self._own_bytes - self._room_bytes - self._loop_bytes
+            if len(rest) < len(self._tables.plain) // 4 and size <= room:
+                self._loops[key] = inside, rest
+                self._loop_bytes += size
+            else:
+                self._loops[key] = nothing
         return self._loops.get(key, nothing)
 
     def _continuing(self, packed: int) -> list[npt.NDArray[np.int32]]:

@@ -10,7 +10,6 @@ from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from sglang_lz.bounds.limits import TOO_DEEP, too_large
-from sglang_lz.proper.patterns import with_patterns
 from sglang_lz.proper.tokenizer import Unsupported
 
 KINDS = {
@@ -82,12 +81,9 @@ def rules_of(kind: str, text: str) -> str:
         any_whitespace=not get_serving().constrained_json_disable_any_whitespace,
         max_whitespace_cnt=get_serving().constrained_json_max_whitespace_cnt,
     )
-    schema = None
     try:
-        if kind not in _TEXTS:
-            schema = json.loads(text)
-            if problem := too_large(schema):
-                raise Unsupported(problem)
+        if kind not in _TEXTS and (problem := too_large(json.loads(text))):
+            raise Unsupported(problem)
         rules = getattr(reader, f"dispatch_{kind}")(text)
     except Unsupported:
         raise
@@ -100,4 +96,4 @@ def rules_of(kind: str, text: str) -> str:
     serialized: str = rules.serialize_json()
     if kind == "ebnf" and any(rule[_LOOKAHEAD] >= 0 for rule in json.loads(serialized)["rules"]):
         raise Unsupported("it has a lookahead assertion, which XGrammar itself does not enforce")
-    return serialized if schema is None else with_patterns(serialized, schema)
+    return serialized
