@@ -143,6 +143,47 @@ def test_what_is_too_large(
     assert len(str(raised.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("pattern", "longer"),
+    [
+        ("^[a-z]{2}$", 2),
+        ("a{3}b{0,2}c{4,}", 0),
+        ("(ab{2}){3}", 5),
+        ("(a?){1000}", 3990),
+        ("a*b+", 0),
+        (r"\{9}\(", 0),
+        ("[({9}]x", 0),
+        ("((a{999999999999}){999999999999}){2}", 10**9 - 36),
+        ("(" * 30000, 0),
+        ("a)" * 30000, 0),
+        ("{" * 30000, 0),
+        ("[" * 30000, 0),
+    ],
+    ids=lambda value: None if isinstance(value, str) and len(value) > 40 else str(value),
+)
+def test_how_long_a_pattern_is_with_its_repetitions(pattern: str, longer: int) -> None:
+    assert limits._repeated(pattern) == longer
+
+
+def test_patterns_that_xgrammar_needs_minutes_for() -> None:
+    """It takes twenty seconds and more for each of the first three."""
+    many = {f"p{i}": {"type": "string", "pattern": f"(a?){{{300 + i}}}"} for i in range(60)}
+    for schema in (
+        {"type": "string", "pattern": "(a?){30000}"},
+        {"type": "object", "patternProperties": {"(a|b|c){0,9000}": {}}},
+        {"anyOf": [{"items": {"pattern": "((?:){60000}){60000}"}}]},
+        {"type": "object", "properties": many},
+    ):
+        assert "its patterns are" in str(limits.too_large(schema)), schema
+    for schema in (
+        {"type": "string", "pattern": r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"},
+        {"type": "string", "pattern": "^.{1,2000}$"},
+        {"type": "object", "properties": {"pattern": {"enum": ["a{9000}"]}}},
+        {"format": {"type": "regex", "pattern": "[a-z]{2,9000}"}},
+    ):
+        assert limits.too_large(schema) is None, schema
+
+
 def test_logprobs_of_chosen_tokens() -> None:
     assert "token_ids_logprob" in refusal(request(token_ids_logprob=[5, V]), [1])
     assert "at most 4096" in refusal(request(token_ids_logprob=[5] * 4097), [1])

@@ -11,6 +11,8 @@ set are checked in HTTP bodies, by `check_object`.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +54,9 @@ MOST_COUNTED = 200
 """The most properties of an object with `minProperties` or `maxProperties`."""
 MOST_OPTIONAL = 512
 """The most optional properties of an object: XGrammar creates a rule for each pair of them."""
+MOST_REPEATED = 4000
+"""How many characters longer the patterns of a schema may be with their repetitions written out.
+This is the root of the sum of their squares, because XGrammar's time is the square."""
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 _DOCUMENTS = ("json_schema", "structural_tag")
 
@@ -349,14 +354,23 @@ def too_large(document: Any) -> str | None:
     """Why XGrammar would need minutes or gigabytes to compile a schema; None if it would not.
 
     The cost is the cube of the depth. It is also the square of the number of optional properties of
-    an object, or of all its properties if their number is bounded.
+    an object, or of all its properties if their number is bounded, and of the length of a pattern
+    whose repetitions are written out.
 
     Args:
         document: parsed JSON.
     """
+    repeated = 0.0
     for value, depth in _values(document):
         if depth > MOST_LEVELS:
             return TOO_DEEP
+        for pattern in _patterns(value):
+            repeated = math.hypot(repeated, _repeated(pattern))
+        if repeated > MOST_REPEATED:
+            return (
+                f"its patterns are {repeated:.0f} characters longer with their repetitions written "
+                f"out, more than {MOST_REPEATED}"
+            )
         properties = value.get("properties") if isinstance(value, dict) else None
         if not isinstance(properties, dict):
             continue
@@ -369,6 +383,44 @@ def too_large(document: Any) -> str | None:
         if optional > MOST_OPTIONAL:
             return f"an object has {optional} optional properties, more than {MOST_OPTIONAL}"
     return None
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    """The patterns of one part of a schema. In a structural tag, a regex costs less."""
+    if not isinstance(value, dict) or value.get("type") == "regex":
+        return
+    if isinstance(value.get("pattern"), str):
+        yield value["pattern"]
+    if isinstance(value.get("patternProperties"), dict):
+        yield from value["patternProperties"]
+
+
+_PART = re.compile(
+    r"\\. | \[ (?: \\. | [^]\\] )* \]? | \{ ([0-9]{1,18}) (?: , ([0-9]{0,18}) )? \} | .",
+    re.DOTALL | re.VERBOSE,
+)
+_LONGEST = 10**9
+
+
+def _repeated(pattern: str) -> int:
+    """How many characters longer a pattern is with its bounded repetitions written out."""
+    groups = [0]
+    last = 0
+    for part in _PART.finditer(pattern):
+        if part[1]:
+            times = int(part[2] or part[1])
+            groups[-1] += max(0, times - 1) * last
+            last *= times
+        elif part[0] == "(":
+            groups.append(0)
+        elif part[0] == ")" and len(groups) > 1:
+            last = groups.pop() + 2
+            groups[-1] += last
+        else:
+            last = len(part[0])
+            groups[-1] += last
+        last, groups[-1] = min(last, _LONGEST), min(groups[-1], _LONGEST)
+    return max(0, sum(groups) - len(pattern))
 
 
 def _values(document: Any) -> Iterator[tuple[Any, int]]:
