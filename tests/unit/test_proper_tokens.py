@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, normalizers
 
 from bench.constraints.vocabularies import PATTERNS, SPECIAL
 from ebnf import rules_json, schema_rules
+from proper_files import changed
 from proper_sequences import (
     ALPHABET,
     accepts,
@@ -349,14 +350,7 @@ def test_a_token_may_have_several_merges() -> None:
 
 
 def mutated(**changes: Any) -> str:
-    content = json.loads(tokenizer_json("qwen2"))
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = content
-        for parent in parents:
-            place = place[int(parent) if parent.isdigit() else parent]
-        place[int(last) if isinstance(place, list) else last] = value
-    return json.dumps(content)
+    return changed(tokenizer_json("qwen2"), **changes)
 
 
 SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Removed", "invert": False}

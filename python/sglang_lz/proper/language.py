@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -325,7 +325,7 @@ class Rules:
             return self._place(also=tuple([self._build(part, after) for part in values]))
         if kind == _REPEAT:
             rule, least, most = values
-            return self._repeat(rule, least, most, after)
+            return self._repeat(lambda place: self._call(rule, place), least, most, after)
         if kind == _TAG_DISPATCH:
             return self._dispatch(values, after)
         if kind == _PATTERN:
@@ -359,36 +359,34 @@ class Rules:
         if kind not in (op.MAX_REPEAT, op.MIN_REPEAT):
             raise Unsupported(f"its pattern has {str(kind).lower()}, which is not covered")
         least, most, tree = value
-        if most is op.MAXREPEAT:
-            place = self._place()
-            self.also[place] = (after, self._match(tree, place, excluded))
-        else:
-            place = after
-            for _ in range(most - least):
-                place = self._place(also=(after, self._match(tree, place, excluded)))
-        for _ in range(least):
-            self._steps.spend()
-            place = self._match(tree, place, excluded)
-        return place
+        most = -1 if most is op.MAXREPEAT else most
+        return self._repeat(lambda place: self._match(tree, place, excluded), least, most, after)
 
     def _read(self, ranges: Ranges, after: int) -> int:
         return self._place(reads=((ranges, after),))
 
-    def _repeat(self, rule: int, least: int, most: int, after: int) -> int:
+    def _repeat(self, part: Callable[[int], int], least: int, most: int, after: int) -> int:
+        """The first place of a part that occurs `least` to `most` times, any number if that is -1.
+
+        Args:
+            part: makes a copy of the part that continues at a place; returns its first place.
+            after: the place behind the last copy.
+        """
+
+        def repeated(place: int) -> int:
+            self._steps.spend()
+            return part(place)
+
         if most < 0:
             place = self._place()
-            self.also[place] = (after, self._repeated(rule, place))
+            self.also[place] = (after, repeated(place))
         else:
             place = after
             for _ in range(most - least):
-                place = self._place(also=(after, self._repeated(rule, place)))
+                place = self._place(also=(after, repeated(place)))
         for _ in range(least):
-            place = self._repeated(rule, place)
+            place = repeated(place)
         return place
-
-    def _repeated(self, rule: int, after: int) -> int:
-        self._steps.spend()
-        return self._call(rule, after)
 
     def _dispatch(self, values: list[int], after: int) -> int:
         """Any text up to a trigger, followed by the rule of that trigger; repeated if it loops.
