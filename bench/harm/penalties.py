@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lz.penalty.penalizer import Penalizer, RowWindow
-from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE
+from sglang_lz.penalty.penalizer import Penalizer
+from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE, RowWindow
 
 LZ_PENALTY = 0.15
 WINDOW, BUFFER = 512, 32
@@ -131,15 +132,16 @@ class _Forced:
             self.tokens[: len(text), row] = torch.from_numpy(text)
         self.lowered = np.zeros((self.lengths[0], len(texts)), dtype=np.float32)
         self.onsets: dict[int, Onset] = {}
-        self.penalizer = Penalizer(len(texts), WINDOW, "cpu")
+        generations = torch.zeros(len(texts), dtype=torch.int64)
+        self.penalizer = Penalizer(generations, WINDOW, "cpu")
         # The prompt is one token, which the penalty does not see.
-        window = RowWindow((), 0, 1, 1, LZ_PENALTY, WINDOW, BUFFER, False, onset)
+        window = RowWindow(array("q"), 0, 1, LZ_PENALTY, WINDOW, BUFFER, 1, False, onset)
         rows = torch.arange(len(texts))
         windows = dict.fromkeys(range(len(texts)), window)
-        plan = self.penalizer.plan(rows, len(texts), rows.numpy(), windows, {}, live_rows=list)
+        plan = self.penalizer.plan(rows, len(texts), windows, {})
         assert plan is not None
-        self.penalizer.write_seed(plan.seed)
-        self.plan = dataclasses.replace(plan, seed=None)
+        self.penalizer.write_windows(plan.windows)
+        self.plan = dataclasses.replace(plan, windows={})
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each text."""

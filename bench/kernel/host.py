@@ -26,8 +26,10 @@ NO_PENALTY = "decode without the penalty"
 PREFILL_NO_PENALTY = "prefill without the penalty"
 BATCHES = (1, 16, 64)
 WINDOWS = (0, 512, 8192)
-OUTPUTS, ONSET = 32_768, 3
-"""Of a request that resumes."""
+MOST_ALONE, MOST_TOGETHER = (5.0, 10.0, 60.0), (2.0, 8.0, 70.0)
+"""The targets for a request that starts alone and for each of many, in microseconds, by window."""
+OUTPUTS, ONSET, MOST_RESUMED = 32_768, 3, 500.0
+"""Of a request that resumes; the last is the target in microseconds."""
 POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
@@ -62,10 +64,8 @@ NO_OTHERS = {"history_params": None, **{name: NEUTRAL[name] for name in UPSTREAM
 
 def pool_of(rows: int, capacity: int, device: torch.device) -> Any:
     """A pool of so many request rows with empty windows of `capacity` tokens."""
-    return SimpleNamespace(
-        req_generation=torch.ones(rows, dtype=torch.int64),
-        lz_penalizer=Penalizer(rows, capacity, device),
-    )
+    generations = torch.ones(rows, dtype=torch.int64)
+    return SimpleNamespace(lz_penalizer=Penalizer(generations, capacity, device))
 
 
 def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int, onset: int = 0) -> Any:
@@ -170,8 +170,7 @@ def start(batch: Any) -> None:
     """Plan the prefill of a batch and fill the windows of its requests."""
     forward_batch: Any = SimpleNamespace()
     sampling.plan_step(batch, RUNNER, forward_batch)
-    assert forward_batch.lz_step.seed is not None
-    batch.req_to_token_pool.lz_penalizer.write_seed(forward_batch.lz_step.seed)
+    batch.req_to_token_pool.lz_penalizer.write_windows(forward_batch.lz_step.windows)
 
 
 def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
@@ -202,9 +201,11 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | No
     """What a request's start may cost: words, limit and the slowest history."""
     resumed = [row["median_us"] for row in rows if row["what"] == RESUMED]
     title = f"resumption after {OUTPUTS:,} outputs, lz_onset {ONSET}, us"
-    found: list[tuple[str, float, float | None]] = [(title, 500.0, max(resumed, default=None))]
-    for window, limit in zip(WINDOWS, (5.0, 30.0, 300.0), strict=True):
-        for requests in (BATCHES[0], BATCHES[-1]):
+    found: list[tuple[str, float, float | None]] = [
+        (title, MOST_RESUMED, max(resumed, default=None))
+    ]
+    for window, *limits in zip(WINDOWS, MOST_ALONE, MOST_TOGETHER, strict=True):
+        for requests, limit in zip((BATCHES[0], BATCHES[-1]), limits, strict=True):
             times = [
                 row["median_us"]
                 for row in rows

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
 from sglang_lz.penalty import kernels
 from sglang_lz.penalty.window import (
-    BUFFER_SIZE,
     MEMORY,
-    ONSET,
-    PARAMS,
-    PENALTY,
-    WINDOW_SIZE,
-    Seed,
+    RowWindow,
     WindowState,
 )
 
@@ -174,18 +169,12 @@ class Inputs:
         case = self.case
         capacity = max(case.window, DEFAULT_MAX_WINDOW_SIZE)
         state = WindowState(self.sets * case.rows, capacity, self.device)
-        params = np.zeros((len(state.tokens), PARAMS), dtype=np.float32)
-        params[:, [PENALTY, WINDOW_SIZE, BUFFER_SIZE]] = LZ_PENALTY, case.window, case.buffer
-        params[:, ONSET] = onset
-        seed = Seed(
-            rows=np.arange(len(params)),
-            position=np.full(len(params), case.window - 1),
-            end=case.window * np.arange(1, len(params) + 1),
-            tokens=self.history[:, : case.window].flatten().cpu().numpy(),
-            sampled=np.full(len(params), case.window),
-            params=params,
-        )
-        kernels.import_for(self.device).seed(state, seed)
+        settings = LZ_PENALTY, case.window, case.buffer, 0, False, onset
+        windows = {
+            row: RowWindow(array("q", tokens), case.window, case.window, *settings)
+            for row, tokens in enumerate(self.history[:, : case.window].tolist())
+        }
+        kernels.import_for(self.device).seed(state, windows)
         if memory:
             state.cover[:, MEMORY] = LONG_MEMORY
         return state

@@ -158,25 +158,24 @@ def starts_of_requests(name: str) -> str:
     Args:
         name: the result file.
     """
-    result, rows = _host(name)
+    _, rows = _host(name)
 
     def slowest(**case: object) -> str:
         found = [row["median_us"] for row in rows if case.items() <= row.items()]
         return f"{max(found):.1f}" if found else "-"
 
-    limits = {target["target"]: f"{target['at_most']:.0f}" for target in result["targets"]}
     body = []
-    for seen in host.WINDOWS:
+    for seen, most, most_together in zip(
+        host.WINDOWS, host.MOST_ALONE, host.MOST_TOGETHER, strict=True
+    ):
         times = (slowest(what=host.PREFILL, seen=seen, requests=n) for n in host.BATCHES)
-        limit = limits[f"prefill with {seen} tokens seen, each of {host.BATCHES[-1]}, us"]
-        body.append([f"{seen:,} tokens seen", *times, limit])
+        body.append([f"{seen:,} tokens seen", *times, f"{most:.0f}; {most_together:.0f}"])
     resumed = (slowest(what=host.RESUMED, requests=n) for n in host.BATCHES)
-    limit = limits[f"resumption after {host.OUTPUTS:,} outputs, lz_onset {host.ONSET}, us"]
     title = f"resumed after {host.OUTPUTS:,} outputs, `lz_onset` {host.ONSET}"
-    body.append([title, *resumed, limit])
+    body.append([title, *resumed, f"{host.MOST_RESUMED:.0f}"])
     alone, *others = host.BATCHES
     heads = (f"{alone} request", *(f"each of {n}" for n in others))
-    return _table(["start of a request", *heads, "at most"], body)
+    return _table(["start of a request", *heads, "targets: alone; together"], body)
 
 
 def batches_without_a_penalty() -> str:

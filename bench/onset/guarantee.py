@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ from sglang_lz.penalty.window import (
     LONGEST_RUN,
     MEMORY,
     REMEMBERED_STRENGTH,
-    Seed,
+    RowWindow,
     StepInputs,
     WindowState,
     shortest_loop,
@@ -229,12 +230,9 @@ def _largest_margin(period: int, vocab_size: int, alpha: float, onset: int) -> f
 def _state(rows: int, alpha: float, onset: int, before: Sequence[int] = ()) -> WindowState:
     """The windows of so many rows whose outputs begin with these tokens."""
     state = WindowState(rows, WINDOW, "cpu")
-    params = np.array([[alpha, WINDOW, BUFFER, 0, 0, onset]] * rows, dtype=np.float32)
-    each = np.arange(rows)
-    nothing = np.zeros(rows, dtype=np.int64)
-    history = np.array([*before] * rows, dtype=np.int64)
-    ends = len(before) * (each + 1)
-    cpu.seed(state, Seed(each, nothing + len(before) - 1, ends, history, nothing, params))
+    tokens = array("q", before)
+    window = RowWindow(tokens, 0, len(tokens), alpha, WINDOW, BUFFER, onset=onset)
+    cpu.seed(state, dict.fromkeys(range(rows), window))
     return state
 
 

@@ -22,6 +22,7 @@ import argparse
 import statistics
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +45,7 @@ from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.history_penalizer import HistoryPenalizer, RowHistory
 from sglang_lz.penalty.kernels import import_for
 from sglang_lz.penalty.window import (
-    BUFFER_SIZE,
-    PARAMS,
-    PENALTY,
-    WINDOW_SIZE,
-    Seed,
+    RowWindow,
     StepInputs,
     WindowState,
     bytes_of_row,
@@ -120,19 +117,13 @@ class Ours:
         self.row_bytes = 4 * max(words) + has_lz * bytes_of_row(DEFAULT_MAX_WINDOW_SIZE)
 
     def _seed_windows(self, text: Tensor) -> None:
-        rows, length = text.shape
-        params = np.zeros((rows, PARAMS), dtype=np.float32)
-        params[:, [PENALTY, WINDOW_SIZE, BUFFER_SIZE]] = LZ_PENALTY, DEFAULT_WINDOW_SIZE, 32
         seen = text[:, -DEFAULT_WINDOW_SIZE:]
-        seed = Seed(
-            rows=np.arange(rows),
-            position=np.full(rows, length - 1),
-            end=seen.shape[1] * np.arange(1, rows + 1),
-            tokens=seen.flatten().cpu().numpy(),
-            sampled=np.full(rows, seen.shape[1]),
-            params=params,
-        )
-        self.kernels.seed(self.windows, seed)
+        settings = LZ_PENALTY, DEFAULT_WINDOW_SIZE, 32
+        windows = {
+            row: RowWindow(array("q", own), len(own), text.shape[1], *settings)
+            for row, own in enumerate(seen.tolist())
+        }
+        self.kernels.seed(self.windows, windows)
 
     def call(self, logits: Tensor, newest: Tensor, seq_lens: Tensor, rows: Tensor) -> None:
         """Append the newest tokens and change the logits."""

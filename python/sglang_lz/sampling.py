@@ -36,6 +36,7 @@ from sglang_lz.server.request_rows import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import ModuleType
 
     from sglang.srt.constrained.base_grammar_backend import GrammarMask
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -81,7 +82,13 @@ def reserve_windows(runner: ModelRunner) -> None:
     histories = f"{room.bytes} bytes for the histories of other penalties"
     kernels.import_for(torch.device(runner.device))  # outside the try: not a memory error
     try:
-        penalizer = Penalizer(rows, capacity, runner.device, room)
+        penalizer = Penalizer(
+            pool.req_generation,
+            capacity,
+            runner.device,
+            room,
+            live_rows=functools.partial(history_room.live_rows, room),
+        )
     except (RuntimeError, MemoryError) as error:
         cause = (str(error).splitlines() or ["no memory"])[0]
         raise RuntimeError(
@@ -169,7 +176,7 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     """
     _check_hooks_again()
     room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)
-    if room is not None:
+    if room is not None and not room.is_prepared:
         history_room.prepare_vocabulary(batch.reqs, room)
     mode = batch.forward_mode
     if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
@@ -355,10 +362,8 @@ def _plan(
     if not (ends or penalizer.has_users or is_decode_server):
         return None
     reqs, room = batch.reqs, penalizer.histories.room
-    rows = batch.req_pool_indices_cpu.numpy()[: len(reqs)]
-    generations = batch.req_to_token_pool.req_generation.numpy()
     if is_decode_server:
-        for i in penalizer.new_rows(rows, generations):
+        for i in penalizer.new_rows(batch.req_pool_indices_cpu, len(reqs)):
             if generates_with_penalty(reqs[i]):
                 ends[i] = len(reqs[i].full_untruncated_fill_ids) - 1
                 complete = is_verified or int(batch.seq_lens_cpu[i]) == ends[i] + 1
@@ -366,9 +371,7 @@ def _plan(
     plan = penalizer.plan(
         batch.req_pool_indices_cpu,
         len(reqs),
-        generations,
         *row_starts(reqs, ends, room),
-        live_rows=functools.partial(history_room.live_rows, room),
         prefilled=prefilled,
         offset=offset,
     )
@@ -405,7 +408,7 @@ def _serves(runner: ModelRunner) -> bool:
 def _samples(runner: ModelRunner) -> bool:
     """Whether a runner samples tokens. Draft models and embedding models do not, and in a pipeline
     only the last rank does."""
-    return bool(_serves(runner) and runner.pp_group.is_last_rank)
+    return _serves(runner) and runner.pp_group.is_last_rank
 
 
 def _penalizer(batch: ScheduleBatch) -> Penalizer | None:
@@ -467,8 +470,15 @@ def _config_of_any_role(name: str) -> Any:
 
 
 def _is_decode_server() -> bool:
-    from sglang.srt.runtime_context import get_disagg
-
     # This is not the startup argument, because a server may change its role.
-    mode: str = get_disagg().disaggregation_mode
+    mode: str = _runtime_context().get_disagg().disaggregation_mode
     return mode == "decode"
+
+
+@functools.cache
+def _runtime_context() -> ModuleType:
+    """Upstream's module, which imports this one. Even an import that has run before takes most of a
+    microsecond, and this runs at every step."""
+    from sglang.srt import runtime_context
+
+    return runtime_context

@@ -7,6 +7,7 @@ project's own tests hold to the oracle.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -21,9 +22,9 @@ from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.draft_tree import DraftTrees
 from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.history_penalizer import RowHistory
-from sglang_lz.penalty.penalizer import Penalizer, RowWindow
+from sglang_lz.penalty.penalizer import Penalizer
 from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import StepInputs
+from sglang_lz.penalty.window import RowWindow, StepInputs
 from trees import Tree
 
 SPECIAL = (float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-40, -1e-40, -3e38, 3e38)
@@ -192,25 +193,22 @@ def test_larger_histories(
     for i, own in enumerate(texts):
         window = rng.randint(1, capacity)
         onset = rng.choice([0, 2])
-        windows[i] = RowWindow(
-            own, 0, len(own), 0, 2.0, window, min(32, window), bool(rng.randrange(2)), onset
-        )
+        settings = 2.0, window, min(32, window), 0, bool(rng.randrange(2)), onset
+        windows[i] = RowWindow(array("q", own), 0, len(own), *settings)
     histories = {i: row_history(rng, own, vocab) for i, own in enumerate(texts)}
     if rng.random() < 0.5:
         del histories[rng.randrange(rows)]
-    request_rows, generations = torch.arange(1, rows + 1), np.ones(rows + 1, dtype=np.int64)
+    request_rows, generations = torch.arange(1, rows + 1), torch.ones(rows + 1, dtype=torch.int64)
     ours = []
     for module, nodes in ((kernels.import_for(torch.device("cpu")), 0), (cuda_kernels, most_nodes)):
         monkeypatch.setattr(penalizer.kernels, "import_for", lambda device, found=module: found)
         room = HistoryRoom(vocab, words=2**20, nodes=nodes, lists=2, logits=rows * most_nodes)
-        ours.append(Penalizer(rows + 1, capacity, "cpu", room))
+        ours.append(Penalizer(generations, capacity, "cpu", room))
 
     def plan(one: Penalizer, *, starts: bool) -> Any:
         given = (windows, histories) if starts else ({}, {})
         prefilled = rows if starts else 0
-        return one.plan(
-            request_rows, rows, generations, *given, live_rows=list, prefilled=prefilled
-        )
+        return one.plan(request_rows, rows, *given, prefilled=prefilled)
 
     for mode in ("prefill", "decode", "decode", "tree", "decode", "tree", "decode"):
         is_masked = bool(rng.randrange(2))

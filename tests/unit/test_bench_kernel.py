@@ -260,14 +260,14 @@ def test_targets_of_a_request_s_start_are_for_one_and_for_many() -> None:
     def row(seen: int, requests: int, us: float) -> dict[str, Any]:
         return {"what": host.PREFILL, "seen": seen, "requests": requests, "median_us": us}
 
-    rows = [row(0, 1, 40.0), row(0, 64, 4.0), row(512, 64, 8.0), row(512, 64, 31.0)]
-    rows += [row(512, 1, 29.0), row(512, 16, 99.0)]
+    rows = [row(0, 1, 40.0), row(0, 64, 1.9), row(512, 64, 7.0), row(512, 64, 9.0)]
+    rows += [row(512, 1, 9.0), row(512, 16, 99.0)]
     measured = {
         entry["target"]: (entry["measured"], entry["met"]) for entry in result.targets([], rows)
     }
     of_start = [value for name, value in measured.items() if "prefill" in name]
     assert of_start == [
-        *((40.0, False), (4.0, True)),
-        *((29.0, True), (31.0, False)),
+        *((40.0, False), (1.9, True)),
+        *((9.0, True), (9.0, False)),
         *((None, None), (None, None)),
     ]

@@ -12,6 +12,7 @@ import random
 import re
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,7 +30,14 @@ from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import launch, warm_up
 from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import MEMORY, PARAMS, Seed, StepInputs, WindowState, tokens_to_seed
+from sglang_lz.penalty.window import (
+    MEMORY,
+    PARAMS,
+    RowWindow,
+    StepInputs,
+    WindowState,
+    tokens_to_seed,
+)
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"
@@ -47,30 +55,24 @@ def window_state(
 ) -> WindowState:
     """Request row i + 1 holds histories[i]; params as the columns of `WindowState.params`."""
     state = WindowState(len(histories) + 1, capacity, "cpu")
-    cpu_kernels.seed(state, seed_of(range(1, len(histories) + 1), histories, params))
+    cpu_kernels.seed(state, seeds_of(range(1, len(histories) + 1), histories, params))
     return state
 
 
-def seed_of(
+def seeds_of(
     rows: Sequence[int],
     histories: Sequence[Sequence[int]],
     params: Sequence[tuple[float, ...]],
-) -> Seed:
-    """The seed that gives these rows these histories; params of zeros give a row up."""
-    seen = [
-        list(history[int(first) if onset else max(int(first), len(history) - int(window)) :])
-        if window
-        else []
-        for history, (_, window, _, first, _, onset) in zip(histories, params, strict=True)
-    ]
-    return Seed(
-        rows=np.array(rows),
-        position=np.array([len(history) - 1 for history in histories]),
-        end=np.cumsum([len(tokens) for tokens in seen]),
-        tokens=np.array([token for tokens in seen for token in tokens], dtype=np.int64),
-        sampled=np.array([len(tokens) // 2 for tokens in seen]),
-        params=np.array(params, dtype=np.float32),
-    )
+) -> dict[int, RowWindow]:
+    """The windows that give these rows these histories; params of zeros give a row up."""
+    seeds = {}
+    for row, history, given in zip(rows, histories, params, strict=True):
+        penalty, window, buffer, first, is_rate, onset = given
+        start = first if onset else max(first, len(history) - window)
+        tokens = array("q", history[start:] if window else ())
+        settings = float(penalty), window, buffer, first, bool(is_rate), onset
+        seeds[row] = RowWindow(tokens, len(tokens) // 2, len(history), *settings)
+    return seeds
 
 
 def looping(rng: random.Random, length: int, token: Callable[[], int]) -> list[int]:
@@ -140,9 +142,9 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
                 (*given[:3], len(history), *given[4:])
                 for given, history in zip(params, histories, strict=True)
             ]
-        seed = seed_of(taken, histories, params)
-        reference.seed(state, seed)
-        kernels_of_name[name].seed(device_state, seed)
+        seeds = seeds_of(taken, histories, params)
+        reference.seed(state, seeds)
+        kernels_of_name[name].seed(device_state, seeds)
         torch.testing.assert_close(device_state.params.cpu(), state.params)
         torch.testing.assert_close(device_state.cover.cpu(), state.cover)
         for row, history in zip(taken, histories, strict=True):
@@ -184,9 +186,8 @@ def stepped(
     device = "cpu" if kernels is reference else DEVICE
     state = WindowState(1, window, device)
     seeded = len(history) - steps
-    seed = seed_of([0], [history[:seeded]], [(1, window, min(window, 32), 0, 0, 2)])
-    seed.sampled[:] = 0
-    kernels.seed(state, seed)
+    tokens = array("q", history[:seeded])
+    kernels.seed(state, {0: RowWindow(tokens, 0, seeded, 1.0, window, min(window, 32), onset=2)})
     for length in range(seeded + bool(steps), len(history) + 1):
         logits = torch.zeros(1, vocab, device=device)
         kernels.step(
@@ -207,9 +208,7 @@ def stepped(
 def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     """The state of a row whose whole history is output, its newest token in column 0."""
     state = WindowState(1, window, "cpu")
-    seed = seed_of([0], [history], [(1, window, 1, 0, 0, onset)])
-    seed.position[:] = seed.sampled[:] = 0
-    cpu_kernels.seed(state, seed)
+    cpu_kernels.seed(state, {0: RowWindow(array("q", history), 0, 1, 1.0, window, 1, onset=onset)})
     return state
 
 

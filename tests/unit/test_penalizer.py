@@ -592,7 +592,7 @@ def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: boo
     forward(pool, "extend", [held, without], [])
     watched = pool.lz_penalizer
     seen = []
-    for name in ("_generation", "_window_size", "_seeded"):
+    for name in ("_generation", "_generations", "_window_size", "_seeded"):
         setattr(watched, name, Watched(getattr(watched, name), seen))
     pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
 
@@ -883,7 +883,7 @@ def test_a_decode_step_is_one_launch_and_neither_allocates_nor_waits_for_the_dev
         admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW, **others)) for _ in range(rows)
     ]
     pool.lz_penalizer = penalizer.Penalizer(
-        ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
+        pool.req_generation, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
     )
     logits = torch.zeros(rows, vocab, device="meta")
     for mode in ("extend", "decode"):
@@ -920,7 +920,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
     pool = Pool()
     reqs = [admitted(pool, request([1, 2, 1], lz_window_size=MAX_WINDOW)) for _ in range(rows)]
     pool.lz_penalizer = penalizer.Penalizer(
-        ROWS + 1, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
+        pool.req_generation, MAX_WINDOW, "meta", replace(ROOM, vocab_size=vocab)
     )
     on_device = {"dtype": torch.int64, "device": "meta"}
     batch = SimpleNamespace(
@@ -956,7 +956,7 @@ def test_a_verify_step_is_two_launches_and_never_waits_for_the_device(
 def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str, Launches]) -> None:
     """This holds although a request that waits for its turn has a window."""
     pool = Pool()
-    pool.lz_penalizer = penalizer.Penalizer(ROWS + 1, MAX_WINDOW, "cpu", ROOM)
+    pool.lz_penalizer = penalizer.Penalizer(pool.req_generation, MAX_WINDOW, "cpu", ROOM)
     waits = admitted(pool, request([1, 2, 1]))
     runs = admitted(pool, request([1, 2], lz_penalty=0.0))
     forward(pool, "extend", [waits], [])

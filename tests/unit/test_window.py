@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,27 +12,20 @@ from hypothesis import strategies as st
 from oracle import has_memory, match_lengths, run_lengths
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import MEMORY, ONSET, PARAMS, Seed, WindowState, bytes_of_row
+from sglang_lz.penalty.window import MEMORY, ONSET, PARAMS, RowWindow, WindowState, bytes_of_row
 
 CAPACITY = 8
 tokens = st.lists(st.integers(0, 2), max_size=40)
 
 
-def seed_of(  # noqa: PLR0917
-    row: int, history: list[int], window: int, buffer: int, first: int, onset: int = 0,
-    prompt: int = 0,
-) -> Seed:  # fmt: skip
-    """The seed of one row whose tokens are all on the host, the first of them a prompt."""
+def window_of(  # noqa: PLR0917
+    history: list[int], window: int, buffer: int, first: int, onset: int = 0, prompt: int = 0
+) -> RowWindow:
+    """A window whose tokens are all on the host, the first of them a prompt."""
     start = first if onset else max(first, len(history) - window)
-    seen = history[start:]
-    return Seed(
-        rows=np.array([row]),
-        position=np.array([len(history) - 1]),
-        end=np.array([len(seen)]),
-        tokens=np.array(seen, dtype=np.int64),
-        sampled=np.array([max(prompt - start, 0)]),
-        params=np.array([[0.15, window, buffer, first, 0, onset]], dtype=np.float32),
-    )
+    sampled = max(prompt - start, 0)
+    settings = 0.15, window, buffer, first, False, onset
+    return RowWindow(array("q", history[start:]), sampled, len(history), *settings)
 
 
 def append(state: WindowState, rows: torch.Tensor, position: torch.Tensor, token: torch.Tensor):
@@ -69,7 +63,7 @@ def test_appending_to_the_ring_equals_seeding_at_every_step(
     window, buffer, first = case[0], case[1], min(case[2], len(prompt))
     state = WindowState(3, CAPACITY, "cpu")
     row = torch.tensor([1])
-    reference.seed(state, seed_of(1, prompt, window, buffer, first))
+    reference.seed(state, {1: window_of(prompt, window, buffer, first)})
     history = list(prompt)
     assert_view(state, 1, history, (window, buffer, first))
     for token in outputs:
@@ -99,7 +93,7 @@ def test_runs_and_memory_after_a_retraction_equal_those_built_step_by_step(
     window, buffer, first = case[0], case[1], len(prompt) if case[2] else 0
     outputs = [token for text, times in loops for token in text * times]
     stepped, seeded = WindowState(2, CAPACITY, "cpu"), WindowState(2, CAPACITY, "cpu")
-    reference.seed(stepped, seed_of(1, prompt, window, buffer, first, onset, len(prompt)))
+    reference.seed(stepped, {1: window_of(prompt, window, buffer, first, onset, len(prompt))})
     for count in range(len(outputs) + 1):
         history = [*prompt, *outputs[:count]]
         if count:
@@ -109,7 +103,7 @@ def test_runs_and_memory_after_a_retraction_equal_those_built_step_by_step(
         memory = has_memory(prompt, outputs[:count], first == 0, window, onset)
         assert bool(stepped.cover[1, MEMORY]) == memory
         if count == resumed or count == len(outputs):
-            again = seed_of(1, history, window, buffer, first, onset, len(prompt))
+            again = {1: window_of(history, window, buffer, first, onset, len(prompt))}
             reference.seed(seeded, again)
             assert_view(seeded, 1, history, (window, buffer, first))
             assert torch.equal(seeded.cover, stepped.cover)
@@ -130,7 +124,7 @@ def test_rows_do_not_disturb_each_other(
     """Rows of one batch at different positions, with different parameters, in any order."""
     state = WindowState(4, CAPACITY, "cpu")
     for row, (history, (window, buffer, _)) in enumerate(zip(histories, mixed, strict=True)):
-        reference.seed(state, seed_of(row, history, window, buffer, 0))
+        reference.seed(state, {row: window_of(history, window, buffer, 0)})
     rows = torch.tensor(order)
     position = torch.tensor([len(histories[row]) for row in order])
     append(state, rows, position, torch.tensor([extra[row] for row in order]))
@@ -141,8 +135,8 @@ def test_rows_do_not_disturb_each_other(
 def test_a_row_given_to_another_request_forgets_its_history() -> None:
     state = WindowState(1, CAPACITY, "cpu")
     row = torch.tensor([0])
-    reference.seed(state, seed_of(0, [0, 1] * 10, 8, 8, 0))
-    reference.seed(state, seed_of(0, [2, 0], 8, 8, 0))
+    reference.seed(state, {0: window_of([0, 1] * 10, 8, 8, 0)})
+    reference.seed(state, {0: window_of([2, 0], 8, 8, 0)})
     for position, token in ((2, 2), (3, 0)):
         append(state, row, torch.tensor([position]), torch.tensor([token]))
     assert_view(state, 0, [2, 0, 2, 0], (8, 8, 0))

@@ -163,11 +163,11 @@ class HistoryPenalizer:
         self._lists: list[tuple[str, ...] | None] = [None] * room.lists
         self._list_of_row: dict[int, tuple[str, ...]] = {}
 
-    def deactivate(self, rows: NDArray[np.int64]) -> None:
+    def deactivate(self, rows: list[int]) -> None:
         """Deactivate the rows of requests that are being prefilled; `plan` reactivates them."""
-        if self.users:
-            self._generation[rows] = -1
-            self.users.difference_update(rows.tolist())
+        for row in self.users.intersection(rows):
+            self._generation[row] = -1
+            self.users.discard(row)
 
     def plan(
         self,

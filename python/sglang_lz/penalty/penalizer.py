@@ -14,10 +14,9 @@ This module is independent of upstream's classes; `sglang_lz.sampling` reads tho
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,39 +26,12 @@ from sglang_lz.penalty import kernels
 from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistoryRoom, HistoryState
 from sglang_lz.penalty.history_penalizer import HistoryPenalizer, HistoryStep, RowHistory
-from sglang_lz.penalty.window import PARAMS, PENALTY, Seed, StepInputs, WindowState
+from sglang_lz.penalty.window import RowWindow, StepInputs, WindowState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NO_GENERATION = -1
-NO_TOKENS = np.zeros(0, dtype=np.int64)
-
-
-class RowWindow(NamedTuple):
-    """The initial state of a request row's window.
-
-    Attributes:
-        tokens: the newest `window.tokens_to_seed` of the visible tokens, oldest first.
-        sampled: how many of them precede the first sampled token.
-        end: how many tokens the request has so far, invisible ones included.
-        first_visible: the position of the first token that may be visible.
-        penalty: alpha, in nats per bit.
-        window_size: W, in tokens.
-        buffer_size: B, in tokens.
-        is_rate: whether the cost is `rate`.
-        onset: n, in copies; 0 if the penalty is always on.
-    """
-
-    tokens: Sequence[int]
-    sampled: int
-    end: int
-    first_visible: int
-    penalty: float
-    window_size: int
-    buffer_size: int
-    is_rate: bool
-    onset: int
 
 
 @dataclass(slots=True)
@@ -68,7 +40,7 @@ class StepPlan:
 
     Attributes:
         penalizer: the penalizer that made it.
-        seed: for rows that were prefilled, handed over or cleared; None if there are none.
+        windows: for rows that were prefilled, handed over or cleared, by request row.
         rows: how many batch rows are requests; upstream may add padding after them.
         prefilled: how many leading batch rows are prefills, whose seeds are complete.
         offset: the newest token of a later batch row i is at index i + offset of `input_ids`.
@@ -79,7 +51,7 @@ class StepPlan:
     """
 
     penalizer: Penalizer
-    seed: Seed | None
+    windows: dict[int, RowWindow]
     rows: int
     prefilled: int
     offset: int
@@ -90,8 +62,7 @@ class StepPlan:
     @property
     def is_steady(self) -> bool:
         """Whether the plan holds for later steps too, because no row starts, ends or moves."""
-        is_still = self.history is None or self.history.is_still
-        return not self.prefilled and self.seed is None and is_still
+        return not (self.prefilled or self.windows or (self.history and not self.history.is_still))
 
 
 @dataclass(slots=True)
@@ -123,28 +94,34 @@ class Penalizer:
 
     def __init__(
         self,
-        rows: int,
+        generations: Tensor,
         capacity: int,
         device: torch.device | str,
         room: HistoryRoom | None = None,
+        live_rows: Callable[[], Collection[int]] = list,
     ) -> None:
-        """Reserve the memory for the windows and histories of `rows` request rows.
+        """Reserve the memory for the windows and histories of all request rows.
 
         Args:
-            rows: how many request rows there are.
+            generations: the pool's generation of every request row, int64 [rows], on the CPU. The
+                pool changes it when it gives a row to another request.
             capacity: the largest window size, in tokens.
             device: where the model runs.
             room: for the penalties over whole histories; None to support none of them.
+            live_rows: returns the request rows that still need their histories.
 
         Raises:
             RuntimeError: the memory cannot be allocated.
         """
+        rows = len(generations)
         self.device = torch.device(device)
         self.state = WindowState(rows, capacity, device)
         self.kernels = kernels.import_for(self.device)
         self.histories = HistoryPenalizer(
             rows, device, self.kernels, room or HistoryRoom(vocab_size=1, words=1, lists=0)
         )
+        self._live_rows = live_rows
+        self._generations: NDArray[np.int64] = generations.numpy()
         # Rows with a window that were active when they were last prefilled.
         self._users: set[int] = set()
         self._generation = np.full(rows, NO_GENERATION)
@@ -162,21 +139,22 @@ class Penalizer:
         """Whether any row may be active. While none is, batches skip all work here."""
         return bool(self._users or self.histories.users)
 
-    def new_rows(self, rows: NDArray[np.int64], generations: NDArray[np.int64]) -> list[int]:
+    def new_rows(self, request_rows: Tensor, count: int) -> list[int]:
         """Which batch rows hold requests that no earlier call has seen; arguments as in `plan`."""
-        generation = generations[rows]
+        rows = request_rows.numpy()[:count]
+        generation = self._generations[rows]
         unknown: list[int] = (self._seen[rows] != generation).nonzero()[0].tolist()
         self._seen[rows] = generation
         return unknown
 
-    def plan_again(self, rows: Tensor, count: int, offset: int) -> StepPlan | None:
+    def plan_again(self, request_rows: Tensor, count: int, offset: int) -> StepPlan | None:
         """The plan of the last batch, if that was the same batch and no row has started since.
 
         Most steps decode the batch of the step before. For these, `plan` would take most of the
         time that the penalty costs the host.
 
         Args:
-            rows: the tensor of the request rows; upstream makes another when a batch changes.
+            request_rows: as in `plan`; upstream makes another tensor when a batch changes.
             count: how many of them are requests.
             offset: as in `StepPlan`.
 
@@ -184,19 +162,19 @@ class Penalizer:
             The same object, or None if `plan` must make another.
         """
         last_rows, last = self._last
-        if last is None or rows is not last_rows or last.rows != count or last.offset != offset:
+        if last is None or request_rows is not last_rows:
+            return None
+        if last.rows != count or last.offset != offset:
             return None
         return last
 
     def plan(
         self,
-        rows: Tensor,
+        request_rows: Tensor,
         count: int,
-        generations: NDArray[np.int64],
         windows: Mapping[int, RowWindow],
         histories: Mapping[int, RowHistory],
         *,
-        live_rows: Callable[[], Collection[int]],
         prefilled: int = 0,
         offset: int = 0,
     ) -> StepPlan | None:
@@ -206,12 +184,10 @@ class Penalizer:
         it is kept for `plan_again`.
 
         Args:
-            rows: the request row of each batch row, int64 [at least `count`], on the CPU.
+            request_rows: the request row of each batch row, int64 [at least `count`], on the CPU.
             count: how many of them are requests.
-            generations: the pool's generation of every request row, int64.
             windows: the initial windows of the batch rows that start, by batch row.
             histories: their initial histories, by batch row.
-            live_rows: returns the request rows that still need their histories.
             prefilled: as in `StepPlan`. These rows lose what they had, unless they start.
             offset: as in `StepPlan`.
 
@@ -219,46 +195,69 @@ class Penalizer:
             The plan; None if no row of the batch has a penalty.
         """
         self._last = None, None
-        in_batch = rows.numpy()[:count]
-        generation = generations[in_batch]
-        if prefilled:
-            self._deactivate(in_batch[:prefilled])
-        history = self.histories.plan(in_batch, generation, histories, generations, live_rows)
-        seed, width = self._plan_windows(in_batch, generation, windows, history is not None)
+        given: dict[int, RowWindow] = {}
+        width = 0
+        if prefilled or windows:
+            width = self._start(request_rows.tolist(), prefilled, windows, given)
+        history = None
+        if histories or self.histories.users:
+            rows = request_rows.numpy()[:count]
+            history = self.histories.plan(
+                rows, self._generations[rows], histories, self._generations, self._live_rows
+            )
+        if prefilled < count and (self._users or history is not None):
+            width = max(width, self._continue(request_rows.numpy()[prefilled:count], given))
         if not width and history is None:
             return None
-        plan = StepPlan(self, seed, count, prefilled, offset, width, history)
+        plan = StepPlan(self, given, count, prefilled, offset, width, history)
         if plan.is_steady:
-            self._last = rows, plan
+            self._last = request_rows, plan
         return plan
 
-    def _deactivate(self, rows: NDArray[np.int64]) -> None:
-        self.histories.deactivate(rows)
-        if self._users:
-            self._generation[rows] = NO_GENERATION
-            self._users.difference_update(rows.tolist())
-
-    def _plan_windows(
+    def _start(
         self,
-        rows: NDArray[np.int64],
-        generation: NDArray[np.int64],
+        rows: list[int],
+        prefilled: int,
         windows: Mapping[int, RowWindow],
-        is_stepped: bool,
-    ) -> tuple[Seed | None, int]:
-        """The seed and the width of a plan; `is_stepped` if other penalties step the batch."""
-        if not (windows or self._users or is_stepped):
-            return None, 0
+        given: dict[int, RowWindow],
+    ) -> int:
+        """Activate the rows that start, and deactivate the other prefilled ones.
+
+        Args:
+            rows: the request row of each batch row.
+            prefilled, windows: as in `plan`.
+            given: receives `StepPlan.windows`.
+
+        Returns:
+            The largest of the windows.
+        """
+        width = 0
+        prefills = rows[:prefilled]
+        if self.histories.users:
+            self.histories.deactivate(prefills)
+        for row in self._users.intersection(prefills):
+            self._generation[row] = NO_GENERATION
+            self._users.discard(row)
+        # Element by element, because numpy needs longer for a few rows, and few rows start at once.
         for i, window in windows.items():
-            row = int(rows[i])
+            row = rows[i]
+            given[row] = window
             self._users.add(row)
-            self._generation[row] = generation[i]
+            self._generation[row] = self._generations[row]
             self._window_size[row] = window.window_size
-        active = self._generation[rows] == generation
-        width = max(self._window_size[rows[active]].tolist(), default=0)
-        cleared = (self._seeded[rows] & ~active).nonzero()[0].tolist()
-        if not (width or is_stepped) or not (windows or cleared):
-            return None, width
-        return seed_of(rows[[*windows, *cleared]].tolist(), list(windows.values())), width
+            width = max(width, window.window_size)
+        for row in prefills:
+            if row not in given and self._seeded[row]:
+                given[row] = RowWindow()
+        return width
+
+    def _continue(self, rows: NDArray[np.int64], given: dict[int, RowWindow]) -> int:
+        """Clear the windows of request rows that are no longer active; returns the largest of the
+        others. `given` as in `_start`."""
+        active = self._generation[rows] == self._generations[rows]
+        for row in rows[self._seeded[rows] & ~active].tolist():
+            given[row] = RowWindow()
+        return max(self._window_size[rows[active]].tolist(), default=0)
 
     def apply(
         self,
@@ -356,60 +355,23 @@ class Penalizer:
             history=None if plan.history is None else self.histories.state,
         )
 
-    def write_seed(self, seed: Seed | None) -> None:
-        """Write a seed into the windows, if there is one."""
-        if seed is not None:
-            self.kernels.seed(self.state, seed)
-            self._seeded[seed.rows] = seed.params[:, PENALTY] > 0
+    def write_windows(self, windows: Mapping[int, RowWindow]) -> None:
+        """Give request rows new windows, as `StepPlan.windows`."""
+        if windows:
+            self.kernels.seed(self.state, windows)
+            for row, window in windows.items():
+                self._seeded[row] = window.penalty > 0
 
     def _begin(self, plan: StepPlan, logits: Tensor, is_masked: bool) -> HistoryState | None:
-        """Write a plan's seeds into the rows' state. Returns the histories if the plan has any."""
+        """Write the plan's windows and histories. Returns the histories if it has any."""
         # Upstream's LogitsProcessor returns float32 for sampling (tests/patches enforces this).
         if logits.dtype != torch.float32:
             raise TypeError(
                 "logits must be torch.float32 where the LZ penalty lowers them, got "
                 f"{logits.dtype}."
             )
-        self.write_seed(plan.seed)
+        self.write_windows(plan.windows)
         if plan.history is None:
             return None
         plan.waits = is_masked and plan.history.forbids
         return self.histories.write(plan.history)
-
-
-def seed_of(rows: Sequence[int], windows: Sequence[RowWindow]) -> Seed:
-    """The seed of request rows: the first ones get these windows, the others are cleared.
-
-    Args:
-        rows: request rows, at least as many as there are windows.
-        windows: the new windows.
-    """
-    cleared = len(rows) - len(windows)
-    tokens = array("q")
-    ends: list[int] = []
-    for window in windows:
-        tokens.extend(window.tokens)
-        ends.append(len(tokens))
-    # One array instead of four: creating an array takes longer than filling it.
-    numbers = np.array(
-        [
-            rows,
-            [*(w.end - 1 for w in windows), *[-1] * cleared],
-            [*ends, *[len(tokens)] * cleared],
-            [*(w.sampled for w in windows), *[0] * cleared],
-        ],
-        dtype=np.int64,
-    )
-    # In the column order of `WindowState.params`.
-    params: list[tuple[float, ...]] = [
-        (w.penalty, w.window_size, w.buffer_size, w.first_visible, w.is_rate, w.onset)
-        for w in windows
-    ]
-    return Seed(
-        rows=numbers[0],
-        position=numbers[1],
-        end=numbers[2],
-        tokens=np.frombuffer(tokens, dtype=np.int64) if tokens else NO_TOKENS,
-        sampled=numbers[3],
-        params=np.array([*params, *[(0.0,) * PARAMS] * cleared], dtype=np.float32),
-    )

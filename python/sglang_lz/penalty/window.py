@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from array import array
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # The columns of `WindowState.params`.
 PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE, ONSET = range(6)
@@ -72,26 +68,30 @@ class StepInputs(NamedTuple):
     offset: int
 
 
-@dataclass(slots=True)
-class Seed:
-    """The initial windows of rows, built on the host at prefill, with one entry per row.
+class RowWindow(NamedTuple):
+    """The initial state of a request row's window; the defaults clear the row.
 
     Attributes:
-        rows: request rows, int64 [rows], distinct.
-        position: the position of the newest token of each, int64 [rows].
-        end: where each row's part of `tokens` ends, int64 [rows].
-        tokens: the visible tokens of all rows, one row after the other, oldest first, int64. The
-            newest `tokens_to_seed` of each row are enough.
-        sampled: how many of each row's tokens precede its first sampled one, int64 [rows].
-        params: float32 [rows, PARAMS], as `WindowState.params`; all 0 to clear a row.
+        tokens: the visible tokens, oldest first, as int64; the newest `tokens_to_seed` are enough.
+        sampled: how many of them precede the first sampled token.
+        length: how many tokens the request has so far, invisible ones included.
+        penalty: alpha, in nats per bit. From here on, in the column order of `WindowState.params`.
+        window_size: W, in tokens.
+        buffer_size: B, in tokens.
+        first_visible: the position of the first token that may be visible.
+        is_rate: whether the cost is `rate`.
+        onset: n, in copies; 0 if the penalty is always on.
     """
 
-    rows: NDArray[np.int64]
-    position: NDArray[np.int64]
-    end: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    sampled: NDArray[np.int64]
-    params: NDArray[np.float32]
+    tokens: array[int] = array("q")
+    sampled: int = 0
+    length: int = 0
+    penalty: float = 0.0
+    window_size: int = 0
+    buffer_size: int = 0
+    first_visible: int = 0
+    is_rate: bool = False
+    onset: int = 0
 
 
 class WindowState:

@@ -17,11 +17,10 @@ import torch
 from sglang_lz.fields.lz import RECOMMENDED, LZParams
 from sglang_lz.loops.detector import Loop
 from sglang_lz.loops.metrics import reached
-from sglang_lz.penalty.penalizer import RowWindow, seed_of
 from sglang_lz.penalty.reference import steps
 from sglang_lz.penalty.reference.codelength import saved_bits
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import LOOPED, MEMORY, WindowState
+from sglang_lz.penalty.window import LOOPED, MEMORY, RowWindow, WindowState
 
 COLUMNS = ("nats", "distance", "match", "copies", "cover", "memory")
 """What `Explainer.explain` returns for each token:
@@ -55,15 +54,15 @@ class Explainer:
             prompt: token ids; used only with `include_prompt`.
         """
         self._params, self._vocab_size = params, vocab_size
-        visible = list(prompt) if params.include_prompt else []
+        visible = array("q", prompt if params.include_prompt else ())
         window = RowWindow(
-            *(visible, len(visible), len(visible), 0),
+            *(visible, len(visible), len(visible)),
             *(params.penalty, params.window_size, params.buffer_size),
-            *(params.cost == "rate", params.onset),
+            *(0, params.cost == "rate", params.onset),
         )
         width = params.window_size
         state = WindowState(1, width, "cpu")
-        steps.seed(state, seed_of([0], [window]))
+        steps.seed(state, {0: window})
         position = torch.tensor([len(visible) - 1])
         self._view = WindowView.of(state, torch.zeros(1, dtype=torch.int64), position, width)
 

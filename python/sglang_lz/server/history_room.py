@@ -140,7 +140,6 @@ def live_rows(room: HistoryRoom) -> set[int]:
 def prepare_vocabulary(reqs: Sequence[Req], room: HistoryRoom) -> None:
     """Read the texts of tokens with the first batch, which is the server's own if it warms up. It
     takes a second with 150,000 tokens."""
-    if not room.is_prepared:
-        room.is_prepared = True
-        if reqs and reqs[0].tokenizer is not None:
-            vocabulary_of(reqs[0].tokenizer, room.vocab_size)
+    room.is_prepared = True
+    if reqs and reqs[0].tokenizer is not None:
+        vocabulary_of(reqs[0].tokenizer, room.vocab_size)

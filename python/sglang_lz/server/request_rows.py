@@ -9,8 +9,7 @@ from sglang_lz.fields.histories import HistoryParams, is_used
 from sglang_lz.penalty import breakers
 from sglang_lz.penalty.history import HistoryNeed, HistoryRoom
 from sglang_lz.penalty.history_penalizer import RowHistory
-from sglang_lz.penalty.penalizer import RowWindow
-from sglang_lz.penalty.window import tokens_to_seed
+from sglang_lz.penalty.window import RowWindow, tokens_to_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +51,9 @@ def row_starts(
         req = reqs[i]
         if req.sampling_params.lz_params is not None:
             windows[i] = _window(req, end)
-        if is_used(req.sampling_params):
-            room.holders[id(req)] = req, need_of(req, room)
+        need = need_of(req, room)
+        if need.words:
+            room.holders[id(req)] = req, need
             histories[i] = _history(req, end, room.vocab_size)
     return windows, histories
 
@@ -79,13 +79,13 @@ def _window(req: Req, end: int) -> RowWindow:
     first = 0 if lz.include_prompt else len(req.origin_input_ids)
     start = max(first, end - tokens_to_seed(lz.window_size, lz.onset))
     return RowWindow(
-        req.full_untruncated_fill_ids[start:end] if start < end else (),
+        req.full_untruncated_fill_ids[start:end],
         max(len(req.origin_input_ids) - start, 0),
         end,
-        first,
         lz.penalty,
         lz.window_size,
         lz.buffer_size,
+        first,
         lz.cost == "rate",
         lz.onset,
     )

@@ -31,7 +31,7 @@ from sglang_lz.penalty.history import (
     HistorySeed,
     HistoryState,
 )
-from sglang_lz.penalty.window import PARAMS, Seed, StepInputs, WindowState
+from sglang_lz.penalty.window import RowWindow, StepInputs, WindowState
 
 
 def import_for(device: torch.device) -> ModuleType:
@@ -57,8 +57,7 @@ def warm_up(
     histories = (None, HistoryState(1, device, room))
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
-    no_params = np.zeros((1, PARAMS), dtype=np.float32)
-    kernels.seed(state, Seed(row, row - 1, row, row[:0], row, no_params))
+    kernels.seed(state, {0: RowWindow()})
     numbers = np.zeros(NUMBERS, dtype=np.int32)
     numbers[RING], numbers[TOKENS], numbers[BREAKERS] = SPARE, 1, -1
     ids, strengths = numbers[:0], np.ones(STRENGTHS, dtype=np.float32)

@@ -6,7 +6,7 @@ because the tokens of a prompt are on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,12 @@ from sglang_lz.penalty.window import (
     SHORTEST_LOOP,
     SHORTEST_LOOP_OF_ONE,
     WINDOW_SIZE,
-    Seed,
+    RowWindow,
     StepInputs,
     WindowState,
 )
 
+NO_TOKENS = np.zeros(0, dtype=np.int64)
 # For distances, and for match lengths plus one; log2 of 0 is never read.
 LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32)
 
@@ -134,25 +135,25 @@ def _replay(visible, first, onset, run, cover):
 
 
 @compiled
-def _seed(rows, position, end, history, sampled, given, tokens, run, params, cover):
+def _seed(
+    row, own, sampled, length, penalty, window_size, buffer_size, first_visible, is_rate, onset,
+    tokens, run, params, cover,
+):  # fmt: skip
     capacity = tokens.shape[1]
-    start = 0
-    for n, row in enumerate(rows):
-        own = history[start : end[n]]
-        start = end[n]
-        slot = position[n] % capacity
-        for newer in range(min(len(own), capacity)):
-            tokens[row, slot] = own[len(own) - 1 - newer]
-            slot = slot - 1 if slot else capacity - 1
-        params[row] = given[n]
-        cover[row] = 0
-        onset = int(given[n, ONSET])
-        own_run = run[row, : int(given[n, WINDOW_SIZE])]
-        if onset:
-            first = max(sampled[n], len(own) - REPLAYED + 1)
-            _replay(own, first, onset, own_run, cover[row])
-        else:
-            _run_lengths(own, own_run)
+    slot = (length - 1) % capacity
+    for newer in range(min(len(own), capacity)):
+        tokens[row, slot] = own[len(own) - 1 - newer]
+        slot = slot - 1 if slot else capacity - 1
+    given = params[row]
+    given[PENALTY], given[WINDOW_SIZE], given[BUFFER_SIZE] = penalty, window_size, buffer_size
+    given[FIRST_VISIBLE], given[IS_RATE], given[ONSET] = first_visible, is_rate, onset
+    cover[row] = 0
+    own_run = run[row, :window_size]
+    if onset:
+        first = max(sampled, len(own) - REPLAYED + 1)
+        _replay(own, first, onset, own_run, cover[row])
+    else:
+        _run_lengths(own, own_run)
 
 
 @compiled
@@ -321,14 +322,16 @@ def _accept(
         _keep(path, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
 
 
-def seed(state: WindowState, seed: Seed) -> None:
+def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """See `reference.steps.seed`."""
-    write_seed(seed.rows, seed, state.arrays)
+    for row, window in windows.items():
+        write_window(row, window, state.arrays)
 
 
-def write_seed(rows: NDArray[np.int64], seed: Seed, arrays: Sequence[NDArray[Any]]) -> None:
-    """Write a seed's windows into some rows of the arrays of `WindowState.arrays`."""
-    _seed(rows, seed.position, seed.end, seed.tokens, seed.sampled, seed.params, *arrays)
+def write_window(row: int, window: RowWindow, arrays: Sequence[NDArray[Any]]) -> None:
+    """Write a window into a row of the arrays of `WindowState.arrays`."""
+    tokens = np.frombuffer(window.tokens, np.int64) if window.tokens else NO_TOKENS
+    _seed(row, tokens, *window[1:], *arrays)
 
 
 def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:

@@ -35,6 +35,7 @@ the sampled token at decode, nothing after a prefill, and a draft node with all 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +60,7 @@ from sglang_lz.penalty.history import (
 from sglang_lz.penalty.kernels import cpu, history_cpu, history_cuda
 from sglang_lz.penalty.kernels.launch import Kernel
 from sglang_lz.penalty.upload import upload
-from sglang_lz.penalty.window import Seed, StepInputs, WindowState, bytes_of_row
+from sglang_lz.penalty.window import RowWindow, StepInputs, WindowState, bytes_of_row
 
 PARAMS = tl.constexpr(window.PARAMS)
 PENALTY = tl.constexpr(window.PENALTY)
@@ -486,15 +487,17 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
     return parts[0].view(3, tokens), parts[1].view(2, ring), parts[2]
 
 
-def seed(state: WindowState, seed: Seed) -> None:
+def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
     # One column, where there are no tokens to copy, which means nothing.
-    count, width = len(seed.rows), state.capacity if len(seed.tokens) else 1
+    has_tokens = any(one.tokens for one in windows.values())
+    count, width = len(windows), state.capacity if has_tokens else 1
     size = count * (torch.int64.itemsize + bytes_of_row(width))
     block = torch.zeros(size, dtype=torch.uint8, pin_memory=state.tokens.is_cuda)
     rows, cover, params, tokens, run = _parts_of_seed(block, count, width)
-    rows[:] = seed.rows
-    cpu.write_seed(np.arange(count), seed, (tokens, run, params, cover))
+    rows[:] = list(windows)
+    for i, one in enumerate(windows.values()):
+        cpu.write_window(i, one, (tokens, run, params, cover))
     _seed(
         (count, 1),
         upload(block, state.tokens.device), count, width, state.tokens, state.run, state.params,

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -12,35 +14,38 @@ from sglang_lz.penalty import draft_tree
 from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import IS_RATE, PENALTY, WINDOW_SIZE, Seed, StepInputs, WindowState
+from sglang_lz.penalty.window import (
+    IS_RATE,
+    PENALTY,
+    RowWindow,
+    StepInputs,
+    WindowState,
+)
 
 
-def seed(state: WindowState, seed: Seed) -> None:
+def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """Give rows new windows and parameters, or clear them.
 
     Args:
         state: the windows.
-        seed: the new contents.
+        windows: the new contents, by request row.
     """
     device = state.tokens.device
-    start = 0
-    for row, position, end, sampled, params in zip(
-        seed.rows, seed.position, seed.end, seed.sampled, seed.params, strict=True
-    ):
-        visible = torch.tensor(seed.tokens[start:end].copy(), device=device)
-        start = end
+    for row, window in windows.items():
+        tokens, sampled, length, *params = window
+        visible = torch.tensor(tokens, dtype=torch.int64, device=device)
         newest_first = visible.flip(0)[: state.capacity]
-        slot = (int(position) - torch.arange(len(newest_first), device=device)) % state.capacity
+        slot = (length - 1 - torch.arange(len(newest_first), device=device)) % state.capacity
         state.tokens[row, slot] = newest_first.to(torch.int32)
-        periods = max(1, int(params[WINDOW_SIZE]))
+        periods = max(1, window.window_size)
         state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
-        state.params[row] = torch.tensor(params, device=device)
+        state.params[row] = torch.tensor(params, dtype=torch.float32, device=device)
         state.cover[row] = 0
         # Every prefix from which a token was sampled, including the last.
-        for length in range(sampled, len(visible) + 1):
-            runs = run_lengths(visible[:length], periods)
+        for end in range(sampled, len(visible) + 1):
+            runs = run_lengths(visible[:end], periods)
             given = state.params[row], state.cover[row]
-            view = WindowView(runs, runs, torch.tensor(length), *given)
+            view = WindowView(runs, runs, torch.tensor(end), *given)
             state.cover[row] = view.notice().cover
 
 
