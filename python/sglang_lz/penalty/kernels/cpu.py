@@ -57,14 +57,22 @@ def _run_lengths(visible, run):
     often the tokens repeat. Columns past the tokens get 0.
     """
     count = len(visible)
+    newest = count - 1
     run[:] = 0
     start = end = 0  # newest first, the run that reaches furthest so far is visible[start:end]
     for period in range(1, min(count, len(run))):
-        length = min(end - period, run[period - start]) if period < end else 0
+        length = 0
+        if period < end:
+            length = min(end - period, run[period - start])
+            if length < end - period:
+                run[period] = length
+                continue
+        elif visible[newest] != visible[newest - period]:
+            continue
         while (
             length < LONGEST_RUN
             and period + length < count
-            and visible[-1 - length] == visible[-1 - period - length]
+            and visible[newest - length] == visible[newest - period - length]
         ):
             length += 1
         run[period] = length
@@ -140,10 +148,11 @@ def _seed(
     tokens, run, params, cover,
 ):  # fmt: skip
     capacity = tokens.shape[1]
-    slot = (length - 1) % capacity
-    for newer in range(min(len(own), capacity)):
-        tokens[row, slot] = own[len(own) - 1 - newer]
-        slot = slot - 1 if slot else capacity - 1
+    kept = own[max(len(own) - capacity, 0) :]
+    end = (length - 1) % capacity + 1
+    wrapped = max(len(kept) - end, 0)
+    tokens[row, end - (len(kept) - wrapped) : end] = kept[wrapped:]
+    tokens[row, capacity - wrapped :] = kept[:wrapped]
     given = params[row]
     given[PENALTY], given[WINDOW_SIZE], given[BUFFER_SIZE] = penalty, window_size, buffer_size
     given[FIRST_VISIBLE], given[IS_RATE], given[ONSET] = first_visible, is_rate, onset
@@ -324,14 +333,14 @@ def _accept(
 
 def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """See `reference.steps.seed`."""
+    write_windows(windows, state.arrays)
+
+
+def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[NDArray[Any]]) -> None:
+    """Write windows into the arrays of `WindowState.arrays`, by row."""
     for row, window in windows.items():
-        write_window(row, window, state.arrays)
-
-
-def write_window(row: int, window: RowWindow, arrays: Sequence[NDArray[Any]]) -> None:
-    """Write a window into a row of the arrays of `WindowState.arrays`."""
-    tokens = np.frombuffer(window.tokens, np.int64) if window.tokens else NO_TOKENS
-    _seed(row, tokens, *window[1:], *arrays)
+        tokens = np.frombuffer(window.tokens, np.int64) if window.tokens else NO_TOKENS
+        _seed(row, tokens, *window[1:], *arrays)
 
 
 def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:

@@ -496,8 +496,7 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     block = torch.zeros(size, dtype=torch.uint8, pin_memory=state.tokens.is_cuda)
     rows, cover, params, tokens, run = _parts_of_seed(block, count, width)
     rows[:] = list(windows)
-    for i, one in enumerate(windows.values()):
-        cpu.write_window(i, one, (tokens, run, params, cover))
+    cpu.write_windows(dict(enumerate(windows.values())), (tokens, run, params, cover))
     _seed(
         (count, 1),
         upload(block, state.tokens.device), count, width, state.tokens, state.run, state.params,
