@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from bench.constraints.vocabularies import PATTERNS, SPECIAL
+from bench.constraints.vocabularies import PATTERNS, SPECIAL, train
 from ebnf import rules_json, schema_rules
 from proper_files import changed
 from proper_sequences import (
@@ -36,6 +36,7 @@ from proper_sequences import (
     product_of,
     sequences,
     some,
+    texts,
     tokenizer_json,
 )
 from sglang_lz.compiled import reference
@@ -158,6 +159,18 @@ def test_infinite_languages(case: str) -> None:
     ends = [one + end for one in some(some_of_them, 2)]
     assert_walks_end(product, tokenizer, partial(encodings, tokenizer), ends, rng)
     assert product.most_steps < 300_000
+
+
+def test_a_token_after_which_a_small_letter_must_come() -> None:
+    """Some tokens of GPT-4o's are of two scripts, and its pre-tokenizer keeps those together only
+    before a small letter. The search for one went as deep as the language is long."""
+    words = ["\u65e5\u672cAVa ", "\u65e5\u672cAPPh ", " \u4e2d\u6587AVb"]
+    text = train("gpt-oss", 2048, iter([*texts(), *["".join(words)] * 300]))
+    assert any(token.endswith("AV") for token in Tokenizer.from_str(text).get_vocab())
+    rules = Rules(rules_json(r"root ::= (([\0-\U0010ffff]{0, 60}))"))
+    product = Product(prepared.Prepared(prepared.prepared_arrays(text)), language_of(rules))
+    assert product.mask(START).any()
+    assert product.most_steps < 15_000  # it took 28,815
 
 
 def test_an_unfinished_added_token_takes_the_fast_path() -> None:

@@ -32,7 +32,7 @@ STEPS, STOP, ALL_STEPS = 0, 1, 2
 """Places in `Memo.work`."""
 UNKNOWN = -2
 AHEAD = 16
-"""How many characters on the way to the nearest end are spelt to find the token to try first."""
+"""How many characters on the way to an end are spelt at most to find the token to try first."""
 FEW = 4
 """How many of the bytes that may continue a character a search tries first."""
 NEAREST = 256
@@ -1264,7 +1264,7 @@ def _tokens_behind(tables, packed, nfc, is_short):
     If `is_short`, at most `NEAREST` are returned.
 
     Returns:
-        [n, 3] int64: token, packed state, and state of NFC.
+        [n, 3] int64: token, packed state, and state of NFC; and how many there are in all.
     """
     parts = (
         walk(tables, tables.odd, packed, nfc),
@@ -1290,18 +1290,70 @@ def _tokens_behind(tables, packed, nfc, is_short):
     sorted_ones = np.empty((len(order), 3), np.int64)
     for i in range(len(order)):
         sorted_ones[i] = found[order[i]]
-    return sorted_ones
+    return sorted_ones, n
+
+
+@compiled
+def _merged(tables, ids, n):
+    """Apply all merges to the first `n` of these tokens; returns how many tokens are left."""
+    relation = tables.relation
+    while n > 1:
+        best, where = UNMERGED, 0
+        for i in range(n - 1):
+            rank = merge_rank(relation.first, relation.pairs, ids[i], ids[i + 1])
+            if 0 <= rank < best:
+                best, where = rank, i
+        if best == UNMERGED:
+            break
+        ids[where] = tables.made_by[best]
+        for i in range(where + 1, n - 1):
+            ids[i] = ids[i + 1]
+        n -= 1
+    return n
+
+
+@compiled
+def _best_character(tables, memo, packed, nfc, last):
+    """The next character on a way to where the text can end whatever its last token is.
+
+    Args:
+        last: the last token, with which a character that reaches that place must not merge; or -1.
+
+    Returns:
+        The character, -1 if there is none; whether it reaches that place; and the state after it.
+    """
+    leading, samples = tables.leading, tables.samples
+    ids = np.empty(4, np.int64)
+    best, best_after, best_nfc = np.int64(-1), np.int64(packed), np.int64(nfc)
+    i = 0
+    while True:
+        after, after_nfc, i = _next_character(tables, packed, nfc, i)
+        if after < 0:
+            return best, False, best_after, best_nfc
+        k = i - 1 if i <= len(leading) else i - 1 - len(leading) - len(tables.added)
+        if k < 0:
+            continue
+        c = leading[k]
+        lives = _whatever_last(tables, memo, after, after_nfc)
+        if lives == ALWAYS:
+            n = samples[c, 0]
+            ids[:n] = samples[c, 1 : 1 + n]
+            _merged(tables, ids, n)
+            if last < 0 or stay_apart(tables.relation, last, ids[0]):
+                return np.int64(c), True, after, after_nfc
+        elif lives == UNKNOWN and best < 0:
+            best, best_after, best_nfc = np.int64(c), after, after_nfc
 
 
 @compiled
 def _spelled(tables, memo, packed, nfc, last):
     """The tokens to try first after a last token, in the format of `_tokens_behind`, if any.
 
-    Between characters, this is the first token in the spelling of the nearest end; within one, some
-    bytes that may come next and do not merge with the last token.
+    Between characters, this is the first token in the spelling of characters that lead to an end,
+    or to where the text can end whatever the last token is. Within one, these are some bytes that
+    may come next and do not merge with the last token.
     """
-    relation, samples, leading = tables.relation, tables.samples, tables.leading
-    made_by, byte_ids = tables.made_by, tables.byte_ids
+    relation, samples, byte_ids = tables.relation, tables.samples, tables.byte_ids
     none = np.empty((0, 3), np.int64)
     ids = np.empty(4 * AHEAD, np.int64)
     n = 0
@@ -1319,34 +1371,18 @@ def _spelled(tables, memo, packed, nfc, last):
                 bytes_behind[n, 0], bytes_behind[n, 1], bytes_behind[n, 2] = token, after, after_nfc
                 n += 1
         return bytes_behind[:n].copy()
+    before = np.int64(last)
     for _ in range(AHEAD):
-        i = 0
-        while i < len(leading):
-            after, after_nfc, i = _next_character(tables, ahead, ahead_nfc, i)
-            is_near = after >= 0 and i <= len(leading)
-            if is_near and _can_end(tables, memo, after, after_nfc) == ALIVE:
-                break
-        else:
+        c, is_safe, ahead, ahead_nfc = _best_character(tables, memo, ahead, ahead_nfc, before)
+        if c < 0:
             break
-        c = leading[i - 1]
+        before = np.int64(-1)
         for j in range(samples[c, 0]):
             ids[n] = samples[c, 1 + j]
             n += 1
-        ahead, ahead_nfc = after, after_nfc
-        if _ends(tables.accepts, tables.may_end, ahead):
+        if is_safe:
             break
-    while n > 1:
-        best, where = UNMERGED, 0
-        for i in range(n - 1):
-            rank = merge_rank(relation.first, relation.pairs, ids[i], ids[i + 1])
-            if 0 <= rank < best:
-                best, where = rank, i
-        if best == UNMERGED:
-            break
-        ids[where] = made_by[best]
-        for i in range(where + 1, n - 1):
-            ids[i] = ids[i + 1]
-        n -= 1
+    n = _merged(tables, ids, n)
     if n == 0 or ids[0] < 0:
         return none
     after, after_nfc = _run(tables, packed, nfc, ids[0], APART)
@@ -1355,6 +1391,22 @@ def _spelled(tables, memo, packed, nfc, last):
     found = np.empty((1, 3), np.int64)
     found[0, 0], found[0, 1], found[0, 2] = ids[0], after, after_nfc
     return found
+
+
+@compiled
+def _put_safe_first(tables, memo, behind, last):
+    """Move a token after which the text can surely end to the front, so that no search goes into
+    the depth before it is tried. `behind` is in the format of `_tokens_behind`."""
+    for i in range(len(behind)):
+        token, after, nfc = behind[i]
+        if (
+            stay_apart(tables.relation, last, token)
+            and _whatever_last(tables, memo, after, nfc) == ALWAYS
+        ):
+            first = behind[0].copy()
+            behind[0] = behind[i]
+            behind[i] = first
+            return
 
 
 @compiled
@@ -1377,8 +1429,8 @@ def _search(tables, memo, packed, nfc, last):
         return np.int64(FULL)
     # Columns: packed state, state of NFC, last token, next token to try, start and end of the
     # tokens to try, index among the open states, the lowest index that it leads to, the token that
-    # is being tried, and which tokens were collected: none, the one that spells the nearest end,
-    # the nearest, or all.
+    # is being tried, and which tokens were collected: none, those of `_spelled`, the nearest to an
+    # end, or all.
     path = np.empty((16, 10), np.int64)
     opened = np.empty((64, 2), np.int64)
     tokens = np.empty((0, 3), np.int64)
@@ -1393,12 +1445,13 @@ def _search(tables, memo, packed, nfc, last):
         if top[3] >= top[5] and top[9] < 3:
             if top[9] == 0:
                 behind = _spelled(tables, memo, top[0], top[1], top[2])
-                top[4] = len(tokens)
+                top[4], seen = len(tokens), len(behind)
             else:
-                behind = _tokens_behind(tables, top[0], top[1], top[9] == 1)
-            if _is_spent(work, 50 + len(behind)) or top[4] + len(behind) > MOST_FOUND:
+                behind, seen = _tokens_behind(tables, top[0], top[1], top[9] == 1)
+            if _is_spent(work, 50 + seen) or top[4] + len(behind) > MOST_FOUND:
                 result = np.int64(SPENT)
                 break
+            _put_safe_first(tables, memo, behind, top[2])
             tokens = np.concatenate((tokens[: top[4]], behind))
             top[3], top[5] = top[4], len(tokens)
             top[9] = 3 if top[9] == 1 and len(behind) < NEAREST else top[9] + 1

@@ -14,9 +14,9 @@ the pre-tokenizer can cut after it, any last token is safe, and so it is if a ch
 that is spelt in bytes which no merge joins to anything. Otherwise some next token must not merge
 with it. For each packed state the product caches tokens that are known to lead to an end, and
 nearly always one of them does not merge with the last token. If they all do, the product searches
-over tokens: first the spelling of the nearest end, then the tokens that get closest to an end, then
-all tokens. All results are cached, and each state is visited once. Searches count their steps, and
-a search that takes more than `STEPS` is abandoned.
+over tokens: first the spelling of characters after which any last token is safe, then the tokens
+that get closest to an end, then all tokens. All results are cached, and each state is visited once.
+Searches count their steps, and a search that takes more than `STEPS` is abandoned.
 
 The states of a recursive language are configurations of its pushdown automaton, which are added as
 they are needed (`kernels.Pushdown`). There can be infinitely many, so a search that finds no end
