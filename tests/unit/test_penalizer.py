@@ -592,7 +592,7 @@ def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: boo
     forward(pool, "extend", [held, without], [])
     watched = pool.lz_penalizer
     seen = []
-    for name in ("_generation", "_generations", "_window_size", "_seeded"):
+    for name in ("_generation", "_in_pool", "_window_size", "_seeded"):
         setattr(watched, name, Watched(getattr(watched, name), seen))
     pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
 

@@ -121,8 +121,9 @@ class Penalizer:
             rows, device, self.kernels, room or HistoryRoom(vocab_size=1, words=1, lists=0)
         )
         self._live_rows = live_rows
-        self._generations: NDArray[np.int64] = generations.numpy()
-        # Rows with a window that were active when they were last prefilled.
+        self._in_pool: NDArray[np.int64] = generations.numpy()
+        # Rows with a window that were active when they were last prefilled, and the generation in
+        # which each row was.
         self._users: set[int] = set()
         self._generation = np.full(rows, NO_GENERATION)
         self._window_size = np.zeros(rows, dtype=np.int64)
@@ -142,7 +143,7 @@ class Penalizer:
     def new_rows(self, request_rows: Tensor, count: int) -> list[int]:
         """Which batch rows hold requests that no earlier call has seen; arguments as in `plan`."""
         rows = request_rows.numpy()[:count]
-        generation = self._generations[rows]
+        generation = self._in_pool[rows]
         unknown: list[int] = (self._seen[rows] != generation).nonzero()[0].tolist()
         self._seen[rows] = generation
         return unknown
@@ -164,9 +165,7 @@ class Penalizer:
         last_rows, last = self._last
         if last is None or request_rows is not last_rows:
             return None
-        if last.rows != count or last.offset != offset:
-            return None
-        return last
+        return last if (last.rows, last.offset) == (count, offset) else None
 
     def plan(
         self,
@@ -203,7 +202,7 @@ class Penalizer:
         if histories or self.histories.users:
             rows = request_rows.numpy()[:count]
             history = self.histories.plan(
-                rows, self._generations[rows], histories, self._generations, self._live_rows
+                rows, self._in_pool[rows], histories, self._in_pool, self._live_rows
             )
         if prefilled < count and (self._users or history is not None):
             width = max(width, self._continue(request_rows.numpy()[prefilled:count], given))
@@ -243,7 +242,7 @@ class Penalizer:
             row = rows[i]
             given[row] = window
             self._users.add(row)
-            self._generation[row] = self._generations[row]
+            self._generation[row] = self._in_pool[row]
             self._window_size[row] = window.window_size
             width = max(width, window.window_size)
         for row in prefills:
@@ -254,7 +253,7 @@ class Penalizer:
     def _continue(self, rows: NDArray[np.int64], given: dict[int, RowWindow]) -> int:
         """Clear the windows of request rows that are no longer active; returns the largest of the
         others. `given` as in `_start`."""
-        active = self._generation[rows] == self._generations[rows]
+        active = self._generation[rows] == self._in_pool[rows]
         for row in rows[self._seeded[rows] & ~active].tolist():
             given[row] = RowWindow()
         return max(self._window_size[rows[active]].tolist(), default=0)
