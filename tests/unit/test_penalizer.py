@@ -117,12 +117,13 @@ class Pool:
         self.req_to_token = torch.zeros(ROWS + 1, 1)
         self.req_generation = torch.zeros(ROWS + 1, dtype=torch.int64)
         self.free_slots = list(range(1, ROWS + 1))
-        self._batch: list[tuple[int, int]] = []
+        self._batch: list[tuple[int, int, int]] = []
         self._rows = torch.empty(0, dtype=torch.int64)
 
     def rows_of(self, reqs: Sequence[Request]) -> torch.Tensor:
-        """The rows of a batch, in the same tensor until the batch changes."""
-        batch = [(id(req), req.row) for req in reqs]
+        """The rows of a batch, in the same tensor until the batch changes. A request that left and
+        came back may have its old row again."""
+        batch = [(id(req), req.row, int(self.req_generation[req.row])) for req in reqs]
         if batch != self._batch:
             self._batch, self._rows = batch, torch.tensor([req.row for req in reqs])
         return self._rows
@@ -592,7 +593,7 @@ def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: boo
     forward(pool, "extend", [held, without], [])
     watched = pool.lz_penalizer
     seen = []
-    for name in ("_generation", "_in_pool", "_window_size", "_seeded"):
+    for name in ("_generation", "_pool_generation", "_window_size", "_seeded"):
         setattr(watched, name, Watched(getattr(watched, name), seen))
     pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
 

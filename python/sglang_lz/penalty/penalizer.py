@@ -42,7 +42,7 @@ class StepPlan:
         penalizer: the penalizer that made it.
         windows: for rows that were prefilled, handed over or cleared, by request row.
         rows: how many batch rows are requests; upstream may add padding after them.
-        prefilled: how many leading batch rows are prefills, whose seeds are complete.
+        prefilled: how many leading batch rows are prefills, whose windows are complete.
         offset: the newest token of a later batch row i is at index i + offset of `input_ids`.
         width: the largest window size among the rows with an LZ penalty, in tokens; 0 without any.
         history: what the other penalties need; None if no row has any.
@@ -121,7 +121,7 @@ class Penalizer:
             rows, device, self.kernels, room or HistoryRoom(vocab_size=1, words=1, lists=0)
         )
         self._live_rows = live_rows
-        self._in_pool: NDArray[np.int64] = generations.numpy()
+        self._pool_generation: NDArray[np.int64] = generations.numpy()
         # Rows with a window that were active when they were last prefilled, and the generation in
         # which each row was.
         self._users: set[int] = set()
@@ -143,7 +143,7 @@ class Penalizer:
     def new_rows(self, request_rows: Tensor, count: int) -> list[int]:
         """Which batch rows hold requests that no earlier call has seen; arguments as in `plan`."""
         rows = request_rows.numpy()[:count]
-        generation = self._in_pool[rows]
+        generation = self._pool_generation[rows]
         unknown: list[int] = (self._seen[rows] != generation).nonzero()[0].tolist()
         self._seen[rows] = generation
         return unknown
@@ -202,7 +202,7 @@ class Penalizer:
         if histories or self.histories.users:
             rows = request_rows.numpy()[:count]
             history = self.histories.plan(
-                rows, self._in_pool[rows], histories, self._in_pool, self._live_rows
+                rows, self._pool_generation[rows], histories, self._pool_generation, self._live_rows
             )
         if prefilled < count and (self._users or history is not None):
             width = max(width, self._continue(request_rows.numpy()[prefilled:count], given))
@@ -242,7 +242,7 @@ class Penalizer:
             row = rows[i]
             given[row] = window
             self._users.add(row)
-            self._generation[row] = self._in_pool[row]
+            self._generation[row] = self._pool_generation[row]
             self._window_size[row] = window.window_size
             width = max(width, window.window_size)
         for row in prefills:
@@ -253,7 +253,7 @@ class Penalizer:
     def _continue(self, rows: NDArray[np.int64], given: dict[int, RowWindow]) -> int:
         """Clear the windows of request rows that are no longer active; returns the largest of the
         others. `given` as in `_start`."""
-        active = self._generation[rows] == self._in_pool[rows]
+        active = self._generation[rows] == self._pool_generation[rows]
         for row in rows[self._seeded[rows] & ~active].tolist():
             given[row] = RowWindow()
         return max(self._window_size[rows[active]].tolist(), default=0)

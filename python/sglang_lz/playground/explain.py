@@ -56,9 +56,14 @@ class Explainer:
         self._params, self._vocab_size = params, vocab_size
         visible = array("q", prompt if params.include_prompt else ())
         window = RowWindow(
-            *(visible, len(visible), len(visible)),
-            *(params.penalty, params.window_size, params.buffer_size),
-            *(0, params.cost == "rate", params.onset),
+            visible,
+            sampled=len(visible),
+            length=len(visible),
+            penalty=params.penalty,
+            window_size=params.window_size,
+            buffer_size=params.buffer_size,
+            is_rate=params.cost == "rate",
+            onset=params.onset,
         )
         width = params.window_size
         state = WindowState(1, width, "cpu")
