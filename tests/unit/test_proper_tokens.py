@@ -173,6 +173,17 @@ def test_a_token_after_which_a_small_letter_must_come() -> None:
     assert product.most_steps < 15_000  # it took 28,815
 
 
+def test_a_set_that_begins_with_surrogates() -> None:
+    """They have no spelling. A class of theirs that also held other characters was read past its
+    end, where the pre-tokenizer tells none of them apart."""
+    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    text = changed(tokenizer_json("gpt2"), pre_tokenizer={**whole, "use_regex": False})
+    rules = Rules(rules_json(r'root ::= (("ab" [\U0000d800-\U0000e00f]))'))
+    product = Product(prepared.Prepared(prepared.prepared_arrays(text)), language_of(rules))
+    assert product.mask(START).any()
+    assert accepts(product, Tokenizer.from_str(text).encode("ab\ue005").ids)
+
+
 def test_an_unfinished_added_token_takes_the_fast_path() -> None:
     """The live tokens are those that a walk of all tokens finds, but only a few are walked."""
     product = product_of("qwen2", f'root ::= (({ENDLESS["added"][0]}* "d"))')

@@ -173,16 +173,14 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         """
         row = vocab_mask.numpy().view(np.uint32)[idx]  # many times as fast as torch
         state = self._states[-1]
-        found, when = self._ask(state)
+        when = self._ask(state, row)
         (when,) = ranks.least([when])
         if when == _LATER:
             self._late.append((state, self._product.expected(state)))
-        if when != _NOW or found is None:
+        if when != _NOW:
             row[:] = 0
             self._allow(row, self._product.impossible(state))
             return
-        row[: len(found)] = found
-        row[len(found) :] = 0
         if self._product.may_end(state):
             self._allow(row, *self._stop_tokens)
 
@@ -191,19 +189,20 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         for token in tokens:
             row[token >> 5] |= np.uint32(1 << (token & 31))
 
-    def _ask(self, state: State) -> tuple[Any, int]:
-        """The mask of a state if it is known, and when it becomes known if it is not."""
+    def _ask(self, state: State, row: npt.NDArray[np.uint32]) -> int:
+        """Write the mask of a state into a row if it is known. Returns when it becomes known."""
         self._problem = self._hopeless.get(state, self._problem)
         if self.failure is not None or state in self._hopeless:
-            return None, _NEVER
+            return _NEVER
         try:
-            return self._product.mask(state, self._patience()), _NOW
+            self._product.mask(state, self._patience(), row)
         except Spent as error:
             self._problem = str(error)
-            return None, _NEVER
+            return _NEVER
         except Late:
             self._problem = _TOO_LATE
-            return None, _LATER if self._can_pause else _NEVER
+            return _LATER if self._can_pause else _NEVER
+        return _NOW
 
     def _patience(self) -> Waiting | None:
         """How long to wait for a mask."""
@@ -299,7 +298,7 @@ class UnmadeProduct:
         self._impossible = impossible
         self._problem = problem
 
-    def mask(self, state: State, waiting: Waiting | None = None) -> Any:
+    def mask(self, state: State, waiting: Waiting | None = None, out: Any = None) -> Any:
         """Raise `Spent`, because there is no mask.
 
         Raises:

@@ -1316,6 +1316,9 @@ def _merged(tables, ids, n):
 def _best_character(tables, memo, packed, nfc, last):
     """The next character on a way to where the text can end whatever its last token is.
 
+    Characters that lead closer to an end come first, and the others follow only if none of those
+    leads to an end. In a recursive language each of the others may add a configuration.
+
     Args:
         last: the last token, with which a character that reaches that place must not merge; or -1.
 
@@ -1325,24 +1328,30 @@ def _best_character(tables, memo, packed, nfc, last):
     leading, samples = tables.leading, tables.samples
     ids = np.empty(4, np.int64)
     best, best_after, best_nfc = np.int64(-1), np.int64(packed), np.int64(nfc)
+    has_near = False
     i = 0
-    while True:
+    while not _is_spent(memo.work, 1):
         after, after_nfc, i = _next_character(tables, packed, nfc, i)
-        if after < 0:
-            return best, False, best_after, best_nfc
-        k = i - 1 if i <= len(leading) else i - 1 - len(leading) - len(tables.added)
-        if k < 0:
+        is_near = i <= len(leading)
+        if after < 0 or (has_near and not is_near):
+            break
+        k = i - 1 if is_near else i - 1 - len(leading) - len(tables.added)
+        if k < 0:  # an added token
             continue
-        c = leading[k]
-        lives = _whatever_last(tables, memo, after, after_nfc)
-        if lives == ALWAYS:
-            n = samples[c, 0]
+        c = np.int64(leading[k])
+        found = _whatever_last(tables, memo, after, after_nfc)
+        if found < 0 and found != UNKNOWN:
+            break
+        n = np.int64(samples[c, 0])
+        if found == ALWAYS and n:
             ids[:n] = samples[c, 1 : 1 + n]
             _merged(tables, ids, n)
             if last < 0 or stay_apart(tables.relation, last, ids[0]):
-                return np.int64(c), True, after, after_nfc
-        elif lives == UNKNOWN and best < 0:
-            best, best_after, best_nfc = np.int64(c), after, after_nfc
+                return c, True, after, after_nfc
+        if best < 0 and found != NEVER:
+            best, best_after, best_nfc = c, after, after_nfc
+            has_near = is_near
+    return best, False, best_after, best_nfc
 
 
 @compiled
@@ -1395,17 +1404,23 @@ def _spelled(tables, memo, packed, nfc, last):
 
 @compiled
 def _put_safe_first(tables, memo, behind, last):
-    """Move a token after which the text can surely end to the front, so that no search goes into
-    the depth before it is tried. `behind` is in the format of `_tokens_behind`."""
+    """Move a token after which the text can end, whatever follows it, to the front, so that it is
+    tried before the search looks at what follows the others.
+
+    Args:
+        behind: tokens in the format of `_tokens_behind`.
+        last: the token before them.
+    """
     for i in range(len(behind)):
         token, after, nfc = behind[i]
-        if (
-            stay_apart(tables.relation, last, token)
-            and _whatever_last(tables, memo, after, nfc) == ALWAYS
-        ):
+        if not stay_apart(tables.relation, last, token):
+            continue
+        found = _whatever_last(tables, memo, after, nfc)
+        if found == ALWAYS:
             first = behind[0].copy()
             behind[0] = behind[i]
             behind[i] = first
+        if found in (ALWAYS, FULL, SPENT):
             return
 
 
@@ -1445,10 +1460,11 @@ def _search(tables, memo, packed, nfc, last):
         if top[3] >= top[5] and top[9] < 3:
             if top[9] == 0:
                 behind = _spelled(tables, memo, top[0], top[1], top[2])
-                top[4], seen = len(tokens), len(behind)
+                top[4], seen = len(tokens), 0
             else:
                 behind, seen = _tokens_behind(tables, top[0], top[1], top[9] == 1)
-            if _is_spent(work, 50 + seen) or top[4] + len(behind) > MOST_FOUND:
+            # In the time of a step, a walk finds two tokens.
+            if _is_spent(work, 50 + seen // 2) or top[4] + len(behind) > MOST_FOUND:
                 result = np.int64(SPENT)
                 break
             _put_safe_first(tables, memo, behind, top[2])
@@ -1706,10 +1722,10 @@ def set_bits(mask, live, kinds):
 
 
 @compiled
-def combine(mask, broken, row, odd):
-    """Narrow a mask, which holds A, to the tokens that may follow a last token."""
+def combine(mask, apart, broken, row, odd):
+    """Set a mask to the tokens of A and B that may follow a last token."""
     for i in range(len(mask)):
-        mask[i] = (mask[i] & row[i]) | (broken[i] & ~row[i])
+        mask[i] = (apart[i] & row[i]) | (broken[i] & ~row[i])
     for i in range(len(odd)):
         token = odd[i] >> 2
         kinds = odd[i] & 3

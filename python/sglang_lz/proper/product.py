@@ -165,6 +165,7 @@ class Product:
         letters = np.array([ord(letter) for letter in prepared.letters], np.int64)
         is_letter = np.zeros(SIZE, np.int32)
         is_letter[letters] = np.arange(1, len(letters) + 1)
+        is_letter[0xD800:0xE000] = -1  # no other character may be in a class of surrogates
         classes, samples = classes_of([prepared.classes, language.classes, is_letter])
         spelt = np.zeros((len(samples), 5), np.int32)
         for k, code in enumerate(samples.tolist()):
@@ -269,12 +270,18 @@ class Product:
         """The number of words in a mask."""
         return len(self._prepared.tables.relation.reachable)
 
-    def mask(self, state: State, waiting: Waiting | None = None) -> npt.NDArray[np.uint32]:
+    def mask(
+        self,
+        state: State,
+        waiting: Waiting | None = None,
+        out: npt.NDArray[np.uint32] | None = None,
+    ) -> npt.NDArray[np.uint32]:
         """The tokens that may come next, except stop tokens, as a bit mask: [words] uint32.
 
         Args:
             state: the state after the text so far.
             waiting: how long to wait for the result; None to wait indefinitely.
+            out: where to write it, [at least words]; the rest is set to 0. None for a new array.
 
         Raises:
             Late: the result is not known yet.
@@ -285,11 +292,17 @@ class Product:
             if depth > MOST_DEPTH:
                 raise Spent(f"it is nested more than {MOST_DEPTH} levels deep")
         rows, odd = self._kept(state.packed, state.nfc) or self._awaited(state, waiting)
-        mask = rows.apart.copy()
+        words = len(rows.apart)
+        mask = np.empty(words, np.uint32) if out is None else out[:words]
+        assert len(mask) == words, "the mask is narrower than the vocabulary"
+        if out is not None:
+            out[words:] = 0
         if state.last == NOTHING:
+            mask[:] = rows.apart
             kernels.set_bits(mask, odd, 1)
         else:
-            kernels.combine(mask, rows.broken, self._prepared.row(state.last), odd)
+            row = self._prepared.row(state.last)
+            kernels.combine(mask, rows.apart, rows.broken, row, odd)
         return mask
 
     def may_end(self, state: State) -> bool:
