@@ -11,11 +11,7 @@ from torch import Tensor
 
 from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
 from sglang_lz.penalty import kernels
-from sglang_lz.penalty.window import (
-    MEMORY,
-    RowWindow,
-    WindowState,
-)
+from sglang_lz.penalty.window import MEMORY, RowWindow, WindowState
 
 LZ_PENALTY = 0.15
 VOCAB = 152064

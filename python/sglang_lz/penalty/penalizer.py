@@ -122,9 +122,9 @@ class Penalizer:
         )
         self._live_rows = live_rows
         self._pool_generation: NDArray[np.int64] = generations.numpy()
-        # Rows with a window that were active when they were last prefilled, and the generation in
-        # which each row was.
+        # Rows with a window that were active when they were last prefilled.
         self._users: set[int] = set()
+        # The generation in which each row was last active.
         self._generation = np.full(rows, NO_GENERATION)
         self._window_size = np.zeros(rows, dtype=np.int64)
         # The generation in which `new_rows` last saw each row.

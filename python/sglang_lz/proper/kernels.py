@@ -1088,6 +1088,15 @@ def _next_character(tables, packed, nfc, i):
 
 
 @compiled
+def _class_before(tables, i):
+    """The class of the character after which `_next_character` continues at the i-th; -1 for an
+    added token."""
+    n = len(tables.leading)
+    k = i - 1 if i <= n else i - 1 - n - len(tables.added)
+    return np.int64(tables.leading[k] if k >= 0 else -1)
+
+
+@compiled
 def _can_end(tables, memo, packed, nfc):
     """Whether the text can end, ignoring its last token: `ALIVE` or `DEAD`, or why that is unknown.
 
@@ -1325,20 +1334,19 @@ def _best_character(tables, memo, packed, nfc, last):
     Returns:
         The character, -1 if there is none; whether it reaches that place; and the state after it.
     """
-    leading, samples = tables.leading, tables.samples
+    samples = tables.samples
     ids = np.empty(4, np.int64)
     best, best_after, best_nfc = np.int64(-1), np.int64(packed), np.int64(nfc)
     has_near = False
     i = 0
     while not _is_spent(memo.work, 1):
         after, after_nfc, i = _next_character(tables, packed, nfc, i)
-        is_near = i <= len(leading)
+        is_near = i <= len(tables.leading)
         if after < 0 or (has_near and not is_near):
             break
-        k = i - 1 if is_near else i - 1 - len(leading) - len(tables.added)
-        if k < 0:  # an added token
+        c = _class_before(tables, i)
+        if c < 0:
             continue
-        c = np.int64(leading[k])
         found = _whatever_last(tables, memo, after, after_nfc)
         if found < 0 and found != UNKNOWN:
             break
