@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty.penalizer import Penalizer
 from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE, RowWindow
 
@@ -134,8 +134,9 @@ class _Forced:
         self.onsets: dict[int, Onset] = {}
         generations = torch.zeros(len(texts), dtype=torch.int64)
         self.penalizer = Penalizer(generations, WINDOW, "cpu")
+        lz = LZParams(LZ_PENALTY, WINDOW, BUFFER, onset=onset)
         # The prompt is one token, which the penalty does not see.
-        window = RowWindow(array("q"), 0, 1, LZ_PENALTY, WINDOW, BUFFER, 1, False, onset)
+        window = RowWindow(length=1, first_visible=1, lz=lz)
         rows = torch.arange(len(texts))
         windows = dict.fromkeys(range(len(texts)), window)
         plan = self.penalizer.plan(rows, len(texts), windows, {})

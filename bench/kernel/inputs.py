@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.penalty import kernels
 from sglang_lz.penalty.window import MEMORY, RowWindow, WindowState
 
@@ -165,9 +165,9 @@ class Inputs:
         case = self.case
         capacity = max(case.window, DEFAULT_MAX_WINDOW_SIZE)
         state = WindowState(self.sets * case.rows, capacity, self.device)
-        settings = LZ_PENALTY, case.window, case.buffer, 0, False, onset
+        lz = LZParams(LZ_PENALTY, case.window, case.buffer, onset=onset)
         windows = {
-            row: RowWindow(array("q", tokens), case.window, case.window, *settings)
+            row: RowWindow(array("q", tokens), case.window, case.window, lz=lz)
             for row, tokens in enumerate(self.history[:, : case.window].tolist())
         }
         kernels.import_for(self.device).seed(state, windows)

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from bench.repetition.detector import longest_repetition
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty.kernels import cpu
 from sglang_lz.penalty.window import (
     LEAST_COVER,
@@ -231,7 +232,7 @@ def _state(rows: int, alpha: float, onset: int, before: Sequence[int] = ()) -> W
     """The windows of so many rows whose outputs begin with these tokens."""
     state = WindowState(rows, WINDOW, "cpu")
     tokens = array("q", before)
-    window = RowWindow(tokens, 0, len(tokens), alpha, WINDOW, BUFFER, onset=onset)
+    window = RowWindow(tokens, 0, len(tokens), lz=LZParams(alpha, WINDOW, BUFFER, onset=onset))
     cpu.seed(state, dict.fromkeys(range(rows), window))
     return state
 

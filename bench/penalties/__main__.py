@@ -39,7 +39,7 @@ from bench.kernel.implementations import (
 from bench.kernel.inputs import LZ_PENALTY
 from bench.kernel.result import environment
 from sglang_lz.fields.histories import HistoryParams
-from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, DEFAULT_WINDOW_SIZE
+from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, DEFAULT_WINDOW_SIZE, LZParams
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.history_penalizer import HistoryPenalizer, RowHistory
@@ -118,9 +118,9 @@ class Ours:
 
     def _seed_windows(self, text: Tensor) -> None:
         seen = text[:, -DEFAULT_WINDOW_SIZE:]
-        settings = LZ_PENALTY, DEFAULT_WINDOW_SIZE, 32
+        lz = LZParams(LZ_PENALTY)
         windows = {
-            row: RowWindow(array("q", own), len(own), text.shape[1], *settings)
+            row: RowWindow(array("q", own), len(own), text.shape[1], lz=lz)
             for row, own in enumerate(seen.tolist())
         }
         self.kernels.seed(self.windows, windows)

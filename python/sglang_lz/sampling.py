@@ -29,8 +29,8 @@ from sglang_lz.penalty.window import bytes_of_row
 from sglang_lz.proper.pauses import admitted
 from sglang_lz.server import history_room, hooks
 from sglang_lz.server.request_rows import (
+    add_start,
     generates_with_penalty,
-    row_starts,
     samples_with_penalty,
 )
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+    from sglang_lz.penalty.history_penalizer import RowHistory
+    from sglang_lz.penalty.window import RowWindow
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
@@ -178,16 +181,16 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)
     if room is not None and not room.is_prepared:
         history_room.prepare_vocabulary(batch.reqs, room)
-    mode = batch.forward_mode
-    if not _samples(runner) or not (mode.is_decode() or mode.is_extend_without_speculative()):
+    # A draft worker has the same pool as the model whose tokens are sampled.
+    split = None if runner.is_draft_worker else _split(batch)
+    if split is None:
         return
     penalizer = _penalizer(batch)
-    if penalizer is None:
-        ignored = not mode.is_decode() and any(map(samples_with_penalty, batch.reqs))
+    if penalizer is not None:
+        forward_batch.lz_step = _plan(penalizer, batch, *split)
+    elif _samples(runner):
+        ignored = any(map(samples_with_penalty, batch.reqs[: split[0]]))
         assert not ignored, "a penalty was admitted in a mode that is refused"
-        return
-    prefilled, offset = _split(batch)
-    forward_batch.lz_step = _plan(penalizer, batch, prefilled, offset)
 
 
 def apply_step(logits: Tensor, forward_batch: ForwardBatch) -> None:
@@ -353,25 +356,27 @@ def _plan(
         again = penalizer.plan_again(batch.req_pool_indices_cpu, len(batch.reqs), offset)
         if again is not None:
             return again
-    ends = {
-        i: req.extend_end
-        for i, req in enumerate(batch.reqs[:prefilled])
-        if samples_with_penalty(req)
-    }
-    is_decode_server = _is_decode_server()
-    if not (ends or penalizer.has_users or is_decode_server):
-        return None
     reqs, room = batch.reqs, penalizer.histories.room
-    if is_decode_server:
+    windows: dict[int, RowWindow] = {}
+    histories: dict[int, RowHistory] = {}
+    for i in range(prefilled):
+        if samples_with_penalty(reqs[i]):
+            end = reqs[i].extend_end
+            add_start(i, reqs[i], end, room=room, windows=windows, histories=histories)
+    if not prefilled and _is_decode_server():
         for i in penalizer.new_rows(batch.req_pool_indices_cpu, len(reqs)):
             if generates_with_penalty(reqs[i]):
-                ends[i] = len(reqs[i].full_untruncated_fill_ids) - 1
-                complete = is_verified or int(batch.seq_lens_cpu[i]) == ends[i] + 1
+                end = len(reqs[i].full_untruncated_fill_ids) - 1
+                complete = is_verified or int(batch.seq_lens_cpu[i]) == end + 1
                 assert complete, "not all of a new row's tokens are here"
+                add_start(i, reqs[i], end, room=room, windows=windows, histories=histories)
+    if not (windows or histories or penalizer.has_users):
+        return None
     plan = penalizer.plan(
         batch.req_pool_indices_cpu,
         len(reqs),
-        *row_starts(reqs, ends, room),
+        windows,
+        histories,
         prefilled=prefilled,
         offset=offset,
     )
@@ -417,16 +422,20 @@ def _penalizer(batch: ScheduleBatch) -> Penalizer | None:
     return penalizer
 
 
-def _split(batch: ScheduleBatch) -> tuple[int, int]:
+def _split(batch: ScheduleBatch) -> tuple[int, int] | None:
     """How many leading rows are prefills, and the offset from a later row to its input_ids index.
+    None for a batch that does not sample one token per row.
 
     In an extend batch, a decode row is a single input token: upstream appends decode rows to a
     chunk (mixed chunk), or runs a whole decode batch as an extend (`decoding_reqs`). The host does
     not know those tokens yet, so the device appends them to these rows.
     """
-    if batch.forward_mode.is_decode():
+    mode = batch.forward_mode
+    if mode.is_decode():
         return 0, 0
-    if batch.forward_mode.is_mixed():
+    if not mode.is_extend_without_speculative():
+        return None
+    if mode.is_mixed():
         decoding = len(batch.mix_running_indices_cpu)
         prefilled = len(batch.reqs) - decoding
         return prefilled, batch.extend_num_tokens - len(batch.reqs)

@@ -18,6 +18,7 @@ import test_kernels as small
 import torch
 
 from sglang_lz.fields.histories import HistoryParams
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.draft_tree import DraftTrees
 from sglang_lz.penalty.history import HistoryRoom
@@ -193,8 +194,9 @@ def test_larger_histories(
     for i, own in enumerate(texts):
         window = rng.randint(1, capacity)
         onset = rng.choice([0, 2])
-        settings = 2.0, window, min(32, window), 0, bool(rng.randrange(2)), onset
-        windows[i] = RowWindow(array("q", own), 0, len(own), *settings)
+        cost = rng.choice(("marginal", "rate"))
+        lz = LZParams(2.0, window, min(32, window), cost=cost, onset=onset)
+        windows[i] = RowWindow(array("q", own), 0, len(own), lz=lz)
     histories = {i: row_history(rng, own, vocab) for i, own in enumerate(texts)}
     if rng.random() < 0.5:
         del histories[rng.randrange(rows)]

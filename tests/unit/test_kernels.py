@@ -26,6 +26,7 @@ import triton
 from device import DEVICE
 from onset_examples import EXAMPLES, FADING, LAST_STEP
 from oracle import has_memory, run_lengths
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import launch, warm_up
@@ -70,8 +71,9 @@ def seeds_of(
         penalty, window, buffer, first, is_rate, onset = given
         start = first if onset else max(first, len(history) - window)
         tokens = array("q", history[start:] if window else ())
-        settings = float(penalty), window, buffer, first, bool(is_rate), onset
-        seeds[row] = RowWindow(tokens, len(tokens) // 2, len(history), *settings)
+        cost = "rate" if is_rate else "marginal"
+        lz = LZParams(float(penalty), window, buffer, cost=cost, onset=onset)
+        seeds[row] = RowWindow(tokens, len(tokens) // 2, len(history), first, lz)
     return seeds
 
 
@@ -187,7 +189,8 @@ def stepped(
     state = WindowState(1, window, device)
     seeded = len(history) - steps
     tokens = array("q", history[:seeded])
-    kernels.seed(state, {0: RowWindow(tokens, 0, seeded, 1.0, window, min(window, 32), onset=2)})
+    lz = LZParams(1.0, window, min(window, 32), onset=2)
+    kernels.seed(state, {0: RowWindow(tokens, 0, seeded, lz=lz)})
     for length in range(seeded + bool(steps), len(history) + 1):
         logits = torch.zeros(1, vocab, device=device)
         kernels.step(
@@ -208,7 +211,8 @@ def stepped(
 def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     """The state of a row whose whole history is output, its newest token in column 0."""
     state = WindowState(1, window, "cpu")
-    cpu_kernels.seed(state, {0: RowWindow(array("q", history), 0, 1, 1.0, window, 1, onset=onset)})
+    lz = LZParams(1.0, window, 1, onset=onset)
+    cpu_kernels.seed(state, {0: RowWindow(array("q", history), 0, 1, lz=lz)})
     return state
 
 

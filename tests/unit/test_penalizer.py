@@ -707,7 +707,9 @@ def test_runners_that_never_sample_reserve_no_windows(kind: dict[str, object]) -
     pool = reserved_pool(**kind)
     assert not hasattr(pool, "lz_penalizer")
     req = admitted(pool, request([1, 2, 1]))
-    batch = SimpleNamespace(forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool)
+    batch = SimpleNamespace(
+        forward_mode=Mode("extend"), reqs=[req], req_to_token_pool=pool, decoding_reqs=None
+    )
     forward_batch = SimpleNamespace()
     sampling.plan_step(batch, SimpleNamespace(**vars(RUNNER) | kind), forward_batch)
     assert not hasattr(forward_batch, "lz_step")

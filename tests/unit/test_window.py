@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle import has_memory, match_lengths, run_lengths
+from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.reference.window_view import WindowView
 from sglang_lz.penalty.window import MEMORY, ONSET, PARAMS, RowWindow, WindowState, bytes_of_row
@@ -24,8 +25,8 @@ def window_of(  # noqa: PLR0917
     """A window whose tokens are all on the host, the first of them a prompt."""
     start = first if onset else max(first, len(history) - window)
     sampled = max(prompt - start, 0)
-    settings = 0.15, window, buffer, first, False, onset
-    return RowWindow(array("q", history[start:]), sampled, len(history), *settings)
+    lz = LZParams(0.15, window, buffer, onset=onset)
+    return RowWindow(array("q", history[start:]), sampled, len(history), first, lz)
 
 
 def append(state: WindowState, rows: torch.Tensor, position: torch.Tensor, token: torch.Tensor):

@@ -59,11 +59,6 @@ class StepPlan:
     history: HistoryStep | None = None
     waits: bool = False
 
-    @property
-    def is_steady(self) -> bool:
-        """Whether the plan holds for later steps too, because no row starts, ends or moves."""
-        return not (self.prefilled or self.windows or (self.history and not self.history.is_still))
-
 
 @dataclass(slots=True)
 class VerifiedTrees:
@@ -209,7 +204,8 @@ class Penalizer:
         if not width and history is None:
             return None
         plan = StepPlan(self, given, count, prefilled, offset, width, history)
-        if plan.is_steady:
+        # It holds for later steps if no row starts, ends or moves.
+        if not (prefilled or given or (history is not None and not history.is_still)):
             self._last = request_rows, plan
         return plan
 
@@ -234,19 +230,22 @@ class Penalizer:
         prefills = rows[:prefilled]
         if self.histories.users:
             self.histories.deactivate(prefills)
-        for row in self._users.intersection(prefills):
-            self._generation[row] = NO_GENERATION
-            self._users.discard(row)
         # Element by element, because numpy needs longer for a few rows, and few rows start at once.
         for i, window in windows.items():
             row = rows[i]
             given[row] = window
             self._users.add(row)
             self._generation[row] = self._pool_generation[row]
-            self._window_size[row] = window.window_size
-            width = max(width, window.window_size)
+            size = self._window_size[row] = window.lz.window_size
+            if size > width:  # noqa: PLR1730 -- `max` takes longer
+                width = size
         for row in prefills:
-            if row not in given and self._seeded[row]:
+            if row in given:
+                continue
+            if row in self._users:
+                self._users.discard(row)
+                self._generation[row] = NO_GENERATION
+            if self._seeded[row]:
                 given[row] = RowWindow()
         return width
 
@@ -359,7 +358,7 @@ class Penalizer:
         if windows:
             self.kernels.seed(self.state, windows)
             for row, window in windows.items():
-                self._seeded[row] = window.penalty > 0
+                self._seeded[row] = window.lz.penalty > 0
 
     def _begin(self, plan: StepPlan, logits: Tensor, is_masked: bool) -> HistoryState | None:
         """Write the plan's windows and histories. Returns the histories if it has any."""

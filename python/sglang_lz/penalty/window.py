@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_lz.fields.lz import LZParams
+
 # The columns of `WindowState.params`.
 PENALTY, WINDOW_SIZE, BUFFER_SIZE, FIRST_VISIBLE, IS_RATE, ONSET = range(6)
 PARAMS = 6
@@ -75,23 +77,15 @@ class RowWindow(NamedTuple):
         tokens: the visible tokens, oldest first, as int64; the newest `tokens_to_seed` are enough.
         sampled: how many of them precede the first sampled token.
         length: how many tokens the request has so far, invisible ones included.
-        penalty: alpha, in nats per bit. From here on, in the column order of `WindowState.params`.
-        window_size: W, in tokens.
-        buffer_size: B, in tokens.
         first_visible: the position of the first token that may be visible.
-        is_rate: whether the cost is `rate`.
-        onset: n, in copies; 0 if the penalty is always on.
+        lz: the request's penalty.
     """
 
     tokens: array[int] = array("q")
     sampled: int = 0
     length: int = 0
-    penalty: float = 0.0
-    window_size: int = 0
-    buffer_size: int = 0
     first_visible: int = 0
-    is_rate: bool = False
-    onset: int = 0
+    lz: LZParams = LZParams(window_size=0, buffer_size=0)
 
 
 class WindowState:

@@ -55,16 +55,7 @@ class Explainer:
         """
         self._params, self._vocab_size = params, vocab_size
         visible = array("q", prompt if params.include_prompt else ())
-        window = RowWindow(
-            visible,
-            sampled=len(visible),
-            length=len(visible),
-            penalty=params.penalty,
-            window_size=params.window_size,
-            buffer_size=params.buffer_size,
-            is_rate=params.cost == "rate",
-            onset=params.onset,
-        )
+        window = RowWindow(visible, sampled=len(visible), length=len(visible), lz=params)
         width = params.window_size
         state = WindowState(1, width, "cpu")
         steps.seed(state, {0: window})

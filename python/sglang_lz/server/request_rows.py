@@ -12,8 +12,6 @@ from sglang_lz.penalty.history_penalizer import RowHistory
 from sglang_lz.penalty.window import RowWindow, tokens_to_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from sglang.srt.managers.schedule_batch import Req
 
     from sglang_lz.fields.lz import LZParams
@@ -34,28 +32,31 @@ def samples_with_penalty(req: Req) -> bool:
     return generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
 
 
-def row_starts(
-    reqs: Sequence[Req], ends: Mapping[int, int], room: HistoryRoom
-) -> tuple[dict[int, RowWindow], dict[int, RowHistory]]:
-    """The initial windows and histories of rows.
-
-    Each request with a history is recorded as a holder of room.
+def add_start(
+    i: int,
+    req: Req,
+    end: int,
+    *,
+    room: HistoryRoom,
+    windows: dict[int, RowWindow],
+    histories: dict[int, RowHistory],
+) -> None:
+    """Add the initial state of a batch row. A request with a history becomes a holder of room.
 
     Args:
-        reqs: the requests of a batch.
-        ends: how many tokens each batch row that starts has.
+        i: the batch row.
+        req: its request.
+        end: how many tokens it has.
         room: the memory for histories.
+        windows: receives the window of a request with an LZ penalty, by batch row.
+        histories: receives the history of a request with other penalties, by batch row.
     """
-    windows, histories = {}, {}
-    for i, end in ends.items():
-        req = reqs[i]
-        if req.sampling_params.lz_params is not None:
-            windows[i] = _window(req, end)
-        need = need_of(req, room)
-        if need.words:
-            room.holders[id(req)] = req, need
-            histories[i] = _history(req, end, room.vocab_size)
-    return windows, histories
+    if req.sampling_params.lz_params is not None:
+        windows[i] = _window(req, end)
+    need = need_of(req, room)
+    if need.words:
+        room.holders[id(req)] = req, need
+        histories[i] = _history(req, end, room.vocab_size)
 
 
 def need_of(req: Req, room: HistoryRoom) -> HistoryNeed:
@@ -76,18 +77,17 @@ def _window(req: Req, end: int) -> RowWindow:
     They are copied because upstream may change them before they reach the device.
     """
     lz: LZParams = req.sampling_params.lz_params
-    first = 0 if lz.include_prompt else len(req.origin_input_ids)
-    start = max(first, end - tokens_to_seed(lz.window_size, lz.onset))
+    prompt = len(req.origin_input_ids)
+    first = 0 if lz.include_prompt else prompt
+    start = end - tokens_to_seed(lz.window_size, lz.onset)
+    if start < first:  # noqa: PLR1730 -- `max` takes longer
+        start = first
     return RowWindow(
         req.full_untruncated_fill_ids[start:end],
-        max(len(req.origin_input_ids) - start, 0),
+        prompt - start if start < prompt else 0,
         end,
-        lz.penalty,
-        lz.window_size,
-        lz.buffer_size,
         first,
-        lz.cost == "rate",
-        lz.onset,
+        lz,
     )
 
 

@@ -6,11 +6,11 @@ because the tokens of a prompt are on the host.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz.compiled import compiled
@@ -31,6 +31,7 @@ from sglang_lz.penalty.window import (
     MEMORY,
     MEMORY_STEPS,
     ONSET,
+    PARAMS,
     PENALTY,
     REMEMBERED_RUN,
     REMEMBERED_STRENGTH,
@@ -43,7 +44,8 @@ from sglang_lz.penalty.window import (
     WindowState,
 )
 
-NO_TOKENS = np.zeros(0, dtype=np.int64)
+# A row of `WindowState.params`, and one of `WindowState.cover`.
+_PARAMS, _COVER = struct.Struct(f"{PARAMS}f"), struct.Struct(f"{COVER}q")
 # For distances, and for match lengths plus one; log2 of 0 is never read.
 LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32)
 
@@ -143,20 +145,13 @@ def _replay(visible, first, onset, run, cover):
 
 
 @compiled
-def _seed(
-    row, own, sampled, length, penalty, window_size, buffer_size, first_visible, is_rate, onset,
-    tokens, run, params, cover,
-):  # fmt: skip
+def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover):
     capacity = tokens.shape[1]
     kept = own[max(len(own) - capacity, 0) :]
     end = (length - 1) % capacity + 1
     wrapped = max(len(kept) - end, 0)
     tokens[row, end - (len(kept) - wrapped) : end] = kept[wrapped:]
     tokens[row, capacity - wrapped :] = kept[:wrapped]
-    given = params[row]
-    given[PENALTY], given[WINDOW_SIZE], given[BUFFER_SIZE] = penalty, window_size, buffer_size
-    given[FIRST_VISIBLE], given[IS_RATE], given[ONSET] = first_visible, is_rate, onset
-    cover[row] = 0
     own_run = run[row, :window_size]
     if onset:
         first = max(sampled, len(own) - REPLAYED + 1)
@@ -336,11 +331,19 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     write_windows(windows, state.arrays)
 
 
-def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[NDArray[Any]]) -> None:
+def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[Any]) -> None:
     """Write windows into the arrays of `WindowState.arrays`, by row."""
-    for row, window in windows.items():
-        tokens = np.frombuffer(window.tokens, np.int64) if window.tokens else NO_TOKENS
-        _seed(row, tokens, *window[1:], *arrays)
+    tokens, run, params, cover = arrays
+    for row, (own, sampled, length, first, lz) in windows.items():
+        # Not compiled, because a call would take longer, and many windows start empty.
+        _PARAMS.pack_into(
+            params, row * _PARAMS.size,
+            lz.penalty, lz.window_size, lz.buffer_size, first, lz.cost == "rate", lz.onset,
+        )  # fmt: skip
+        _COVER.pack_into(cover, row * _COVER.size, 0, 0)
+        if own:
+            seen = np.frombuffer(own, np.int64)
+            _seed(row, seen, sampled, length, lz.window_size, lz.onset, tokens, run, cover)
 
 
 def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:

@@ -15,8 +15,12 @@ from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.penalty.reference.window_view import WindowView
 from sglang_lz.penalty.window import (
+    BUFFER_SIZE,
+    FIRST_VISIBLE,
     IS_RATE,
+    ONSET,
     PENALTY,
+    WINDOW_SIZE,
     RowWindow,
     StepInputs,
     WindowState,
@@ -32,14 +36,19 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """
     device = state.tokens.device
     for row, window in windows.items():
-        tokens, sampled, length, *params = window
+        tokens, sampled, length, first_visible, lz = window
         visible = torch.tensor(tokens, dtype=torch.int64, device=device)
         newest_first = visible.flip(0)[: state.capacity]
         slot = (length - 1 - torch.arange(len(newest_first), device=device)) % state.capacity
         state.tokens[row, slot] = newest_first.to(torch.int32)
-        periods = max(1, window.window_size)
+        periods = max(1, lz.window_size)
         state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
-        state.params[row] = torch.tensor(params, dtype=torch.float32, device=device)
+        state.params[row, PENALTY] = lz.penalty
+        state.params[row, WINDOW_SIZE] = lz.window_size
+        state.params[row, BUFFER_SIZE] = lz.buffer_size
+        state.params[row, FIRST_VISIBLE] = first_visible
+        state.params[row, IS_RATE] = lz.cost == "rate"
+        state.params[row, ONSET] = lz.onset
         state.cover[row] = 0
         # Every prefix from which a token was sampled, including the last.
         for end in range(sampled, len(visible) + 1):
