@@ -181,7 +181,7 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)
     if room is not None and not room.is_prepared:
         history_room.prepare_vocabulary(batch.reqs, room)
-    # A draft worker has the same pool as the model whose tokens are sampled.
+    # A draft worker has the same pool as the model that samples, and so the same penalizer.
     split = None if runner.is_draft_worker else _split(batch)
     if split is None:
         return
@@ -346,6 +346,7 @@ def _plan(
     A decode server (prefill/decode disaggregation) runs no prefill that would announce a request.
     Instead, a row with an unseen generation is new, so no step loops over all requests. Only now
     are the tokens on the host complete: nothing was sampled here yet, so the newest is the last.
+    Where rows are prefilled, the server's role need not be looked up.
 
     Args:
         prefilled: as in `StepPlan`.

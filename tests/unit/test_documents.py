@@ -221,10 +221,8 @@ def test_a_step_on_a_cpu_meets_its_target() -> None:
     assert target["met"]
 
 
-def test_only_a_request_that_sees_no_tokens_misses_its_targets() -> None:
+def test_the_start_of_a_request_meets_its_targets_on_a_cpu() -> None:
     result = json.loads((ROOT / "bench/results/host-cpu.json").read_text())
     met = {row["target"]: row["met"] for row in result["targets"] if "prefill" in row["target"]}
-    assert [name for name, is_met in met.items() if not is_met] == [
-        "prefill with 0 tokens seen, each of 1, us",
-        "prefill with 0 tokens seen, each of 64, us",
-    ]
+    assert len(met) == 6
+    assert all(met.values())

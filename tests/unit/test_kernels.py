@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TypeVar
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -214,6 +215,20 @@ def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     lz = LZParams(1.0, window, 1, onset=onset)
     cpu_kernels.seed(state, {0: RowWindow(array("q", history), 0, 1, lz=lz)})
     return state
+
+
+def test_the_first_window_with_tokens_has_nothing_to_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every request would wait for it, for a second where nothing can be kept on disk."""
+    fresh = numba.njit(cpu_kernels._seed.py_func)
+    monkeypatch.setattr(cpu_kernels, "_seed", fresh)
+    warm_up(cpu_kernels, 16, torch.device("cpu"), tree_sizes=())
+    at_start = fresh.signatures[:]
+    assert at_start
+    for onset in (0, 2):
+        seeded([1, 2, 1, 2], window=16, onset=onset)
+    assert fresh.signatures == at_start
 
 
 @pytest.mark.slow

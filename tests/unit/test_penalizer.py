@@ -715,6 +715,18 @@ def test_runners_that_never_sample_reserve_no_windows(kind: dict[str, object]) -
     assert not hasattr(forward_batch, "lz_step")
 
 
+def test_a_draft_worker_plans_nothing_for_the_pool_it_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = reserved_pool()
+    monkeypatch.setattr(RUNNER, "is_draft_worker", True)
+    req = admitted(pool, request([1, 2, 1], lz_penalty=1.0, frequency_penalty=1.0))
+    assert not hasattr(plan(pool, "extend", [req], []), "lz_step")
+    assert not pool.lz_penalizer.has_users
+    monkeypatch.setattr(RUNNER, "is_draft_worker", False)
+    assert plan(pool, "extend", [req], []).lz_step.windows
+
+
 def test_a_refused_mode_reserves_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(["on a toaster"]))
     pool = reserved_pool()

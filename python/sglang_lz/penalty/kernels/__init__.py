@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from array import array
 from collections.abc import Collection
 from types import ModuleType
 
@@ -57,7 +58,8 @@ def warm_up(
     histories = (None, HistoryState(1, device, room))
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
-    kernels.seed(state, {0: RowWindow()})
+    # Without tokens, numba's part would not be called.
+    kernels.seed(state, {0: RowWindow(array("q", [0]), length=1)})
     numbers = np.zeros(NUMBERS, dtype=np.int32)
     numbers[RING], numbers[TOKENS], numbers[BREAKERS] = SPARE, 1, -1
     ids, strengths = numbers[:0], np.ones(STRENGTHS, dtype=np.float32)

@@ -332,11 +332,16 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
 
 
 def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[Any]) -> None:
-    """Write windows into the arrays of `WindowState.arrays`, by row."""
+    """Write windows into the arrays of `WindowState.arrays`, by row.
+
+    Args:
+        windows: as in `reference.steps.seed`.
+        arrays: C-contiguous numpy arrays, with the columns and types of `WindowState`.
+    """
     tokens, run, params, cover = arrays
     for row, (own, sampled, length, first, lz) in windows.items():
         # Not compiled, because a call would take longer, and many windows start empty.
-        _PARAMS.pack_into(
+        _PARAMS.pack_into(  # in the order of the columns
             params, row * _PARAMS.size,
             lz.penalty, lz.window_size, lz.buffer_size, first, lz.cost == "rate", lz.onset,
         )  # fmt: skip
