@@ -33,6 +33,9 @@ OUTPUTS, ONSET, MOST_RESUMED = 32_768, 3, 500.0
 POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
+SECONDS = (
+    0.2  # of samples at least: thirty of a short call would fit into one slow moment of a machine
+)
 
 COLUMNS = ("what", "requests", "seen", "history", "pool", "median_us", "p10_us", "p90_us")
 
@@ -99,7 +102,8 @@ def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int, onse
 def _times(call: Callable[[], object], rounds: int, share: int) -> dict[str, float]:
     """CPU time of this thread for a call, divided by `share`, in microseconds."""
     samples = []
-    for _ in range(rounds + 1):
+    end = time.perf_counter() + SECONDS
+    while len(samples) <= rounds or time.perf_counter() < end:
         before = time.thread_time()
         for _ in range(CALLS):
             call()
@@ -126,7 +130,7 @@ def measure(device: torch.device, rounds: int, quick: bool) -> Iterator[dict[str
 
     Args:
         device: where the windows are.
-        rounds: samples of each time.
+        rounds: the fewest samples of each time.
         quick: few and small cases.
 
     Yields:
