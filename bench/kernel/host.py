@@ -33,9 +33,8 @@ OUTPUTS, ONSET, MOST_RESUMED = 32_768, 3, 500.0
 POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
-SECONDS = (
-    0.2  # of samples at least: thirty of a short call would fit into one slow moment of a machine
-)
+SECONDS = 0.2
+"""Of samples at least: thirty samples of a short call would fit into one slow moment of a machine."""
 
 COLUMNS = ("what", "requests", "seen", "history", "pool", "median_us", "p10_us", "p90_us")
 
