@@ -34,7 +34,7 @@ POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
 SECONDS = 0.2
-"""Of samples at least: thirty samples of a short call would fit into one slow moment of a machine."""
+"""Of samples at least: thirty of a short call would fit into one slow moment of a machine."""
 
 COLUMNS = ("what", "requests", "seen", "history", "pool", "median_us", "p10_us", "p90_us")
 
@@ -100,7 +100,7 @@ def batch_of(pool: Any, rows: range, tokens: list[int] | None, window: int, onse
 
 def _times(call: Callable[[], object], rounds: int, share: int) -> dict[str, float]:
     """CPU time of this thread for a call, divided by `share`, in microseconds."""
-    samples = []
+    samples: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(samples) <= rounds or time.perf_counter() < end:
         before = time.thread_time()
