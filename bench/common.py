@@ -41,6 +41,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def provenance(module: str) -> dict[str, Any]:
+    """How, when, of which code and where a result is measured.
+
+    Args:
+        module: of the benchmark that runs.
+    """
+    return {"command": command(module), "date": date(), "commit": commit(), **machine()}
+
+
 def versions(*distributions: str) -> dict[str, str | None]:
     """The version of each installed distribution, None for one that is not."""
     found: dict[str, str | None] = {}

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xgrammar
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.constraints.cases import ANY_JSON, CASES, schema_cases, texts
 from bench.constraints.vocabularies import vocabulary
 from bench.published import SOURCES, tokenizer_json
@@ -94,9 +94,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     result = {
         "measures": "constraints with proper tokens, and engines with any tokens; one at a time",
-        "command": command("bench.constraints"),
-        "date": date(),
-        **machine(),
+        **provenance("bench.constraints"),
         **versions("tokenizers", "numba", "xgrammar", "llguidance", "outlines_core"),
         "texts": {case: len(texts(case)) for case in cases},
         "bytes_per_constraint": BYTES_PER_LANGUAGE,

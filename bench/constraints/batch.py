@@ -23,7 +23,7 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.constraints.vocabularies import installed_texts
 from bench.published import tokenizer_json
 from sglang_lz.proper import prepared
@@ -79,9 +79,7 @@ def main() -> None:
     result = {
         "measures": "time of the scheduler's thread for the masks of a decode step and for "
         "accepting its tokens, microseconds: median, 10th and 90th percentile of the steps",
-        "command": command("bench.constraints.batch"),
-        "date": date(),
-        **machine(),
+        **provenance("bench.constraints.batch"),
         **versions("sglang", "xgrammar", "numba"),
         "tokenizer": TOKENIZER,
         "rows": rows,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.constraints.vocabularies import PATTERNS, installed_texts, vocabulary
 from sglang_lz.compiled import reference
 from sglang_lz.proper import merges
@@ -57,9 +57,7 @@ def main() -> None:
         print(*row.values(), sep="\t", flush=True)
     result = {
         "measures": "what differs between proper tokens and the tokenizers themselves",
-        "command": command("bench.constraints.exact"),
-        "date": date(),
-        **machine(),
+        **provenance("bench.constraints.exact"),
         **versions("tokenizers", "numba"),
         "rows": rows,
     }

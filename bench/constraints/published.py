@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import command, commit, date, machine, versions, write_result
 from bench.constraints.__main__ import Proper, measure, timed, tokens_of
 from bench.constraints.cases import CASES, TEXTS
 from bench.constraints.exact import pairs, sequences
@@ -55,7 +55,8 @@ def main() -> None:
     if arguments.out and arguments.out.exists():
         rows = {row["tokenizer"]: row for row in json.loads(arguments.out.read_text())["rows"]}
     for name in arguments.tokenizer:
-        row = {"tokenizer": name, "models": SOURCES[name].models, "date": date()}
+        row = {"tokenizer": name, "models": SOURCES[name].models}
+        row |= {"date": date(), "commit": commit()}
         row |= look(tokenizer_json(name), corpus)
         rows[name] = row
         print(json.dumps(row), flush=True)

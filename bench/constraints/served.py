@@ -26,7 +26,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.constraints.cases import CASES
 from bench.http_client import request
 
@@ -81,9 +81,7 @@ def main() -> None:
     fidelity, models = fidelity or before["fidelity"], models or before["models"]
     result = {
         "measures": "outputs that are not their text's own encoding, and shares of two texts",
-        "command": command("bench.constraints.served"),
-        "date": date(),
-        **machine(),
+        **provenance("bench.constraints.served"),
         **versions("torch", "xgrammar"),
         "models": models,
         "samples": arguments.samples,

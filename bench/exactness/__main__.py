@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoConfig
 
-from bench.common import command, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.http_client import request
 from bench.repetition.detector import DEGENERATE_REPEATS, longest_repetition
 
@@ -80,9 +80,7 @@ def main() -> None:
             "requests with a wrong logprob at some sampled position, and the largest error; of "
             "longer answers to the same prompts, those that end in a loop, and the accept length"
         ),
-        "command": command("bench.exactness"),
-        "date": date(),
-        **machine(),
+        **provenance("bench.exactness"),
         **versions("torch"),
         "servers": facts,
         "requests": REQUESTS,

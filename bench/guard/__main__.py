@@ -28,10 +28,7 @@ def main(argv: list[str] | None = None) -> None:
             command.add_argument("--limit", type=int, metavar="N", help="the first N prompts")
     arguments = parser.parse_args(argv)
     result: dict[str, Any] = {
-        "command": common.command("bench.guard"),
-        "date": common.date(),
-        "commit": common.commit(),
-        **common.machine(),
+        **common.provenance("bench.guard"),
         **common.versions("numba", "numpy"),
     }
     if arguments.command == "outputs":

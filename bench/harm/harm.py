@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.common import command, commit, date, machine, versions, write_result
+from bench.common import provenance, versions, write_result
 from bench.harm import corpora, result
 from bench.harm.chart import draw
 from bench.harm.penalties import (
@@ -58,10 +58,7 @@ def measure(texts: Sequence[corpora.Text], tokenizers: Iterable[str]) -> dict[st
             "positions in 1,000 where it is lowered, mean nats over all positions, texts in which "
             "any position is lowered"
         ),
-        "command": command("bench.harm"),
-        "commit": commit(),
-        "date": date(),
-        **machine(),
+        **provenance("bench.harm"),
         **versions("torch", "numba", "tokenizers"),
         "settings": {
             "longest": list(LONGEST),

@@ -17,10 +17,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     result: dict[str, Any] = {
         "measures": "the most copies of any loop",
-        "command": common.command("bench.onset"),
-        "date": common.date(),
-        "commit": common.commit(),
-        **common.machine(),
+        **common.provenance("bench.onset"),
         **common.versions("torch", "numba"),
     }
     common.write_result(arguments.out, result | guarantee.measure())
