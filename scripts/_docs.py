@@ -25,6 +25,7 @@ from bench.speculation import tables as speculation
 from hostile import judge
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
 from sglang_lz.distribution.sources import releases
+from sglang_lz.fields import histories
 from sglang_lz.fields.lz import markdown_table
 from sglang_lz.proper import request_field
 from sglang_lz.server.hooks import HOOKS
@@ -168,6 +169,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/PATCHES.md", "patches"): patches,
     ("docs/PATCHES.md", "imports"): imports,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
+    ("docs/PENALTIES.md", "fields"): lambda: markdown_table(histories.FIELDS),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
     ("bench/README.md", "puzzles"): repetition.puzzles_by_kind,
     ("bench/README.md", "demo"): repetition.demo,

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+_MOST_TEXTS = 1024
+"""The most strings in a list of texts."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -123,15 +126,16 @@ def texts(most: int, longest: int) -> Kind:
         takes=lambda value, _: (
             isinstance(value, list | tuple)
             and all(isinstance(one, str) and 0 < _bytes(one) <= longest for one in value)
-            and len(value) <= 1024
+            and len(value) <= _MOST_TEXTS
             and sum(len(one) - 1 for one in value) <= most
         ),
         allowed=(
-            f"a list of strings of 1 to {longest} bytes in UTF-8, with at most {most} characters "
-            "in all beyond their first ones"
+            f"a list of at most {_MOST_TEXTS} strings of 1 to {longest} bytes in UTF-8, with at "
+            f"most {most} characters in all beyond their first ones"
         ),
         schema={"type": "array", "items": {"type": "string", "minLength": 1}},
-        text=f"list of strings of 1 to {longest} bytes",
+        text=f"list of at most {_MOST_TEXTS} strings of 1 to {longest} bytes, with at most {most} "
+        "characters in all beyond the first of each",
         argument={},
     )
 
