@@ -25,7 +25,7 @@ holds. For a nightly job: the report is Markdown, on standard output.
   --version VERSION   look at this release instead of the newest
   --report FILE       write the report to FILE, too
 
-Writes .cache/ only. What it makes takes 4 GB there and is removed at the end.
+Writes .cache/ and FILE only. What it makes takes 4 GB there and is removed at the end.
 
 exit status:
   0  nothing is new, or what is new works; no vulnerability is known
@@ -33,7 +33,7 @@ exit status:
   2  something could not be asked or run
 """
 NAME = "sglang"
-AUDITED = ROOT / "docker" / "cpu.lock"
+AUDITED = ("docker/cpu.lock", "docker/torch.lock")
 REQUIREMENTS = ROOT / "scripts" / "requirements-watch.txt"
 # The documents and the deployment files do not cover the new release yet.
 QUICK = (
@@ -134,7 +134,7 @@ def look_at(version: str, folder: Path) -> Iterator[Step]:
 def audit() -> Step:
     """Look up known vulnerabilities of the packages in the CPU image."""
     python = CACHE / "watch" / "bin" / "python"
-    title = f"known vulnerabilities of {AUDITED.relative_to(ROOT)}"
+    title = f"known vulnerabilities of {' and '.join(AUDITED)}"
     if not python.exists():
         made = run(
             "making an environment", [sys.executable, "-m", "venv", str(CACHE / "watch")], ROOT
@@ -154,9 +154,10 @@ def audit() -> Step:
         "--no-deps",
         "--progress-spinner",
         "off",
-        "--requirement",
     ]
-    step = run(title, [str(python), "-m", "pip_audit", *options, str(AUDITED)], ROOT)
+    for lock in AUDITED:
+        options += ["--requirement", lock]
+    step = run(title, [str(python), "-m", "pip_audit", *options], ROOT)
     if step.status == 1 and "known vulnerabilit" not in step.output:
         step.status = 2  # it exits with the same status if the lookup failed
     return step

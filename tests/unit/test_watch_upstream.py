@@ -42,7 +42,7 @@ def test_nothing_is_new(asked: Any, capsys: pytest.CaptureFixture[str], tmp_path
     assert watch.watch(["--report", str(tmp_path / "report.md")]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"# SGLang {newest}: the patches are for it\n")
-    assert f"docker/cpu.lock: good\n\n    {AUDITED}\n" in out
+    assert f"docker/cpu.lock and docker/torch.lock: good\n\n    {AUDITED}\n" in out
     assert (tmp_path / "report.md").read_text() + "\n" == out
     assert not [title for title in titles if "carr" in title]
 
