@@ -163,7 +163,8 @@ def run_command(engine: str, which: str, tag: str) -> list[str]:
         ]
     gpus = ["--gpus", "all"] if engine == "docker" else ["--device", "nvidia.com/gpu=all"]
     command += [*gpus, "--ipc", "host", "--ulimit", "memlock=-1", "--volume", "sglang-lz:/cache"]
-    return [*command, tag, "--model-path", "Qwen/Qwen2.5-7B-Instruct"]
+    # Arguments replace the image's own, which end loops.
+    return [*command, tag, "--end-loops", "--model-path", "Qwen/Qwen2.5-7B-Instruct"]
 
 
 def image(arguments: list[str]) -> int:
