@@ -28,7 +28,7 @@ def readme() -> str:
         cell = found[name]
         against = cell["against_none"]
         same = f"{100 * against['unchanged'] / cell['samples']:.3g} %" if against else "-"
-        shown = (f"{100 * cell[score]['mean']:.0f} %" for score in ("accuracy", "degenerate"))
+        shown = (f"{100 * cell[score]['mean']:.3g} %" for score in ("accuracy", "degenerate"))
         rows.append([name, *shown, same])
     return _table(["penalty", "correct answers", "looping answers", "answers unchanged"], rows)
 

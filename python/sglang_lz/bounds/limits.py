@@ -3,9 +3,9 @@
 A value outside its range crashes the scheduler, and with it the server. Examples are the embedding
 of a token that does not exist, or logprobs for more tokens than the vocabulary has. `check_batch`
 checks a whole request before anything is created for its prompts and copies. `check_request` checks
-each prompt before it reaches a scheduler, whether it came over HTTP, gRPC or the offline Engine,
-and it is the only place that checks token ids from clients. Fields that only the server itself may
-set are checked in HTTP bodies, by `check_object`.
+each prompt and its token ids before it reaches a scheduler, whether it came over HTTP, gRPC or the
+offline Engine. Fields that only the server itself may set are checked in HTTP bodies, by
+`check_object`.
 """
 
 from __future__ import annotations

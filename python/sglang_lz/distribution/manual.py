@@ -4,7 +4,8 @@ MAIN = """\
 SGLang with the LZ penalty: build, install, check and maintain the patched distribution.
 
 Everything that is particular to an upstream release lies in patches/VERSION/: upstream.lock (the
-sha256 of its wheels), series (the order of the patches) and the patches, in groups:
+sha256 of its wheels), judged (its modes that were looked at), series (the order of the patches) and
+the patches, in groups:
 
   sampling, requests, server   the LZ penalty
   guard                        the loop guard
@@ -173,7 +174,8 @@ reason. It also shows what a setting would do to a text of yours, and the output
 loop. What it says about the LZ penalty is computed by the penalty's reference.
 
 Reads   the server at --server, and no other. If none answers, the page shows a recorded session.
-Writes  nothing, or with --record a session of its first example, which `page/session.json` is.
+Writes  nothing, or with --record a session of its first example, which `page/session.json` is, or
+        with --save the page and a session as one file.
 
 It listens on the loopback address unless --host says otherwise, has no password, and answers only
 to its own page at that address. Its files need no other host.""",
