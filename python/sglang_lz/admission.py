@@ -10,17 +10,19 @@ requests first; requests from the offline Engine or gRPC are checked by `admit` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, Field, WithJsonSchema, create_model, model_validator
 
 from sglang_lz.bounds import limits, stop_regex
 from sglang_lz.fields import histories, lz, repetition
 from sglang_lz.fields.histories import HistoryParams, in_use
-from sglang_lz.fields.lz import LZParams
+from sglang_lz.fields.lz import LZParams, check_name, check_needs
 from sglang_lz.fields.modes import (
     early_processors,
     ignored_transforms,
@@ -56,7 +58,38 @@ OllamaOptions = Annotated[
 _MODEL_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, WithJsonSchema(schema)], None) for name, schema in _SCHEMAS.items()
 }
-RequestFields = create_model("RequestFields", **_MODEL_FIELDS)
+PREFERRED_AS = {
+    "max_new_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
+    "min_new_tokens": ("min_tokens",),
+    "sampling_seed": ("seed",),
+}
+"""What the APIs of OpenAI call some of upstream's sampling parameters."""
+
+
+class _Preferring(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def prefer(cls, values: Any) -> Any:
+        """Give fields that a request lacks the values of --preferred-sampling-params.
+
+        Upstream merges those into its sampling parameters, where its models' defaults override
+        them.
+        """
+        if not isinstance(values, dict):
+            return values
+        given = {name for name, value in values.items() if value is not None}
+        missing = {}
+        for name, value in preferred().items():
+            names = PREFERRED_AS.get(name, (name,))
+            known = [one for one in names if one in cls.model_fields]
+            if name in (*FIELDS, *limits.CONSTRAINTS) or not known or given & {*known}:
+                continue
+            if not cls.model_fields[known[0]].is_required():
+                missing[known[0]] = value
+        return {**values, **missing}
+
+
+RequestFields = create_model("RequestFields", __base__=_Preferring, **_MODEL_FIELDS)
 """Base of the OpenAI- and Anthropic-style request models, with the fields at the top level.
 
 It accepts any value, so that `resolve` produces the error message on every endpoint.
@@ -65,6 +98,48 @@ It accepts any value, so that `resolve` produces the error message on every endp
 
 class RequestFieldsInOptions(BaseModel):
     """Base of Ollama's request models, which hold all sampling parameters in `options`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_format(cls, values: Any) -> Any:
+        """Add the constraint of `format` to the options, which `ollama_params` reads."""
+        if not isinstance(values, dict) or not isinstance(values.get("options") or {}, dict):
+            return values
+        form = values.get("format")
+        read = {"options": {**(values.get("options") or {}), **format_schema(form)}}
+        return {**values, **read, **({"format": None} if form == "" else {})}
+
+
+OLLAMA_OURS = {"repeat_last_n": "penalty_last_n"}
+"""Ollama's options that are fields of ours, and those fields."""
+_OLLAMA = {
+    "repeat_penalty": "repetition_penalty",
+    "min_p": "min_p",
+    "json_schema": "json_schema",
+    **OLLAMA_OURS,
+}
+
+
+def format_schema(form: Any) -> dict[str, str]:
+    """The constraint of Ollama's `format`, as a sampling parameter of upstream."""
+    if form == "json":
+        return {"json_schema": '{"type": "object"}'}
+    with contextlib.suppress(RecursionError):  # upstream's parser reports it
+        return {"json_schema": json.dumps(form)} if isinstance(form, dict) else {}
+    return {}
+
+
+def ollama_params(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields and those of Ollama's options that upstream does not map, as sampling parameters.
+
+    Args:
+        options: Ollama's, after `RequestFieldsInOptions.read_format`.
+    """
+    mapped = {inner: options.get(name) for name, inner in _OLLAMA.items()}
+    return {
+        **{name: value for name, value in mapped.items() if value is not None},
+        **given_fields(options),
+    }
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,9 +151,39 @@ def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in FIELDS if values.get(name) is not None}
 
 
-def other_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of a mapping other than our fields."""
-    return {name: value for name, value in values.items() if name not in FIELDS}
+def other_fields(values: Mapping[str, Any], request: Any = None) -> dict[str, Any]:
+    """Upstream's sampling parameters among those of a request.
+
+    Args:
+        values: sampling parameters, with the server's preferred ones.
+        request: upstream's GenerateReqInput or EmbeddingReqInput, if they are a request's. A null
+            there counts as missing, and a constraint replaces a preferred one of any kind.
+
+    Raises:
+        FieldError: a name is misspelt.
+    """
+    for name, value in values.items():
+        check_name(name, value)
+    found = {name: value for name, value in values.items() if name not in FIELDS}
+    if request is not None:
+        requested = request.sampling_params
+        is_constrained = any(requested.get(name) for name in limits.CONSTRAINTS)
+        for name, value in preferred().items():
+            if name in limits.CONSTRAINTS and is_constrained:
+                found[name] = requested.get(name)
+            elif name in found and found[name] is None:
+                found[name] = value
+    return found
+
+
+def preferred() -> Mapping[str, Any]:
+    """The server's preferred sampling parameters; none outside a server."""
+    from sglang.srt.runtime_context import get_context
+
+    try:
+        return get_context().config_leaf("preferred_sampling_params") or {}
+    except ValueError:  # no server has published its arguments
+        return {}
 
 
 def without_our_fields(body: Any) -> Any:
@@ -160,6 +265,7 @@ def admit(
         {**requested, **upstream},
         Facts(max_new_tokens=limit, beam_width=sampling_params.beam_width, **facts),
     )
+    check_needs(requested, preferred())
     sampling_params.lz_params = found.penalty if found.penalty.penalty > 0 else None
     sampling_params.history_params = found.history
     sampling_params.repetition_detection = found.detection
@@ -190,13 +296,13 @@ def resolve(
 
         config = get_context().config_leaf
     # Upstream merges these in too, but a null in the request would override them.
-    preferred = config("preferred_sampling_params") or {}
-    values = {**preferred, **{name: v for name, v in requested.items() if v is not None}}
+    defaults = config("preferred_sampling_params") or {}
+    values = {**defaults, **{name: v for name, v in requested.items() if v is not None}}
     values["custom_logit_processor"] = facts.custom_logit_processor
-    penalty = LZParams.parse(requested, config("lz_max_window_size"), preferred)
-    history = HistoryParams.parse(requested, preferred)
+    penalty = LZParams.parse(requested, config("lz_max_window_size"), defaults)
+    history = HistoryParams.parse(requested, defaults)
     detection = RepetitionDetection.parse(values.get(repetition.FIELD))
-    proper_tokens = request_field.is_asked(requested, preferred)
+    proper_tokens = request_field.is_asked(requested, defaults)
     if facts.max_new_tokens == 0:
         history, proper_tokens = HistoryParams(), False
         if requested.get("lz_penalty") is None:
@@ -206,7 +312,7 @@ def resolve(
     )
     for refusal in _inexact(values, found, facts, config):
         field = refusal.field
-        is_preferred = requested.get(field) is None and field in preferred
+        is_preferred = requested.get(field) is None and field in defaults
         raise refusal.error(values[field], is_preferred=is_preferred)
     return found
 

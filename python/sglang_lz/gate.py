@@ -13,9 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import pydantic
 from fastapi.exceptions import RequestValidationError
@@ -27,23 +35,25 @@ from starlette.types import Message
 
 from sglang_lz.admission import (
     FIELDS,
+    OLLAMA_OURS,
     Facts,
     RequestFields,
     RequestFieldsInOptions,
     Resolved,
+    format_schema,
+    ollama_params,
+    preferred,
     resolve,
 )
 from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
 from sglang_lz.bounds.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
 from sglang_lz.bounds.texts import most_characters
 from sglang_lz.fields import repetition
+from sglang_lz.fields.dropped import Place, check_dropped
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
-from sglang_lz.fields.lz import PREFIXES, FieldError, check_name, shown
+from sglang_lz.fields.lz import PREFIXES, FieldError, check_name, check_needs, shown
 from sglang_lz.loops import metrics
 from sglang_lz.proper import request_field
-
-Place: TypeAlias = tuple[str, ...]
-"""The keys that lead from a body to an object inside it; () is the body itself."""
 
 # Where clients put sampling parameters, whether or not the route reads them there.
 OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params")
@@ -56,23 +66,22 @@ FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 # because a JSON key may be written with escapes.
 _TRACES = (
     *(name.encode() for name in FIELDS),
-    *map(str.encode, (*PREFIXES, "chat_template_kwargs", "\\u00")),
+    *map(str.encode, (*PREFIXES, "lz", "dry", "norepeat", "chat_template_kwargs", "\\u00")),
 )
 
 # Names that no custom logit processor uses for its own parameters.
 ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
 # Vertex AI's envelope has these in each of its instances.
 _OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
-# Fields without one of the prefixes, whose misspellings cannot be recognized.
-_WHOLE_NAMES = (repetition.FIELD, request_field.FIELD)
 
 PROCESSOR = "custom_logit_processor"
 
-# Ollama's options that upstream copies unchecked into its sampling parameters, with their names
+# Ollama's options that are copied unchecked into upstream's sampling parameters, with their names
 # there.
 OLLAMA_OPTIONS = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "stop")},
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
     "num_predict": "max_new_tokens",
     "seed": "sampling_seed",
 }
@@ -101,10 +110,10 @@ async def check_fields(connection: HTTPConnection) -> None:
         raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
     if inner:
         check_internal(body)
-    found = check_body(body, place)
+    found = check_body(body, place, _model_of(route))
     for values, resolved in found:
         if resolved.proper_tokens:
-            await request_field.check_rules({**values, **_response_format(values)}, values)
+            await request_field.check_rules({**values, **_constraint(body, values)}, values)
     if place is not None:
         path = str(getattr(route, "path", ""))
         metrics.admitted(path, [resolved.penalty for _, resolved in found])
@@ -116,15 +125,20 @@ def check_json(body: Any, model: type) -> None:
     Raises:
         FieldError: one of our fields cannot be honoured.
     """
-    check_body(body, place_in(model))
+    check_body(body, place_in(model), model)
 
 
-def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], Resolved]]:
-    """Reject a parsed body if one of our fields in it cannot be honoured.
+def check_body(
+    body: Any, place: Place | None, model: object = None
+) -> list[tuple[Mapping[str, Any], Resolved]]:
+    """Reject a parsed body if one of our fields in it, or a constraint, cannot be honoured.
+
+    A null means unset. Upstream's request models refuse it for most fields, so nulls are removed.
 
     Args:
         body: the parsed JSON or form; None if there is none.
         place: the object that accepts our fields; None if no object does.
+        model: the request model that accepts them.
 
     Returns:
         Each object that accepts our fields, and what it asks for.
@@ -133,8 +147,12 @@ def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], 
         FieldError: a field of ours has a wrong value or name, or is in the wrong object.
     """
     objects = list(_objects(body))
+    takes = _taken(model, place)
     for where, values in objects:
         _check_keys(values, where, place)
+        if takes and where[-1:] != ("custom_params",):
+            check_dropped(values, where, takes)
+            _drop_nulls(values)
         if where == ("parameters",) and place == (*where, "sampling_params"):
             _check_envelope(values)
         check_object(values)
@@ -144,9 +162,11 @@ def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], 
     if place is None or not isinstance(body, dict):
         return found
     # If the body lacks that object, the server's preferred parameters apply.
-    for values in [values for where, values in objects if where == place] or [{}]:
+    for given in [values for where, values in objects if where == place] or [{}]:
+        values = given
         if place == ("options",):
-            _check_options(values)
+            _check_options(given)
+            values = {**given, **ollama_params(given)}
         facts = Facts(
             max_new_tokens=_limit(values, place),
             beam_width=_beam_width(values, place),
@@ -154,15 +174,22 @@ def check_body(body: Any, place: Place | None) -> list[tuple[Mapping[str, Any], 
             has_input_embeds=has_input_embeds,
             custom_logit_processor=processor,
         )
-        resolved = resolve(values, facts)
+        try:
+            resolved = resolve(values, facts)
+            check_needs(values, preferred())
+        except FieldError as error:
+            raise _as_spelt(error, given) from None
         if resolved.proper_tokens:
             request_field.check_tokenizer(values, _tokenizer())
         found.append((values, resolved))
     return found
 
 
-def _response_format(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The constraint that OpenAI's `response_format` requests, if it is well formed."""
+def _constraint(body: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The constraint that OpenAI's `response_format` or Ollama's `format` requests, if it is well
+    formed."""
+    if "format" in body:
+        return format_schema(body["format"])
     form = values.get("response_format")
     if not isinstance(form, dict):
         return {}
@@ -305,6 +332,30 @@ async def answer(request: Request, error: Exception) -> Response:
     return JSONResponse(content, status_code=400)
 
 
+def _model_of(route: object) -> object:
+    """The request model of a FastAPI route that accepts our fields; None if none does."""
+    return next((one for one in _models(route) if place_in(one) is not None), None)
+
+
+def _taken(model: Any, place: Place | None) -> dict[Place, Collection[str]]:
+    """The names that a route reads, by the object of its body that has them; none if it does not
+    sample."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    if model is None or place is None:
+        return {}
+    if place == ():
+        return {(): model.model_fields}
+    if place == ("options",):
+        return {(): model.model_fields, place: (*OLLAMA_OPTIONS, *OLLAMA_OURS, *FIELDS)}
+    return {place: (*SamplingParams.__struct_fields__, *FIELDS)}
+
+
+def _drop_nulls(values: dict[str, Any]) -> None:
+    for name in [name for name, value in values.items() if value is None]:
+        del values[name]
+
+
 def place_of(route: object) -> Place | None:
     """The object that accepts our fields in the body of a FastAPI route; None if none does."""
     places = map(place_in, _models(route))
@@ -359,8 +410,10 @@ async def _body(request: Request, *, needed: bool) -> Any:
         return dict(await request.form())
     raw = await request.body()
     # Routes that accept none of our fields may receive megabytes.
-    if not needed and not any(part in raw for part in _TRACES):
-        return None
+    if not needed:
+        lower = raw.lower()
+        if not any(part in lower for part in _TRACES):
+            return None
     try:
         return await request.json()
     except (ValueError, RecursionError):  # upstream's parser reports this
@@ -381,16 +434,18 @@ def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, An
 
 def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) -> None:
     for name, value in values.items():
-        if name not in FIELDS and not name.startswith(PREFIXES):
-            continue
         # Custom logit processors name their own parameters, and may use our prefixes.
         if where[-1:] == ("custom_params",) and name not in ONLY_OURS:
             continue
-        if name not in _WHOLE_NAMES:
-            check_name(name, value)
-        if where == place or value is None:
+        check_name(name, value)
+        is_key = name in repetition.KEYS
+        if (name not in FIELDS and not is_key) or value is None or (where == place and not is_key):
             continue
         here = f"in {'.'.join(where)}" if where else "at the top level"
+        if is_key:
+            raise FieldError(
+                name, f"{name} belongs in {repetition.FIELD}, got {shown(value)} {here}."
+            )
         if place is None:
             raise FieldError(
                 name, f"{name} must be left out: this endpoint does not take it, got "
@@ -417,6 +472,15 @@ def _check_options(options: Mapping[str, Any]) -> None:
         error = generate_contract_error({"sampling_params": {inner: options.get(name)}})
         if error is not None:
             raise FieldError(name, f"{name} has a wrong type, got {shown(options[name])}: {error}.")
+
+
+def _as_spelt(error: FieldError, options: Mapping[str, Any]) -> FieldError:
+    """The error with the name that an Ollama option has in the request."""
+    names = {inner: name for name, inner in {**OLLAMA_OPTIONS, **OLLAMA_OURS}.items()}
+    name = names.get(error.field)
+    if name is None or name not in options or error.field in options:
+        return error
+    return FieldError(name, str(error).replace(error.field, name, 1))
 
 
 def _is_encoder_decoder() -> bool:

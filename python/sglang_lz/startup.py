@@ -7,10 +7,10 @@ import logging
 from typing import Any
 
 from sglang_lz import guard
-from sglang_lz.admission import Facts, resolve
+from sglang_lz.admission import Facts, other_fields, resolve
 from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.fields.histories import check_history_memory
-from sglang_lz.fields.lz import check_max_window_size
+from sglang_lz.fields.lz import check_max_window_size, shown
 from sglang_lz.loops.metrics import check_share
 from sglang_lz.server import hooks
 
@@ -27,6 +27,7 @@ def check_server(config: Any) -> None:
         ValueError: one sentence that names the setting and its range, or the damaged files.
     """
     import sglang
+    from sglang.srt.entrypoints.api_contract import generate_contract_error
     from sglang.srt.environ import envs
 
     max_window_size = check_max_window_size(config.lz_max_window_size)
@@ -43,6 +44,12 @@ def check_server(config: Any) -> None:
     try:
         # As if a request had them, so that no request is refused for what it did not send.
         resolve(preferred, Facts(), argument)
+        problem = generate_contract_error({"sampling_params": other_fields(preferred)})
+        several = [name for name in ("n", "beam_width") if preferred.get(name) not in (None, 1)]
+        if several:  # upstream counts outputs before it looks at these parameters
+            problem = f"{several[0]} must be left out, got {shown(preferred[several[0]])}"
+        if problem:
+            raise ValueError(f"{problem}.")
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
     if config.smg_grpc_mode:

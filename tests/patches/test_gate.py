@@ -297,7 +297,7 @@ class TestTakers:
     ) -> None:
         server_config["speculative_algorithm"] = "UNO"
         assert "by UNO" in named(send(lz_penalty=1))
-        assert_passed(send(lz_window_size=8))
+        assert_passed(send(lz_penalty=0, lz_window_size=8))
 
     def test_beams_refuse_a_preferred_penalty_and_say_whose_it_is(
         self, send: Callable[..., Any], server_config: dict[str, Any], where: tuple[str, ...]
@@ -404,6 +404,217 @@ def test_names_that_no_text_can_hold_get_an_answer(
     headers = {"Content-Type": "application/json"}
     answer = client.post("/scale_elastic_ep", content=b'{"lz_\\ud800": 1}', headers=headers)
     assert "lz_? must be spelt" in named(answer)
+
+
+# By route: where JSON is asked for, and the object of sampling parameters.
+JSON_AT: dict[str, str] = {
+    "/generate": "json_schema in sampling_params",
+    "/v1/completions": "response_format at the top level",
+    "/v1/chat/completions": "response_format at the top level",
+    "/v1/responses": "text.format at the top level",
+    "/v1/messages": "output_config.format at the top level",
+    "/api/chat": "format at the top level",
+    "/api/generate": "format at the top level",
+}
+SHAPING: dict[str, Any] = {
+    "regex": "[0-9]+",
+    "ebnf": 'root ::= "a"',
+    "json_schema": "{}",
+    "structural_tag": "{}",
+    "response_format": {"type": "json_object"},
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "min_tokens": 5,
+    "min_new_tokens": 5,
+}
+
+
+def reads(path: str, where: tuple[str, ...], name: str) -> bool:
+    """Whether a route has this constraint or penalty, by its own request model."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    (route,) = (route for route in api_routes() if route.path == path)
+    model = route.dependant.body_params[0].field_info.annotation
+    if where == ("sampling_params",):
+        return name in SamplingParams.__struct_fields__
+    if where == ("options",):
+        return name in ("frequency_penalty", "presence_penalty")
+    return where == () and path != "/generate" and name in model.model_fields
+
+
+@pytest.mark.parametrize("path", JSON_AT)
+def test_no_route_drops_a_constraint_or_a_penalty(
+    client: TestClient, server_config: dict[str, Any], path: str
+) -> None:
+    """In no place where clients put one."""
+    for name, value in SHAPING.items():
+        for where in ((), ("sampling_params",), ("options",), ("extra_body",)):
+            if where == ("sampling_params",) and path != "/generate":
+                continue  # no client has that object there
+            answer = client.post(path, json=nested(where, {name: value}))
+            if where == TAKERS[path] and reads(path, where, name):
+                assert f"{name} would have" not in answer.text, (where, name)
+                continue
+            assert answer.status_code == 400, (where, name, answer.text)
+            assert f"{name} would have no effect" in answer.text, (where, name, answer.text)
+
+
+@pytest.mark.parametrize("path", JSON_AT)
+@pytest.mark.parametrize(
+    "name", ["guided_json", "structured_outputs", "response_schema", "output_format", "format"]
+)
+def test_other_servers_names_for_json_are_told_ours(
+    client: TestClient, server_config: dict[str, Any], path: str, name: str
+) -> None:
+    if name == "format" and path.startswith("/api/"):
+        return
+    for where in {(), TAKERS[path]}:
+        answer = client.post(path, json=nested(where, {name: {"type": "object"}}))
+        assert answer.status_code == 400, answer.text
+        assert f"use {JSON_AT[path]}" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("guided_regex", "a+", "regex"),
+        ("guided_choice", ["a", "b"], "regex"),
+        ("choice", ["a", "b"], "regex"),
+        ("guided_grammar", 'root ::= "a"', "ebnf"),
+        ("grammar", 'root ::= "a"', "ebnf"),
+        ("allowed_token_ids", [1], "logit_bias"),
+        ("bad_words", ["a"], "logit_bias"),
+        ("repeat_penalty", 1.1, "repetition_penalty"),
+        ("repeat_last_n", 64, "penalty_last_n"),
+    ],
+)
+def test_other_servers_names_are_told_ours(
+    client: TestClient, server_config: dict[str, Any], name: str, value: Any, ours: str
+) -> None:
+    for path, where in TAKERS.items():
+        if path.startswith("/api/") and name.startswith("repeat"):
+            continue
+        answer = client.post(path, json=nested(where, {name: value}))
+        assert answer.status_code == 400, (path, answer.text)
+        has_it = path not in ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+        told = f"use {ours} " if has_it or ours == "penalty_last_n" else "this endpoint has no such"
+        if path == "/v1/responses" and ours == "repetition_penalty":
+            told = f"use {ours} "
+        assert told in answer.text, (path, answer.text)
+
+
+def test_what_asks_for_nothing_is_let_through(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    """Some clients send every field that they know, most of them at their neutral values."""
+    nothing = {
+        **{"regex": "", "json_schema": None, "guided_json": None, "format": ""},
+        **{"frequency_penalty": 0, "repetition_penalty": 1.0, "min_tokens": 0},
+        "response_format": {"type": "text"},
+    }
+    for path, where in TAKERS.items():
+        for place in {(), where}:
+            assert_passed(client.post(path, json=nested(place, nothing)))
+
+
+def test_two_constraints_are_refused(client: TestClient, server_config: dict[str, Any]) -> None:
+    """Upstream would let the one win over the other."""
+    both = {"json_schema": "{}", "response_format": {"type": "json_object"}}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        answer = client.post(path, json={"prompt": "a", "messages": [], **both})
+        assert answer.status_code == 400
+        assert "json_schema must be left out beside response_format" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        *(("LZ_penalty", "lz_penalty"), ("lzpenalty", "lz_penalty"), ("lz-penalty", "lz_penalty")),
+        *(("lzPenalty", "lz_penalty"), ("LZ-Onsett", "lz_onset"), ("Lz_Onset", "lz_onset")),
+        *(("DRY_multiplier", "dry_multiplier"), ("dryBase", "dry_base")),
+        ("noRepeatNgramSize", "no_repeat_ngram_size"),
+        *(("proper_token", "proper_tokens"), ("properTokens", "proper_tokens")),
+        *(("repetition-detection", "repetition_detection"), ("penaltyLastN", "penalty_last_n")),
+    ],
+)
+def test_names_that_differ_in_case_or_hyphens_are_misspelt(
+    client: TestClient, server_config: dict[str, Any], wrong: str, right: str
+) -> None:
+    for path, where in TAKERS.items():
+        for place in {(), where}:
+            answer = client.post(path, json=nested(place, {wrong: 0.5}))
+            assert answer.status_code == 400, (path, answer.text)
+            assert f"{wrong} must be spelt {right}" in answer.text
+
+
+@pytest.mark.parametrize("key", ["min_count", "max_pattern_size", "min_pattern_size"])
+def test_a_key_of_the_guard_belongs_in_its_object(
+    client: TestClient, server_config: dict[str, Any], key: str
+) -> None:
+    for path, where in TAKERS.items():
+        for place in {(), where}:
+            answer = client.post(path, json=nested(place, {key: 20}))
+            assert answer.status_code == 400, (path, answer.text)
+            assert f"{key} belongs in repetition_detection" in answer.text
+
+
+MODIFIERS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("lz_onset", "lz_window_size", "lz_buffer_size"), (8, "lz_penalty")),
+    "lz_cost": ("rate", "lz_penalty"),
+    "lz_include_prompt": (True, "lz_penalty"),
+    "dry_base": (1.75, "dry_multiplier"),
+    "dry_allowed_length": (2, "dry_multiplier"),
+    "dry_penalty_last_n": (-1, "dry_multiplier"),
+    "dry_sequence_breakers": (["a"], "dry_multiplier"),
+    "no_repeat_ngram_window": (90, "no_repeat_ngram_size"),
+    "no_repeat_ngram_whitelist": ([1], "no_repeat_ngram_size"),
+    "penalty_last_n": (64, "repetition_penalty"),
+}
+
+
+@pytest.mark.parametrize("name", MODIFIERS)
+def test_a_modifier_alone_is_refused(
+    client: TestClient, server_config: dict[str, Any], name: str
+) -> None:
+    value, main = MODIFIERS[name]
+    for path, where in TAKERS.items():
+
+        def send(path: str = path, where: tuple[str, ...] = where, **values: Any) -> Any:
+            return client.post(path, json=nested(where, {name: value, **values}))
+
+        assert f"{name} needs {main}" in named(send()) or main == "repetition_penalty"
+        assert f"{name} needs " in named(send(**{main: None}))
+        if main == "repetition_penalty" and not reads(path, where, main):
+            continue
+        assert_passed(send(**{main: 1.5 if main != "no_repeat_ngram_size" else 3}))
+        assert_passed(send(**{main: 0 if main != "repetition_penalty" else 1}))
+        server_config["preferred_sampling_params"] = {main: 2}
+        assert_passed(send())
+        server_config["preferred_sampling_params"] = {main: 0}
+        assert f"{name} needs " in named(send())
+        server_config["preferred_sampling_params"] = None
+
+
+def test_the_guard_needs_its_longest_pattern(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    for detection in ({"min_count": 20}, {"action": "stop"}, {"min_count": 3, "action": "stop"}):
+        for path, where in TAKERS.items():
+            answer = client.post(path, json=nested(where, {"repetition_detection": detection}))
+            assert "needs max_pattern_size > 0" in named(answer)
+            off = {"repetition_detection": {**detection, "max_pattern_size": 0}}
+            assert_passed(client.post(path, json=nested(where, off)))
+
+
+def test_integral_floats_are_integers(client: TestClient, server_config: dict[str, Any]) -> None:
+    fields = {
+        **{"lz_penalty": 0.1, "lz_onset": 3.0, "lz_window_size": 64.0, "lz_buffer_size": 8.0},
+        **{"no_repeat_ngram_size": 3.0, "no_repeat_ngram_whitelist": [5.0]},
+        "repetition_detection": {"max_pattern_size": 512.0, "min_count": 20.0},
+    }
+    for path, where in TAKERS.items():
+        assert_passed(client.post(path, json=nested(where, fields)))
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ CONFIGURATIONS = {
                 *(
                     "--preferred-sampling-params",
                     '{"lz_penalty": 0.5, "lz_buffer_size": 16, "lz_include_prompt": true, '
-                    '"lz_cost": "rate"}',
+                    '"lz_cost": "rate", "presence_penalty": 0.7}',
                 ),
                 *("--lz-max-window-size", "24"),
             ),

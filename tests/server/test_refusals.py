@@ -195,7 +195,6 @@ MISTAKES: tuple[tuple[str, Any], ...] = (
     ("/generate", {"input_embeds": []}),
     ("/generate", {"input_embeds": [[None]]}),
     ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}),
-    ("/generate", {"text": "a", "sampling_params": {"n": None}}),
     ("/generate", {"text": "a", "sampling_params": {"stop_regex": ["("]}}),
     ("/encode", {}),
     ("/classify", {}),

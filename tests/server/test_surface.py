@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from bench.http_client import HTTP
 from oracle import Penalties
@@ -55,14 +56,14 @@ WRONG_VALUES: tuple[tuple[str, Json, list[str], list[Any]], ...] = (
         "lz_window_size",
         {},
         ["1", "1024"],
-        [0, -1, 1025, 10**30, 64.0, 3.5, True, "64", [64]],
+        [0, -1, 1025, 10**30, 1025.0, 3.5, 1e300, True, "64", [64]],
     ),
-    ("lz_buffer_size", {"lz_window_size": 48}, ["1", "48"], [0, -3, 49, 8.0, True, "8"]),
+    ("lz_buffer_size", {"lz_window_size": 48}, ["1", "48"], [0, -3, 49, 8.5, True, "8"]),
     ("lz_include_prompt", {}, ["true", "false"], ["yes", "true", 1, 0, []]),
     ("lz_cost", {}, ["marginal", "rate"], ["x", "Rate", "", 1, True, ["rate"]]),
-    ("lz_onset", {}, ["0", "64"], [-1, 65, 2.0, True, "2", [2]]),
+    ("lz_onset", {}, ["0", "64"], [-1, 65, 2.5, True, "2", [2]]),
     ("dry_multiplier", {}, ["0", "100"], [-0.1, 101, True, "0.8"]),
-    ("no_repeat_ngram_size", {}, ["0"], [-1, 3.0, True, "3"]),
+    ("no_repeat_ngram_size", {}, ["0"], [-1, 3.5, True, "3"]),
     ("dry_sequence_breakers", {}, ["strings", "40"], ["abc", [""], [1], ["a" * 41]]),
 )
 
@@ -132,6 +133,80 @@ def test_null_means_default(server: Server, endpoint: Endpoint) -> None:
         answer = endpoint.send(server, content, NEW_TOKENS, fields)
         assert answer.status_code == 200, answer.text
         assert endpoint.text(answer.json()) == expected
+
+
+@on("overlap")
+@every_endpoint
+@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
+def test_null_means_unset_for_every_field(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    """Of every object of a request, as OpenAI's API allows."""
+    schemas = HTTP.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
+    body = endpoint.body("a list of", 8, {"lz_penalty": 0.5})
+    place = next((name for name in ("sampling_params", "options") if name in body), None)
+    nulls = dict.fromkeys(schemas[REQUESTS[endpoint.name]]["properties"])
+    inner = (*SamplingParams.__struct_fields__[:24], *FIELDS, "num_predict", "seed", "n")
+    expected = endpoint.text(post_ok(server, endpoint.path, body | {"stream": False}))
+    filled = {**nulls, **body}
+    if place is not None:
+        filled[place] = {**dict.fromkeys(inner), **body[place]}
+    answer = post(server, endpoint.path, filled | {"stream": True if stream else None})
+    assert answer.status_code == 200, answer.text
+    if not stream and not endpoint.path.startswith("/api/"):  # Ollama's default is a stream
+        assert endpoint.text(answer.json()) == expected
+    else:
+        assert expected.startswith(endpoint.streamed(answer))
+
+
+REQUESTS = {
+    "generate": "GenerateReqInput",
+    "completions": "CompletionRequest",
+    "chat": "ChatCompletionRequest",
+    "responses": "ResponsesRequest",
+    "messages": "AnthropicMessagesRequest",
+    "ollama-chat": "OllamaChatRequest",
+    "ollama-generate": "OllamaGenerateRequest",
+}
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+# By endpoint: what it calls each of these sampling parameters of /generate, and with which value.
+SPELT: tuple[tuple[str, Json, Json], ...] = (
+    ("ollama-chat", {"format": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}),
+    ("ollama-generate", {"format": SCHEMA}, {"json_schema": json.dumps(SCHEMA)}),
+    ("ollama-generate", {"format": "json"}, {"json_schema": '{"type": "object"}'}),
+    ("ollama-generate", {"format": ""}, {}),
+    (
+        "ollama-chat",
+        {"format": SCHEMA, "options": {"proper_tokens": True}},
+        {"json_schema": json.dumps(SCHEMA), "proper_tokens": True},
+    ),
+    ("ollama-chat", {"options": {"repeat_penalty": 1.6}}, {"repetition_penalty": 1.6}),
+    (
+        "ollama-generate",
+        {"options": {"repeat_penalty": 1.6, "repeat_last_n": 6}},
+        {"repetition_penalty": 1.6, "penalty_last_n": 6},
+    ),
+    ("chat", {"json_schema": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
+    ("completions", {"json_schema": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
+)
+
+
+@on("overlap")
+@pytest.mark.parametrize(("name", "fields", "sampling"), SPELT, ids=str)
+def test_what_an_endpoint_spells_in_its_own_way(
+    server: Server, name: str, fields: Json, sampling: Json
+) -> None:
+    """Its text is that of /generate with SGLang's names."""
+    (endpoint,) = (endpoint for endpoint in ENDPOINTS if endpoint.name == name)
+    content = "the red fox the red fox sees the red fox"
+    body = endpoint.body(content, NEW_TOKENS, fields.get("options", {}))
+    body |= {name: value for name, value in fields.items() if name != "options"}
+    expected = reference(server, prompt_ids(content, endpoint.chat), sampling)
+    assert endpoint.text(post_ok(server, endpoint.path, body | {"stream": False})) == expected
+    assert not sampling or expected != reference(server, prompt_ids(content, endpoint.chat), {})
 
 
 @on("overlap")
@@ -269,7 +344,7 @@ def test_server_wide_defaults(server: Server, fields: Json, lz: Lz) -> None:
     """--preferred-sampling-params sets defaults, a field wins; a small window shrinks both."""
     rng = random.Random("defaults")
     for _ in range(3):
-        sample = generate(server, repetitive(rng, 40), 48, OFF, **fields)
+        sample = generate(server, repetitive(rng, 40), 48, OFF, presence_penalty=0, **fields)
         check(server, sample, lz, "defaults: preferred parameters")
 
 
@@ -278,10 +353,11 @@ def test_server_wide_defaults(server: Server, fields: Json, lz: Lz) -> None:
 def test_server_wide_defaults_in_every_endpoint(server: Server, endpoint: Endpoint) -> None:
     content = "the red fox the red fox sees the red fox"
     prompt = prompt_ids(content, endpoint.chat)
-    explicit = PREFERRED.fields()
+    explicit = {**PREFERRED.fields(), "presence_penalty": 0.7}
     expected = reference(server, prompt, explicit)
-    off = reference(server, prompt, {"lz_penalty": 0})
-    assert expected != off
+    off = reference(server, prompt, {"lz_penalty": 0, "presence_penalty": 0.7})
+    without = reference(server, prompt, {**explicit, "presence_penalty": 0})
+    assert len({expected, off, without}) == 3
     for fields, text in (
         ({}, expected),
         (dict.fromkeys(FIELDS), expected),
@@ -295,7 +371,7 @@ def test_server_wide_defaults_in_every_endpoint(server: Server, endpoint: Endpoi
 @on("defaults")
 @every_endpoint
 def test_a_smaller_maximum_is_enforced(server: Server, endpoint: Endpoint) -> None:
-    for fields in ({"lz_window_size": 25}, {"lz_buffer_size": 25}):
+    for fields in ({"lz_window_size": 25}, {"lz_buffer_size": 25.0}):
         answer = endpoint.send(server, "a b c", 2, fields)
         assert answer.status_code == 400, answer.text
         assert next(iter(fields)) in answer.text

@@ -55,11 +55,11 @@ WRONG = [
         "lz_penalty",
         [True, False, math.nan, math.inf, -math.inf, -0.001, 10.001, "0.15", [1], 10**400],
     ),
-    ("lz_window_size", [0, -1, 65, 1.0, True, "8", math.nan]),
-    ("lz_buffer_size", [0, -1, 33, 2.0, True, "8"]),
+    ("lz_window_size", [0, -1, 65, 1.5, True, "8", math.nan, math.inf]),
+    ("lz_buffer_size", [0, -1, 33, 33.0, 2.5, True, "8"]),
     ("lz_include_prompt", [0, 1, "true", "yes", []]),
     ("lz_cost", ["", "Marginal", "x", 1, True, ["rate"]]),
-    ("lz_onset", [-1, 65, 2.0, True, "2", [2]]),
+    ("lz_onset", [-1, 65, 2.5, True, "2", [2]]),
 ]
 
 
@@ -143,8 +143,8 @@ def test_every_field_is_described(field: str) -> None:
             integer(0, 64),
             {"type": "integer", "minimum": 0, "maximum": 64},
             "integer, 0 to 64",
-            [0, 64],
-            [-1, 65, 1.0, False],
+            [0, 64, 1.0],
+            [-1, 65, 65.0, 1.5, False],
         ),
         (
             integer(1, "--most"),

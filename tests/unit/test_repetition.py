@@ -155,8 +155,8 @@ def test_values_that_are_taken(value: Any, wanted: RepetitionDetection | None) -
             "repetition_detection.min_count must be an integer in [2, 32767], got 32768.",
         ),
         (
-            {"max_pattern_size": 4, "min_count": 2.0},
-            "repetition_detection.min_count must be an integer in [2, 32767], got 2.0.",
+            {"max_pattern_size": 4, "min_count": 2.5},
+            "repetition_detection.min_count must be an integer in [2, 32767], got 2.5.",
         ),
         (
             {"max_pattern_size": 4, "min_count": 2, "action": "abort"},

@@ -43,11 +43,29 @@ def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
     assert admit(lz_penalty=1, lz_cost="rate") == LZParams(1.0, cost="rate")
 
 
-@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0}, {"lz_window_size": 8}])
+@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0}, {"lz_penalty": 0, "lz_onset": 3}])
 def test_without_a_penalty_the_scheduler_gets_none(
     server_config: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     assert admit(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("lz_penalti", "lz_penalty"), ("LZ-penalty", "lz_penalty"), ("dry_bas", "dry_base")],
+)
+def test_the_engines_client_is_told_the_nearest_name(name: str, right: str) -> None:
+    """As over HTTP; upstream's error would be that of Python."""
+    with pytest.raises(ValueError, match=rf"^{name} must be spelt {right} or left out"):
+        admission.other_fields({name: 1})
+
+
+def test_a_modifier_without_its_main_field_is_refused(server_config: dict[str, Any]) -> None:
+    """tests/patches/test_gate.py has all of them, over HTTP."""
+    with pytest.raises(ValueError, match=r"^lz_onset needs lz_penalty > 0, got 3 without it"):
+        admitted(lz_onset=3)
+    server_config["preferred_sampling_params"] = {"lz_penalty": 0.15}
+    assert admit(lz_onset=3.0) == LZParams(0.15, onset=3)
 
 
 def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any]) -> None:
@@ -94,7 +112,7 @@ def test_modes_that_are_not_covered_refuse_the_penalty_only(
     with pytest.raises(ValueError, match=r"^lz_penalty must be 0 .*got 0\.15") as caught:
         admit(lz_penalty=0.15)
     assert why in str(caught.value)
-    assert admit(lz_window_size=8) is None
+    assert admit(lz_penalty=0, lz_window_size=8) is None
 
 
 # One request for each penalty over a whole history.
@@ -188,7 +206,7 @@ def test_our_other_fields_are_admitted(server_config: dict[str, Any]) -> None:
     ("field", "value"),
     [
         ("penalty_last_n", -2),
-        ("penalty_last_n", 1.0),
+        ("penalty_last_n", 1.5),
         ("no_repeat_ngram_size", True),
         ("no_repeat_ngram_window", "90"),
         ("no_repeat_ngram_whitelist", 3),
@@ -548,6 +566,23 @@ class TestStartup:
         with pytest.raises(
             ValueError, match=r"^--preferred-sampling-params: lz_penalti must be sp"
         ):
+            startup.check_server(config)
+
+    @pytest.mark.parametrize(
+        ("preferred", "problem"),
+        [
+            ({"n": 2}, "n must be left out, got 2"),
+            ({"beam_width": 2, "lz_penalty": 0}, "beam_width must be left out, got 2"),
+            ({"max_tokens": 9}, "unknown field `max_tokens`"),
+            ({"frequency_penalty": "much"}, "string .much., expected"),
+            ({"LZ_penalty": 0.5}, "LZ_penalty must be spelt lz_penalty"),
+        ],
+    )
+    def test_preferred_parameters_without_effect_stop_it(
+        self, config: SimpleNamespace, preferred: dict[str, Any], problem: str
+    ) -> None:
+        config.preferred_sampling_params = preferred
+        with pytest.raises(ValueError, match=rf"^--preferred-sampling-params: .*{problem}"):
             startup.check_server(config)
 
     def test_a_hook_that_is_gone_stops_it(

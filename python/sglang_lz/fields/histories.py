@@ -52,6 +52,7 @@ class HistoryParams:
         integer(-1, LARGEST_NUMBER),
         "how many of the most recent tokens the frequency, presence and repetition penalties "
         "count; -1 counts all of them",
+        ("frequency_penalty", "presence_penalty", "repetition_penalty"),
     )
     no_repeat_ngram_size: int = field(
         0,
@@ -63,11 +64,13 @@ class HistoryParams:
         integer(-1, LARGEST_NUMBER),
         "how many of the most recent tokens are searched for earlier n-grams; -1 searches all of "
         "them, 0 turns this off",
+        ("no_repeat_ngram_size",),
     )
     no_repeat_ngram_whitelist: tuple[int, ...] = field(
         (),
         token_ids(MOST_WHITELISTED),
         "tokens that may complete an n-gram a second time",
+        ("no_repeat_ngram_size",),
     )
     dry_multiplier: float = field(
         0.0,
@@ -78,23 +81,27 @@ class HistoryParams:
         1.75,
         number(1, 100),
         "the factor by which DRY grows with each token of a match beyond `dry_allowed_length`",
+        ("dry_multiplier",),
     )
     dry_allowed_length: int = field(
         2,
         integer(0, LARGEST_NUMBER),
         "the shortest match, in tokens, that DRY penalises",
+        ("dry_multiplier",),
     )
     dry_penalty_last_n: int = field(
         -1,
         integer(-1, LARGEST_NUMBER),
         "how many of the most recent tokens DRY searches for matches; -1 searches all of them, 0 "
         "turns DRY off",
+        ("dry_multiplier",),
     )
     dry_sequence_breakers: tuple[str, ...] = field(
         ("\n", ":", '"', "*"),
         texts(MOST_TAILS, LONGEST_BREAKER),
         "strings that end a DRY match: DRY does not look back beyond the most recent one; a list "
         "replaces the default",
+        ("dry_multiplier",),
     )
 
     @classmethod

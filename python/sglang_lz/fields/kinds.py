@@ -23,6 +23,7 @@ class Kind:
         schema: the JSON schema of a value.
         text: type and range, in Markdown.
         argument: what argparse needs to read a value from the command line.
+        convert: a valid value as its field holds it.
         bound: the request field or server argument that holds the upper limit; None if the limit
             is fixed.
     """
@@ -32,6 +33,7 @@ class Kind:
     schema: dict[str, Any]
     text: str
     argument: dict[str, Any]
+    convert: Callable[[Any], Any] = lambda value: value
     bound: str | None = None
 
 
@@ -43,11 +45,12 @@ def number(smallest: float, largest: float) -> Kind:
         schema={"type": "number", "minimum": smallest, "maximum": largest},
         text=f"number, {smallest:g} to {largest:g}",
         argument={"type": float},
+        convert=float,
     )
 
 
 def integer(smallest: int, largest: int | str) -> Kind:
-    """An integer within an inclusive range. Neither a boolean nor 1.0 counts as an integer.
+    """An integer within an inclusive range. 1.0 counts as one, as in JSON, a boolean does not.
 
     Args:
         smallest: the lower limit.
@@ -57,19 +60,21 @@ def integer(smallest: int, largest: int | str) -> Kind:
     schema = {"type": "integer", "minimum": smallest}
     if isinstance(largest, int):
         return Kind(
-            takes=lambda value, _: is_integer(value) and smallest <= value <= largest,
+            takes=lambda value, _: _is_integral(value) and smallest <= value <= largest,
             allowed=f"an integer in [{smallest}, {largest}]",
             schema=schema | {"maximum": largest},
             text=f"integer, {smallest} to {largest}",
             argument=argument,
+            convert=int,
         )
     owner = "the server's " if largest.startswith("--") else ""
     return Kind(
-        takes=lambda value, upper: is_integer(value) and smallest <= value <= upper,
+        takes=lambda value, upper: _is_integral(value) and smallest <= value <= upper,
         allowed=f"an integer in [{smallest}, {{largest}}], the upper end being {owner}{largest}",
         schema=schema,
         text=f"integer, {smallest} to {owner}`{largest}`",
         argument=argument,
+        convert=int,
         bound=largest,
     )
 
@@ -102,7 +107,7 @@ def token_ids(most: int) -> Kind:
         takes=lambda value, _: (
             isinstance(value, list | tuple)
             and len(value) <= most
-            and all(is_integer(one) and 0 <= one < 2**31 for one in value)
+            and all(_is_integral(one) and 0 <= one < 2**31 for one in value)
         ),
         allowed=f"a list of at most {most} token ids",
         schema={
@@ -112,6 +117,7 @@ def token_ids(most: int) -> Kind:
         },
         text=f"list of token ids, at most {most}",
         argument={},
+        convert=lambda value: tuple(map(int, value)),
     )
 
 
@@ -137,6 +143,7 @@ def texts(most: int, longest: int) -> Kind:
         text=f"list of at most {_MOST_TEXTS} strings of 1 to {longest} bytes, with at most {most} "
         "characters in all beyond the first of each",
         argument={},
+        convert=tuple,
     )
 
 
@@ -151,6 +158,11 @@ def _bytes(text: str) -> int:
 def is_integer(value: object) -> bool:
     """Whether a value is an integer; booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_integral(value: object) -> bool:
+    """Whether a value is an integer, or a float that is one."""
+    return is_integer(value) or (isinstance(value, float) and value.is_integer())
 
 
 def _is_finite(value: object) -> bool:

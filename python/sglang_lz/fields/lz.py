@@ -50,9 +50,20 @@ class FieldError(ValueError):
         self.field = field
 
 
-def field(default: object, kind: Kind, meaning: str) -> Any:
-    """An entry of a table; `meaning` is a phrase in Markdown that is clear on its own."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning})
+def field(default: object, kind: Kind, meaning: str, needs: tuple[str, ...] = ()) -> Any:
+    """An entry of a table.
+
+    Args:
+        default: its value where a request has none.
+        kind: the values that it accepts.
+        meaning: a phrase in Markdown that is clear on its own.
+        needs: the request fields that it modifies; without any of them it has no effect.
+    """
+    metadata = {"kind": kind, "meaning": meaning, "needs": needs}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_STRENGTH = (f"{PREFIX}penalty",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +84,33 @@ class LZParams:
         DEFAULT_WINDOW_SIZE,
         integer(1, MAX_WINDOW_SIZE),
         "how many of the most recent tokens the LZ penalty searches for matches",
+        _STRENGTH,
     )
     buffer_size: int = field(
         32,
         integer(1, "lz_window_size"),
         "the longest match that the LZ penalty considers, in tokens",
+        _STRENGTH,
     )
     include_prompt: bool = field(
         False,
         boolean(),
         "whether the LZ penalty searches the prompt as well as the output",
+        _STRENGTH,
     )
     cost: str = field(
         "marginal",
         choice("marginal", "rate"),
         "how a token is priced: `marginal` by the change in total codelength, `rate` by its "
         "match's bits per token",
+        _STRENGTH,
     )
     onset: int = field(
         0,
         integer(0, 64),
         "how many repeats of a loop to allow before the LZ penalty starts; it then grows with each "
         "repeat and stays on while loops fill the recent text; 0 applies it from the first token",
+        _STRENGTH,
     )
 
     @classmethod
@@ -129,13 +145,25 @@ Entries: TypeAlias = Mapping[str, dataclasses.Field[Any]]
 """The entries of a table, by the names of the fields as requests spell them."""
 
 _ENTRIES: dict[str, dataclasses.Field[Any]] = {}
+_FOLDED: dict[str, str] = {}
+"""The names of all fields, by how `_folded` writes them."""
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").removesuffix("s")
 
 
 def entries_of(table: type, prefix: str = "") -> Entries:
     """The entries of a table, which are also registered with this module."""
     entries = {prefix + entry.name: entry for entry in dataclasses.fields(table)}
     _ENTRIES.update(entries)
+    register_names(entries)
     return MappingProxyType(entries)
+
+
+def register_names(names: Iterable[str]) -> None:
+    """Let `check_name` suggest these names."""
+    _FOLDED.update({_folded(name): name for name in names})
 
 
 LZ_ENTRIES = entries_of(LZParams, PREFIX)
@@ -175,10 +203,40 @@ def read(
             value = value if upper is None else min(value, upper)
         if not kind.takes(value, upper):
             raise _bad(name, value, kind.allowed.format(largest=upper))
-        if isinstance(default, float | tuple):
-            value = type(default)(value)
-        values[entry.name] = ends[name] = value
+        values[entry.name] = ends[name] = kind.convert(value)
     return values
+
+
+def check_needs(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Reject a request's fields that modify another one which is missing.
+
+    A request may turn that one off explicitly, so that two requests differ in it alone.
+
+    Args:
+        fields: the request's own fields.
+        defaults: the server's own defaults.
+
+    Raises:
+        FieldError: the message has the field, its value and what it needs.
+    """
+    for name, entry in _ENTRIES.items():
+        needs = entry.metadata["needs"]
+        if (
+            not needs
+            or fields.get(name) is None
+            or any(fields.get(one) is not None for one in needs)
+        ):
+            continue
+        # Zero turns a penalty off, and so does one in the case of the repetition penalty.
+        off = (None, 0, 1) if needs[-1] == "repetition_penalty" else (None, 0)
+        if all(defaults.get(one) in off for one in needs):
+            *others, last = needs
+            listed = f"{', '.join(others)} or {last}" if others else f"{last} > 0"
+            raise FieldError(
+                name,
+                f"{name} needs {listed}, got {shown(fields[name])} without it: it has no "
+                "effect alone.",
+            )
 
 
 def check_max_window_size(value: Any) -> int:
@@ -189,18 +247,24 @@ def check_max_window_size(value: Any) -> int:
 
 
 def check_name(name: str, value: object) -> None:
-    """Reject a name that has one of `PREFIXES` but is not a known field.
+    """Reject a name that is nearly that of a field: it has one of `PREFIXES`, or it differs from a
+    field in case, `_`, `-` or a final "s" alone.
 
     Raises:
         FieldError: the message suggests the closest field.
     """
     if name in _ENTRIES:
         return
-    prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
-    fields = [field for field in _ENTRIES if field.startswith(prefix)]
+    spelt = name[:80].lower().replace("-", "_")
+    nearest = _FOLDED.get(_folded(name[:80]))
+    prefix = next((prefix for prefix in PREFIXES if spelt.startswith(prefix)), None)
+    if nearest is None and prefix is not None:
+        fields = [field for field in _ENTRIES if field.startswith(prefix)]
+        (nearest,) = difflib.get_close_matches(spelt, fields, n=1, cutoff=0.0)
+    if nearest is None or nearest == name:
+        return
     # The client chose the name, and the message contains it.
     name = name[:80].encode("utf-8", "replace").decode()
-    (nearest,) = difflib.get_close_matches(name, fields, n=1, cutoff=0.0)
     raise FieldError(
         name,
         f"{name} must be spelt {nearest} or left out: no field has that name, got {shown(value)}.",

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_lz.fields.kinds import Kind, choice, integer
-from sglang_lz.fields.lz import FieldError, field, shown
+from sglang_lz.fields.lz import FieldError, field, register_names, shown
 
 FIELD = "repetition_detection"
 LARGEST_PATTERN_SIZE = 8192
@@ -78,6 +78,14 @@ class RepetitionDetection:
                 allowed = kind.allowed.format(largest=largest)
                 got = shown(given[name]) if name in given else "nothing"
                 raise FieldError(FIELD, f"{FIELD}.{name} must be {allowed}, got {got}.")
+        if not largest and given and "max_pattern_size" not in given:
+            key = next(iter(given))
+            raise FieldError(
+                FIELD,
+                f"{FIELD}.{key} needs max_pattern_size > 0, got {shown(given[key])} without it: "
+                "it has no effect alone.",
+            )
+        given = {name: _ENTRIES[name].metadata["kind"].convert(one) for name, one in given.items()}
         return cls(**given) if largest else None
 
     @property
@@ -87,6 +95,9 @@ class RepetitionDetection:
 
 
 _ENTRIES = {entry.name: entry for entry in dataclasses.fields(RepetitionDetection)}
+KEYS = ("max_pattern_size", "min_pattern_size", "min_count")
+"""The keys that no other field's name is."""
+register_names((FIELD,))
 
 RECOMMENDED_FIELD: Mapping[str, Any] = MappingProxyType({"max_pattern_size": 512, "min_count": 20})
 """What the documentation recommends (docs/GUARD.md), as a request spells it."""

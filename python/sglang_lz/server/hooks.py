@@ -89,7 +89,7 @@ HOOKS = MappingProxyType(
         (
             "sglang.srt.entrypoints.ollama.serving",
             "OllamaServing._convert_options_to_sampling_params",
-        ): ("given_fields",),
+        ): ("ollama_params",),
     }
 )
 
