@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 from proper_files import file_of, with_whole_tokens
 from server.client import post_ok
 from server.configurations import CONFIGURATIONS, FORKED
-from server.launch import serving
+from server.launch import Server, serving
+from sglang_lz.demo import MODEL_PATH
 
 END = 2
 """The end of sequence of the demo model."""
+OTHER_END, LETTER = 0, 70
 # By name: the tokenizer, and what it calls the end of sequence.
 TOKENIZERS = {
     "byte fallback": (lambda: file_of("replace"), "</s>"),
@@ -52,7 +54,14 @@ def test_outputs_are_the_tokenizers_own(tmp_path: Path, kind: str) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     about = {"tokenizer_class": "TokenizersBackend", "eos_token": end}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
-    flags = (*CONFIGURATIONS["overlap"].flags, "--tokenizer-path", str(tmp_path))
+    # The model's configuration names another end than the tokenizer; outputs end at both.
+    about = json.loads((MODEL_PATH / "config.json").read_text()) | {"eos_token_id": OTHER_END}
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(about))
+    (model / "model.safetensors").symlink_to(MODEL_PATH / "model.safetensors")
+    paths = ("--model-path", str(model), "--tokenizer-path", str(tmp_path))
+    flags = (*CONFIGURATIONS["overlap"].flags, *paths)
     config = replace(CONFIGURATIONS["overlap"], name=kind, flags=flags, env=FORKED)
     with serving(config, tmp_path / "server.log") as server:
         for name, constraint in CONSTRAINTS.items():
@@ -72,9 +81,31 @@ def test_outputs_are_the_tokenizers_own(tmp_path: Path, kind: str) -> None:
                     if answer["meta_info"]["finish_reason"]["type"] == "stop":
                         ended += 1
                         *tokens, last = answer["output_ids"]
-                        assert last == END
+                        assert last in (END, OTHER_END)
                         assert_right(tokenizer, tokens, name)
             assert ended >= COUNT // 2, name
+        assert_every_end_ends(server)
+
+
+def assert_every_end_ends(server: Server) -> None:
+    """An output ends at each of these tokens, with a constraint as without one, once it is
+    complete, and not before."""
+    (three,) = post_ok(server, "/v1/tokenize", {"model": "m", "prompt": "3"})["tokens"][-1:]
+    digits: Any = {"regex": "[0-9]{3,9}", "max_new_tokens": 20, "temperature": 0}
+    for end in (END, OTHER_END, LETTER, three):
+        own = {} if end in (END, OTHER_END) else {"stop_token_ids": [end]}
+        for proper in (False, True):
+            fields = {**digits, **own, "logit_bias": {str(end): 100}, "proper_tokens": proper}
+            body = {"input_ids": [300, 301, 302], "sampling_params": fields}
+            answer = post_ok(server, "/generate", body)
+            *tokens, last = answer["output_ids"]
+            assert (last, answer["meta_info"]["finish_reason"]["type"]) == (end, "stop"), answer
+            assert end not in tokens
+            # As early as possible: a token may be two digits.
+            assert re.fullmatch("[0-9]{3,4}", answer["text"]), (end, proper, answer["text"])
+            body["sampling_params"] |= {"ignore_eos": True, "regex": "[0-9]{3}"}
+            answer = post_ok(server, "/generate", body)
+            assert re.fullmatch("[0-9]{3}", answer["text"]), (end, proper, answer["text"])
 
 
 def with_end(text: str, end: str) -> str:

@@ -47,6 +47,24 @@ NAMES = {
 }
 
 
+@pytest.mark.each_kind
+@on("overlap", "ngram", "eagle-tree", "dflash", "dspark")
+def test_a_constraint_ends_at_stop_token_ids_and_only_where_it_may(server: Server) -> None:
+    """tests/server/test_proper_tokenizers.py has the model's own end tokens."""
+    for text in ("3", "x"):
+        (end,) = post_ok(server, "/v1/tokenize", {"model": "m", "prompt": text})["tokens"][-1:]
+        for proper in (False, True):
+            fields = {
+                **{"regex": "[0-9]{5,40}", "stop_token_ids": [end], "proper_tokens": proper},
+                **{"max_new_tokens": 60, "temperature": 1, "n": 4, "logit_bias": {str(end): 100}},
+            }
+            body = {"input_ids": [5, 6, 7], "sampling_params": fields}
+            for answer in post_ok(server, "/generate", body):
+                reason = answer["meta_info"]["finish_reason"]
+                assert (reason["type"], reason["matched"]) == ("stop", end)
+                assert re.fullmatch("[0-9]{5,7}", answer["text"]), answer["text"]
+
+
 class Grammar:
     """What a grammar forbids after some outputs, by xgrammar itself."""
 

@@ -330,8 +330,24 @@ def check_constraints(sampling_params: Any) -> None:
     """Check the size of a request's constraint before upstream has XGrammar compile it.
 
     Raises:
-        FieldError: compiling it would take minutes, or gigabytes of memory.
+        FieldError: compiling it would take minutes, or gigabytes of memory, or the grammar backend
+            would let `stop_token_ids` end an output that is not complete.
     """
+    from sglang.srt.runtime_context import get_context
+
+    stops = sampling_params.stop_token_ids
+    if (
+        stops
+        and not sampling_params.ignore_eos
+        and any(getattr(sampling_params, name) for name in CONSTRAINTS)
+    ):
+        backend = get_context().config_leaf("grammar_backend")
+        if backend in ("llguidance", "outlines"):
+            raise FieldError(
+                "stop_token_ids",
+                "stop_token_ids must be left out beside a constraint with --grammar-backend "
+                f"{backend}, got {shown(sorted(stops))}: the output could end incomplete.",
+            )
     for name in CONSTRAINTS:
         text = getattr(sampling_params, name)
         if not isinstance(text, str):

@@ -22,6 +22,7 @@ import torch
 from xgrammar import GrammarMatcher
 
 from sglang_lz.bounds.dead_ends import MOST_SECONDS, is_pipeline
+from sglang_lz.bounds.end_tokens import allow
 from sglang_lz.bounds.threads import ORDINARY, Allowance, Stopwatch
 
 SEARCHES = Allowance(0.5, 0.1)
@@ -53,6 +54,7 @@ class TimedMatcher(GrammarMatcher):
     def __init__(self, compiled: Any, **options: Any) -> None:
         super().__init__(compiled, **options)
         self._shared = compiled  # shared by all requests with this constraint
+        self._more_ends: tuple[int, ...] = ()
         self._stopped = _abandoned() >= MOST_ABANDONED or hasattr(compiled, "lz_is_slow")
 
     @property
@@ -65,8 +67,17 @@ class TimedMatcher(GrammarMatcher):
         if args[0] == self.end_token:
             self._stopped = self.is_slow = True
             return False
+        if args[0] in self._more_ends:
+            args = (self.stop_token_ids[0], *args[1:])
         accept = super().accept_token
         return self._limited(lambda worker: accept(*args, **options), True)
+
+    def end_at(self, tokens: Sequence[int]) -> None:
+        """End the output at these tokens too, where it may end. They then stand for nothing else.
+
+        XGrammar's own `override_stop_tokens` leaves them out of its masks.
+        """
+        self._more_ends = tuple(sorted(set(tokens) - set(self.stop_token_ids)))
 
     def fill_next_token_bitmask(  # type: ignore[override]  # only upstream calls it
         self, bitmask: torch.Tensor, index: int = 0
@@ -85,9 +96,12 @@ class TimedMatcher(GrammarMatcher):
             self.fill_without_mask(row)
         else:
             row.copy_(found)
+            if self._more_ends:
+                end = self.stop_token_ids[0]
+                may_end = bool(int(row[end // 32]) >> end % 32 & 1)
+                allow(row.numpy().view(np.uint32), self._more_ends, is_allowed=may_end)
             if self.end_token is not None:  # some constraints allow any byte
-                words = row.numpy().view(np.uint32)
-                words[self.end_token // 32] &= ~np.uint32(1 << self.end_token % 32)
+                allow(row.numpy().view(np.uint32), (self.end_token,), is_allowed=False)
         return True
 
     @classmethod
@@ -97,7 +111,7 @@ class TimedMatcher(GrammarMatcher):
             row.fill_(-1)
         else:
             row.zero_()
-            row.numpy().view(np.uint32)[cls.end_token // 32] = 1 << cls.end_token % 32
+            allow(row.numpy().view(np.uint32), (cls.end_token,), is_allowed=True)
 
     def rollback(self, *args: Any, **options: Any) -> None:
         """Like XGrammar's, but limited."""

@@ -29,6 +29,7 @@ from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from sglang_lz.bounds import grammar_cache, ranks
 from sglang_lz.bounds.dead_ends import is_pipeline
+from sglang_lz.bounds.end_tokens import allow, model_end_tokens
 from sglang_lz.bounds.threads import Allowance
 from sglang_lz.proper.apart import compile_all, prepare_apart
 from sglang_lz.proper.compiler import COMPILER
@@ -125,11 +126,12 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         if self.failure is not None:
             self._states.append(state)
             return
-        if token in self._stop_tokens and self._product.may_end(state):
+        is_end = token in self._stop_tokens
+        if is_end and self._product.may_end(state):
             self._stopped = True
             self._states.append(state)
         else:
-            after = self._product.next(state, token)
+            after = None if is_end else self._product.next(state, token)
             if after is None:
                 if token != self._product.impossible(state):
                     raise ValueError(f"Token not accepted by proper tokens: {token}")
@@ -179,15 +181,13 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
             self._late.append((state, self._product.expected(state)))
         if when != _NOW:
             row[:] = 0
-            self._allow(row, self._product.impossible(state))
+            allow(row, (self._product.impossible(state),), is_allowed=True)
             return
-        if self._product.may_end(state):
-            self._allow(row, *self._stop_tokens)
+        allow(row, self._stop_tokens, is_allowed=self._product.may_end(state))
 
-    @staticmethod
-    def _allow(row: npt.NDArray[np.uint32], *tokens: int) -> None:
-        for token in tokens:
-            row[token >> 5] |= np.uint32(1 << (token & 31))
+    def end_at(self, tokens: Sequence[int]) -> None:
+        """End the output at these tokens alone, where it may end; they then stand for no text."""
+        self._stop_tokens = tuple(tokens)
 
     def _ask(self, state: State, row: npt.NDArray[np.uint32]) -> int:
         """Write the mask of a state into a row if it is known. Returns when it becomes known."""
@@ -259,8 +259,10 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
                 only = None if ends else self._product.only(state, self._patience())
             except (Late, Spent):  # filling the mask will report it
                 break
-            after = None if only is None else self._product.next(state, only)
-            if only is None or after is None:
+            if only is None or only in self._stop_tokens:
+                break
+            after = self._product.next(state, only)
+            if after is None:
                 break
             run.append(only)
             state = after
@@ -513,7 +515,7 @@ def serve_proper_tokens(manager: Any) -> None:
         return
     grammar_cache.bound(manager.grammar_backend, backend, is_pipeline())
     scheduler = manager.scheduler
-    stops = scheduler.model_config.hf_eos_token_id or {scheduler.tokenizer.eos_token_id}
+    stops = model_end_tokens(scheduler.model_config, scheduler.tokenizer)
     proper = ProperTokens(scheduler.tokenizer, sorted(stops), MASKS)
     backend.dispatch_fallback = proper.dispatch
     ranks.join(scheduler)

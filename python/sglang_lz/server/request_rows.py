@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from sglang_lz.bounds.end_tokens import request_end_tokens
 from sglang_lz.fields.histories import HistoryParams, is_used
 from sglang_lz.penalty import breakers
 from sglang_lz.penalty.history import HistoryNeed, HistoryRoom
@@ -109,16 +110,7 @@ def _history(req: Req, end: int, vocab_size: int) -> RowHistory:
         params.presence_penalty,
         params.repetition_penalty,
         params.min_new_tokens,
-        _stops(req, vocab_size) if params.min_new_tokens else (),
+        request_end_tokens(req, vocab_size) if params.min_new_tokens else (),
         own,
         tables,
     )
-
-
-def _stops(req: Req, vocab_size: int) -> set[int]:
-    """The tokens that may not precede `min_new_tokens` others, as upstream defines them. Clients
-    may send any number as a token."""
-    own = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    if req.tokenizer is not None:
-        own |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
-    return {token for token in own if token is not None and 0 <= token < vocab_size}
