@@ -17,6 +17,7 @@ from bench.common import RESULTS
 from bench.constraints import tables as constraints
 from bench.guard import tables as guard
 from bench.harm import result as harm
+from bench.kernel import names as steps
 from bench.kernel import tables as kernel
 from bench.penalties import tables as penalties
 from bench.repetition import tables as repetition
@@ -151,12 +152,42 @@ def _served(name: str) -> str:
     return serving(_result(name)) + "\n"
 
 
+def table_one() -> str:
+    """The paper's table 1: its losses beside ours, and the time of a step of each kind."""
+    found = _result("serving-static-h200")
+    times = kernel.Times(kernel.ON_H200)
+    lines = [
+        f"| model, batch | throughput lost, {len(found['gpus'])} x {found['gpus'][0]} "
+        "(95 % interval) | in the paper, 8 x H100 |",
+        "|---|---|---|",
+    ]
+    for name, row in found["table"].items():
+        lost = row["overall_throughput"]
+        low, high = lost["interval"]
+        percent = f"{lost['percent']:.2f} % ({low:.2f} to {high:.2f})"
+        lines.append(f"| {name} | {percent} | {row['paper_percent']} % |")
+    lines += [
+        "",
+        "| a step's time on the same GPU, microseconds | 1 request | 64 | 512 |",
+        "|---|---|---|---|",
+    ]
+    for title, way in (
+        ("LZ penalty, always on", steps.OURS),
+        ("LZ penalty, waiting (`lz_onset`)", steps.ONSET_2),
+        ("stock SGLang's frequency and repetition penalty", steps.UPSTREAM),
+    ):
+        shown = (f"{times.microseconds(way, rows=rows):.1f}" for rows in (1, 64, 512))
+        lines.append(f"| {title} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("CONTRIBUTING.md", "changes"): changes,
     ("CONTRIBUTING.md", "time-of-tests"): time_of_tests,
     ("CONTRIBUTING.md", "seconds-of-tests"): seconds_of_tests,
     ("README.md", "fields"): markdown_table,
     ("README.md", "puzzles"): repetition.readme,
+    ("README.md", "table-one"): table_one,
     ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
     ("docs/RESULTS.md", "prompt"): repetition.prompt,
     ("docs/RESULTS.md", "step-summary"): kernel.step_summary,
