@@ -518,6 +518,19 @@ def test_what_asks_for_nothing_is_let_through(
             assert_passed(client.post(path, json=nested(place, nothing)))
 
 
+def test_json_object_takes_no_schema(client: TestClient, server_config: dict[str, Any]) -> None:
+    """llama.cpp's spelling, of which upstream would serve any JSON object."""
+    form = {"type": "json_object", "schema": {"type": "object"}}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [], "response_format": form}),
+        ("/v1/completions", {"prompt": "a", "response_format": form}),
+        ("/v1/responses", {"input": "a", "text": {"format": form}}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 400
+        assert "must have type json_schema" in answer.text
+
+
 def test_two_constraints_are_refused(client: TestClient, server_config: dict[str, Any]) -> None:
     """Upstream would let the one win over the other."""
     both = {"json_schema": "{}", "response_format": {"type": "json_object"}}

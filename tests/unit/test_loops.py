@@ -18,6 +18,7 @@ from sglang_lz.distribution.cli import main
 from sglang_lz.fields.repetition import RECOMMENDED, RepetitionDetection
 from sglang_lz.loops import past_outputs
 from sglang_lz.loops.detector import Loop, loops
+from sglang_lz.loops.past_outputs import Output
 
 LOOP = [7, *([1, 2, 3] * 25), 1, 9]
 FINE = list(range(50))
@@ -29,6 +30,112 @@ def test_all_loops_of_an_output_in_their_whole_length() -> None:
     assert first.count == 25
     assert list(loops(output, RECOMMENDED)) == [first, Loop(1, len(LOOP) + 50, len(output))]
     assert list(loops(array("q", FINE), RepetitionDetection(8, 0, 2))) == []
+
+
+PROSE = "The quick brown fox, so it goes, sees what it sees. "
+# By name: a text that loops, and the unit that shows it.
+LOOPING: dict[str, tuple[str, str]] = {
+    "a word": ("court " * 300, "words and signs"),
+    "a sentence": ("The capital of France is Paris.\n" * 22, "words and signs"),
+    "a tool call": ('<tool_call>{"name": "run"}</tool_call>\n' * 25, "words and signs"),
+    "blank lines in JSON": ('"a": 1\n' + "    \n    ,\n" * 100, "words and signs"),
+    "CRLF": ('{"ok": true}' + "\r\n" * 200, "words and signs"),
+    "a special token": ("<|begin\u2581of\u2581sentence|>" * 30, "words and signs"),
+    "replacement characters": ("ok " + "\ufffd" * 500, "words and signs"),
+    "an emoji": ("Bye " + "\U0001f60a" * 20, "words and signs"),
+    "a flag": ("\U0001f1e9\U0001f1ea" * 20, "words and signs"),
+    "an emoji of several": ("\U0001f468\u200d\U0001f469\u200d\U0001f467" * 20, "words and signs"),
+    "Chinese": ("\u52a0" * 20, "words and signs"),
+    "Chinese, extension B": ("\U00020b9f" * 60, "words and signs"),
+    "half-width kana": ("\uff71" * 60, "words and signs"),
+    "full-width Latin": ("\uff21" * 60, "words and signs"),
+    "Yi": ("\ua015" * 60, "words and signs"),
+    "Javanese": ("\ua98f" * 60, "words and signs"),
+    "bopomofo": ("\u3105" * 60, "words and signs"),
+    "jamo": ("\u314b" * 60, "words and signs"),
+    "Lao": ("\u0e82" * 60, "words and signs"),
+    "Devanagari": ("\u0939\u093e\u0901 " * 40, "words and signs"),
+    "Arabic": ("\u0634\u0643\u0631\u0627 " * 40, "words and signs"),
+    "Cyrillic without spaces": ("\u0434\u0430" * 100, "characters"),
+    "Hangul without spaces": ("\ud558" * 150, "characters"),
+    "exclamation marks": ("!" * 300, "characters"),
+    "Chinese full stops": ("\u3002" * 300, "characters"),
+    "a letter": ("a" * 300, "characters"),
+    "newlines": ("\n" * 300, "characters"),
+    "five letters": ("abcde" * 200, "characters"),
+    "laughter": ("ha" * 150, "characters"),
+    "a period of digits": ("142857" * 60, "characters"),
+    "camel case": ("fooBar" * 50, "characters"),
+    "encoded data": ("base64," + "QUJDREVG" * 50, "words and signs"),
+    "encoded zeros": ("base64," + "A" * 300, "characters"),
+    "after prose": (PROSE * 3 + "ha" * 70, "characters"),
+    "before prose": ("-" * 300 + PROSE * 3, "characters"),
+    "a word asked for fifty times": ("test " * 50, "words and signs"),
+    "a scream": ("Noo" + "\u3042" * 60 + "!", "words and signs"),
+}
+RIGHT: dict[str, str] = {
+    "prose": PROSE * 15,
+    "a rule": f"Title\n{'-' * 80}\nText\n{'=' * 120}\n",
+    "a long rule": f"# {'~' * 200}\n",
+    "a rule of two signs": f"{'-=' * 19}\n",
+    "rules of code": f"def f():\n    pass\n\n{'#' * 100}\n" * 8,
+    "a table": f"|{'---|' * 18}\n|{' a |' * 18}\n",
+    "a box": f"+{'---+' * 19}\n",
+    "leaders": f"Introduction {'.' * 70} 1\nMethod {'. ' * 15} 12\n",
+    "empty columns": f"a,b{',' * 200}\n",
+    "indentation": f"{' ' * 200}x\n",
+    "a progress bar": f"[{'#' * 60}{' ' * 40}] 60 %\n" * 5,
+    "base64": "iVBORw0KGgo" + "A" * 100 + "SUVORK5CYII=",
+    "a hash": "0" * 64 + " " + "f" * 64,
+    "a chorus": "La la la la la la la la\nHey hey hey\n" * 4,
+    "numbered lines": "".join(f"{i}. Orion - winter constellation\n" for i in range(9, 90)),
+}
+
+
+def searched(text: str) -> tuple[Output, list[Loop]]:
+    return past_outputs.searched(past_outputs._of_texts([text], "a file"), RECOMMENDED)
+
+
+@pytest.mark.parametrize("name", LOOPING)
+def test_texts_that_loop(name: str) -> None:
+    text, unit = LOOPING[name]
+    output, found = searched(text)
+    assert found
+    assert output.unit == unit
+    # Text in which the loop stands, or a log that left out a part, changes nothing.
+    assert searched(PROSE + text + PROSE)[1]
+    cut = past_outputs._of_texts([PROSE, text], "a file")
+    again, found = past_outputs.searched(cut, RECOMMENDED)
+    assert found
+    assert again.is_cut
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_texts_that_do_not_loop(name: str) -> None:
+    assert searched(RIGHT[name])[1] == []
+
+
+def test_token_ids_are_not_searched_otherwise() -> None:
+    output = past_outputs._of_tokens([[5] * 19 + [6] + [5] * 19], "a file")
+    assert past_outputs.searched(output, RECOMMENDED) == (output, [])
+
+
+def test_the_report_says_what_was_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [{"output_ids": LOOP}, {"text": "fine"}, {"text": "ha" * 150}]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    found = report(capsys, str(file))
+    assert found["counted_in"] == {"tokens": 1, "words and signs": 1, "characters": 1}
+    assert {(one["pattern_size"], one["unit"]) for one in found["patterns"]} == {  # type: ignore[attr-defined]
+        (3, "tokens"),
+        (2, "characters"),
+    }
+    assert main(["loops", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "tokens (1 outputs), words and signs (1 outputs), characters (1 outputs)" in told
+    assert "2   characters" in told
 
 
 def stdin_of(text: str) -> io.TextIOWrapper:

@@ -71,6 +71,13 @@ def check_dropped(
         raise FieldError(
             name, f"{name} would have no effect {here}, got {shown(value)}: {instead}."
         )
+    for name, form in ("response_format", values.get("response_format")), ("text", _format(values)):
+        if isinstance(form, dict) and form.get("type") == "json_object" and form.get("schema"):
+            raise FieldError(
+                name,
+                f"{name} must have type json_schema with a schema, got {shown(form)}: "
+                "json_object would ignore it.",
+            )
     if values.get("json_schema") and not _asks_nothing("", values.get("response_format")):
         raise FieldError(
             "json_schema",
@@ -85,6 +92,11 @@ def _better(name: str, takes: Mapping[Place, Collection[str]]) -> tuple[str, Pla
             if field.partition(".")[0] in fields:
                 return field, place
     return None
+
+
+def _format(values: Mapping[str, Any]) -> Any:
+    text = values.get("text")  # of /v1/responses; elsewhere it is a prompt
+    return text.get("format") if isinstance(text, dict) else None
 
 
 def _asks_nothing(name: str, value: object) -> bool:

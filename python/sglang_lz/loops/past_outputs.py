@@ -22,6 +22,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, BinaryIO, TextIO
 
+from sglang_lz.fields.repetition import RepetitionDetection
+from sglang_lz.loops.detector import Loop, loops
+
 TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
 TEXT_KEYS = ("text", "output", "response", "completion", "content")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -39,10 +42,21 @@ LARGEST_TOKEN = 2**63 - 1
 OMITTED = -1
 """Stands for a part that a log omitted."""
 
-# Thai to Khmer, kana, and Chinese characters: these scripts are written without spaces.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# Written without spaces between words: Thai to Khmer, Javanese and other scripts nearby, kana,
+# bopomofo, Chinese characters, Yi, their half- and full-width forms; and emoji.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f"
+    "\u3040-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u9fff\ua000-\ua4cf\ua980-\ua9df"
+    "\uaa60-\uaa7f\uf900-\ufaff\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uff66-\uff9f"
+    "\U0001b000-\U0001b16f\U0001f000-\U0001faff\U00020000-\U0003ffff"
+)
 # Split like a tokenizer: a word, or a run of one sign. A ruler is then a few tokens, not a loop.
 _PIECES = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w){{1,16}}|(\W)\1{{0,15}}")
+_CHARACTERS = re.compile(".", re.DOTALL)
+LONGEST_RULER, LONGEST_RUN = 240, 120
+"""How many characters of a repeated pattern are no loop yet: of signs alone, as in the rules of
+tables, and of anything else, as the digits of encoded data."""
+WORDS, CHARACTERS, TOKENS = "words and signs", "characters", "tokens"
 
 _GZIP = b"\x1f\x8b"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -88,12 +102,14 @@ class Output:
             that a log omitted is one token that occurs nowhere else.
         is_cut: whether a log omitted a part.
         words: what the numbers in `tokens` stand for, by number; empty for token ids.
+        unit: what a number in `tokens` is.
     """
 
     place: str
     tokens: array[int]
     is_cut: bool = False
     words: tuple[str, ...] = ()
+    unit: str = TOKENS
 
     def text(self, most: int) -> str:
         """The text, at most its first `most` characters; only if there are `words`."""
@@ -105,6 +121,38 @@ class Output:
                 break
             found.append(word)
         return "".join(found)
+
+
+def searched(output: Output, detection: RepetitionDetection) -> tuple[Output, list[Loop]]:
+    """The loops of an output, and the output in the unit in which they are counted.
+
+    A tokenizer may join what is repeated in other ways than words do ("hahaha"). A text whose words
+    do not loop is therefore searched by its characters, too.
+    """
+    found = list(loops(output.tokens, detection))
+    if found or not output.words:
+        return output, found
+    single = _of_texts(_texts(output), output.place, CHARACTERS)
+    found = [loop for loop in loops(single.tokens, detection) if _is_long(loop, single)]
+    return (single, found) if found else (output, found)
+
+
+def _texts(output: Output) -> list[str]:
+    """The text of an output, in the parts that a log kept."""
+    parts: list[list[str]] = [[]]
+    for token in output.tokens:
+        if token == OMITTED:
+            parts.append([])
+        else:
+            parts[-1].append(output.words[token])
+    return ["".join(part) for part in parts]
+
+
+def _is_long(loop: Loop, output: Output) -> bool:
+    """Whether a loop of characters is longer than correct text repeats itself."""
+    pattern = output.tokens[loop.begin : loop.begin + loop.pattern_size]
+    is_sign = not any(output.words[token].isalnum() for token in pattern)
+    return loop.end - loop.begin > (LONGEST_RULER if is_sign else LONGEST_RUN)
 
 
 def read(file: str) -> Iterator[Output]:
@@ -488,23 +536,28 @@ def _of_tokens(halves: list[list[int]], place: str) -> Output:
     return _joined([array("q", half) for half in halves], place)
 
 
-def _of_texts(halves: list[str], place: str) -> Output:
+def _of_texts(halves: list[str], place: str, unit: str = WORDS) -> Output:
+    pattern = _PIECES if unit == WORDS else _CHARACTERS
     numbers: dict[str, int] = {}
     return _joined(
         [
-            array("q", (numbers.setdefault(f[0], len(numbers)) for f in _PIECES.finditer(half)))
+            array("q", (numbers.setdefault(f[0], len(numbers)) for f in pattern.finditer(half)))
             for half in halves
         ],
         place,
         numbers,
+        unit,
     )
 
 
 def _joined(
-    halves: list[array[int]], place: str, numbers: Mapping[str, int] = MappingProxyType({})
+    halves: list[array[int]],
+    place: str,
+    numbers: Mapping[str, int] = MappingProxyType({}),
+    unit: str = TOKENS,
 ) -> Output:
     tokens = halves[0]
     for half in halves[1:]:
         tokens.append(OMITTED)
         tokens.extend(half)
-    return Output(place, tokens, len(halves) > 1, tuple(numbers))
+    return Output(place, tokens, len(halves) > 1, tuple(numbers), unit)

@@ -12,8 +12,7 @@ from itertools import chain
 from typing import Any
 
 from sglang_lz.fields.repetition import FIELD, RECOMMENDED, RepetitionDetection
-from sglang_lz.loops.detector import loops
-from sglang_lz.loops.past_outputs import LoopsError, Output, read
+from sglang_lz.loops.past_outputs import LoopsError, Output, read, searched
 
 PATTERNS = 10
 """The most patterns that a report lists."""
@@ -21,7 +20,7 @@ PATTERNS = 10
 
 @dataclass
 class Pattern:
-    """All loops with the same pattern size. There may be millions: keep two numbers each."""
+    """The loops of one size and unit. There may be millions: keep two numbers of each."""
 
     first: str
     begins: array[int] = field(default_factory=lambda: array("q"))
@@ -54,8 +53,9 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
     Returns:
         A JSON object: the number of outputs and tokens; how many outputs a log truncated; how many
         contain a loop, and how many end in one; the tokens spent in loops (after the first copy);
-        and the patterns by size, each with its number of loops and the median of their start
-        positions and of their numbers of copies.
+        how many outputs were counted in each unit (`past_outputs.searched`), which takes the place
+        of tokens; and the patterns by size and unit, each with its number of loops and the median
+        of their start positions and of their numbers of copies.
     """
     found: dict[str, Any] = dict.fromkeys(
         (
@@ -64,29 +64,33 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
         ),
         0,
     )
-    by_size: dict[int, Pattern] = {}
-    for output in outputs:
-        own = list(loops(output.tokens, detection))
+    found["counted_in"] = {}
+    by_size: dict[tuple[int, str], Pattern] = {}
+    for one in outputs:
+        output, own = searched(one, detection)
         found["outputs"] += 1
+        found["counted_in"][output.unit] = found["counted_in"].get(output.unit, 0) + 1
         found["outputs_cut_short"] += output.is_cut
         found["tokens"] += len(output.tokens)
         found["outputs_with_a_loop"] += bool(own)
         found["outputs_that_end_in_one"] += bool(own) and own[-1].end == len(output.tokens)
         found["tokens_in_loops"] += sum(loop.end - loop.begin - loop.pattern_size for loop in own)
         for loop in own:
-            pattern = by_size.setdefault(loop.pattern_size, Pattern(output.place))
+            key = loop.pattern_size, output.unit
+            pattern = by_size.setdefault(key, Pattern(output.place))
             pattern.begins.append(loop.begin)
             pattern.copies.append(loop.count)
     most = sorted(by_size.items(), key=lambda pair: -len(pair[1].begins))[:PATTERNS]
     found["patterns"] = [
         {
             "pattern_size": size,
+            "unit": unit,
             "loops": len(own.begins),
             "copies": statistics.median(own.copies),
             "begin": statistics.median(own.begins),
             "first": own.first,
         }
-        for size, own in most
+        for (size, unit), own in most
     ]
     return found
 
@@ -106,11 +110,14 @@ def told(found: dict[str, Any], detection: RepetitionDetection) -> str:
             continue
         share = f"{100 * found[key] / whole:>8.2f} %" if whole else ""
         lines.append(f"{name:<26}{found[key]:>10,}{share}")
+    counted = ", ".join(f"{unit} ({n:,} outputs)" for unit, n in found["counted_in"].items())
+    lines.append(f"{'counted in':<26}{counted}")
     if not found["outputs_with_a_loop"]:
         return "\n".join([*lines, "", _verdict(found)])
-    lines += ["", "pattern size   loops   copies   begins at   first seen in"]
+    lines += ["", "pattern size   unit               loops   copies   begins at   first seen in"]
     lines += [
-        f"{p['pattern_size']:>12}{p['loops']:>8,}{p['copies']:>9g}{p['begin']:>12g}   {p['first']}"
+        f"{p['pattern_size']:>12}   {p['unit']:<16}{p['loops']:>8,}{p['copies']:>9g}"
+        f"{p['begin']:>12g}   {p['first']}"
         for p in found["patterns"]
     ]
     setting = {k: v for k, v in dataclasses.asdict(detection).items() if v not in {0, "stop"}}

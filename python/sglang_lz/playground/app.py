@@ -27,7 +27,6 @@ from sglang_lz.fields.kinds import Kind, integer, number, token_ids
 from sglang_lz.fields.lz import FieldError, LZParams, shown
 from sglang_lz.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
 from sglang_lz.loops import past_outputs
-from sglang_lz.loops.detector import loops
 from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
@@ -398,7 +397,7 @@ def looping(data: bytes) -> dict[str, Any]:
             found: list[dict[str, Any]] = []
             for output in past_outputs.read(file.name):
                 total += 1
-                own = list(loops(output.tokens, RECOMMENDED_DETECTION))
+                _, own = past_outputs.searched(output, RECOMMENDED_DETECTION)
                 if own and len(found) < MOST_LOOPING:
                     # The page explains an output only when the user opens it, and then only its
                     # beginning.
