@@ -380,4 +380,6 @@ def _may_truncate() -> bool:
 
 
 def _without(params: Any) -> Any:
-    return other_fields(params) if isinstance(params, dict) else params
+    if not isinstance(params, dict):
+        return params
+    return {name: value for name, value in params.items() if name not in FIELDS}

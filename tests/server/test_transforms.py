@@ -48,7 +48,7 @@ NAMES = {
 
 
 @pytest.mark.each_kind
-@on("overlap", "ngram", "eagle-tree", "dflash", "dspark")
+@on("overlap", "ngram", "eagle-tree", "dflash", "dspark", "tp2", "pp2")
 def test_a_constraint_ends_at_stop_token_ids_and_only_where_it_may(server: Server) -> None:
     """tests/server/test_proper_tokenizers.py has the model's own end tokens."""
     for text in ("3", "x"):

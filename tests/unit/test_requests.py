@@ -68,6 +68,17 @@ def test_a_modifier_without_its_main_field_is_refused(server_config: dict[str, A
     assert admit(lz_onset=3.0) == LZParams(0.15, onset=3)
 
 
+def test_a_backend_that_cannot_end_at_stop_token_ids_refuses_them(
+    server_config: dict[str, Any],
+) -> None:
+    for backend in ("llguidance", "outlines"):
+        server_config["grammar_backend"] = backend
+        with pytest.raises(ValueError, match=rf"^stop_token_ids must be left out .*{backend}"):
+            admitted(regex="a", stop_token_ids=[5])
+        admitted(stop_token_ids=[5])
+        admitted(regex="a", stop_token_ids=[5], ignore_eos=True)
+
+
 def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^lz_params must be spelt"):
         admit(lz_params={"penalty": 1})

@@ -38,8 +38,7 @@ def request_end_tokens(req: Any, vocab_size: int) -> set[int]:
 
 
 def end_at_stop_tokens(req: Any) -> None:
-    """Let a request's constraint end at its `stop_token_ids`, and only where it may end (upstream's
-    hook).
+    """Let a constraint end at `stop_token_ids`, and only where it may end (upstream's hook).
 
     Args:
         req: upstream's Req, with a grammar that has seen no token.

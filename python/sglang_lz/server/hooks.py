@@ -60,12 +60,8 @@ HOOKS = MappingProxyType(
         ): ("guard_thinking", "grammar_key"),
         (
             "sglang.srt.constrained.grammar_manager",
-            "GrammarManager._apply_request_reasoning_config",
-        ): ("end_at_stop_tokens",),
-        (
-            "sglang.srt.constrained.grammar_manager",
             "GrammarManager.__init__",
-        ): ("model_end_tokens", "serve_proper_tokens"),
+        ): ("serve_proper_tokens",),
         (
             "sglang.srt.speculative.ngram_worker",
             "NGRAMWorker._prepare_for_speculative_decoding",
