@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench import drafts
 from sglang_lz import demo
-from sglang_lz.demo import drafts
 
 
 @pytest.fixture(autouse=True)
