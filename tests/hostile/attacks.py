@@ -96,9 +96,20 @@ class Attack:
         return self.at_once, self.prompt
 
 
+MAINS: Mapping[str, Body] = {
+    "lz_": {"lz_penalty": 0.5},
+    "dry_": {"dry_multiplier": 0.8},
+    "no_repeat_ngram_": {"no_repeat_ngram_size": 3},
+    "penalty_last_n": {"repetition_penalty": 1.1},
+}
+"""The fields without which those that begin in this way are refused."""
+
+
 def sampled(**sampling: Any) -> Body:
-    """A body of /generate with such sampling parameters."""
-    fields = {"temperature": 1.0, "max_new_tokens": 24, **sampling}
+    """A body of /generate with such sampling parameters, and with what they modify."""
+    mains = [main for main in MAINS if any(name.startswith(main) for name in sampling)]
+    needed = {name: value for main in mains for name, value in MAINS[main].items()}
+    fields = {"temperature": 1.0, "max_new_tokens": 24, **needed, **sampling}
     return {"text": "Once upon a time", "sampling_params": fields}
 
 

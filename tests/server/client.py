@@ -64,6 +64,12 @@ def penalty_fields(penalties: Penalties, breakers: Sequence[str] = ()) -> Json:
         for name, value in vars(penalties).items()
         if value != defaults[name] and name not in ("stops", "breakers")
     }
+    # A modifier needs its main field, on or off.
+    for main, prefix in (("dry_multiplier", "dry_"), ("no_repeat_ngram_size", "no_repeat_")):
+        if any(name.startswith(prefix) for name in fields):
+            fields[main] = vars(penalties)[main]
+    if "penalty_last_n" in fields:
+        fields["repetition_penalty"] = penalties.repetition_penalty
     if penalties.stops:
         fields["stop_token_ids"] = list(penalties.stops)
     if penalties.dry_multiplier:
