@@ -199,6 +199,30 @@ def without_our_fields(body: Any) -> Any:
     return {**body, "sampling_params": _without(params)} if params is not None else body
 
 
+def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
+    """What upstream's schema of /generate says of a body, with the field's name (upstream's hook).
+
+    Args:
+        error: upstream's message. It names unknown fields only.
+        body: the parsed body.
+        decode: raises a ValueError with that message, for a body that has the field alone too.
+    """
+    fields = (
+        [(name, {name: value}) for name, value in body.items()] if isinstance(body, dict) else []
+    )
+    for name, alone in list(fields):
+        if name == "sampling_params":
+            listed = [one for one in _listed(alone[name]) if isinstance(one, dict)]
+            fields[:0] = [(inner, {name: {inner: one[inner]}}) for one in listed for inner in one]
+    for name, alone in fields:
+        try:
+            decode(alone)
+        except ValueError as found:
+            if str(found) == error and name not in error:
+                return f"{name}: {error}"
+    return error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a request is besides its sampling parameters.
@@ -377,6 +401,10 @@ def _may_truncate() -> bool:
     from sglang.srt.runtime_context import get_context
 
     return bool(get_context().config_leaf("allow_auto_truncate"))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _without(params: Any) -> Any:

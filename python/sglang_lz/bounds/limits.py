@@ -330,8 +330,8 @@ def check_constraints(sampling_params: Any) -> None:
     """Check the size of a request's constraint before upstream has XGrammar compile it.
 
     Raises:
-        FieldError: compiling it would take minutes, or gigabytes of memory, or the grammar backend
-            would let `stop_token_ids` end an output that is not complete.
+        FieldError: it is no text, compiling it would take minutes, or gigabytes of memory, or the
+            grammar backend would let `stop_token_ids` end an output that is not complete.
     """
     from sglang.srt.runtime_context import get_context
 
@@ -350,8 +350,10 @@ def check_constraints(sampling_params: Any) -> None:
             )
     for name in CONSTRAINTS:
         text = getattr(sampling_params, name)
-        if not isinstance(text, str):
+        if text is None:
             continue
+        if not isinstance(text, str):
+            raise FieldError(name, f"{name} must be a string, got {shown(text)}.")
         problem = None
         if len(text) > MOST_CHARACTERS:
             problem = f"it has {len(text)} characters, more than {MOST_CHARACTERS}"
