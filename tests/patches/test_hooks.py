@@ -37,6 +37,7 @@ NOT_CALLS = {
     "guard",  # a module, of which `after_step` and what makes and shows a guard are called
     "resent_fields",  # without it the prefill server sees a request of its own defaults
     "check_server",  # which does the checking
+    "naming_field",  # without it a refusal does not name the field
     "samples_on_cpu",  # without it upstream takes the likeliest token on a CPU
     "event_maker",  # without it the last event of a stream raises an error
 }

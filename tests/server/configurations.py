@@ -172,7 +172,10 @@ CONFIGURATIONS = {
         # Here also the wire format between the processes that is not pickle, fields by position.
         Config(
             "chunked",
-            ("--chunked-prefill-size", "16", "--page-size", "16"),
+            (
+                *("--chunked-prefill-size", "16", "--page-size", "16"),
+                *("--stream-interval", "2", "--tool-call-parser", "hermes"),
+            ),
             (("SGLANG_USE_PICKLE_IPC", "0"), *FORKED),
         ),
         Config(

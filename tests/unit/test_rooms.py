@@ -29,8 +29,8 @@ ROOMS = (
 )
 """Each may import from itself and from those before it."""
 DOORS = {
-    *("__init__", "__main__", "admission", "fixes", "gate", "guard", "sampling", "startup"),
-    *("thinking", "upstream_benchmarks"),
+    *("__init__", "__main__", "admission", "answers", "detokenizer", "fixes", "gate", "guard"),
+    *("sampling", "sections", "startup", "thinking", "upstream_benchmarks"),
 }
 """The modules beside the rooms through which upstream's code comes in; no room imports them."""
 

@@ -21,7 +21,7 @@ class Budget:
     added_lines_per_hunk: int
 
 
-BUDGET = Budget(patches=56, files=60, added_lines=450, added_lines_per_hunk=12)
+BUDGET = Budget(patches=56, files=66, added_lines=470, added_lines_per_hunk=12)
 """Small enough to read in one sitting; a hunk that needs more belongs into the package."""
 
 SUBJECT_LENGTH = 72
