@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Tokenizer
 
+from bench.demo.corpus import END_OF_TEXT
+from bench.demo.train import Batch, save, small_qwen2, train, train_tokenizer
 from bench.looping import corpus
-from sglang_lz.demo.corpus import END_OF_TEXT
-from sglang_lz.demo.train import Batch, save, small_qwen2, train, train_tokenizer
 
 CONTEXT = 768
 BATCH = 2

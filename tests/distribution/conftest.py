@@ -39,7 +39,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (world.package / "cpu" / "requirements.txt").write_text(
         "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"
     )
-    for path in ("demo/train.py", "demo/model/config.json", "demo/reasoner/config.json"):
+    for path in ("demo/model/config.json", "demo/reasoner/config.json"):
         (world.package / path).parent.mkdir(parents=True, exist_ok=True)
         (world.package / path).write_text("{}\n")
     tree = root / "tree"

@@ -27,7 +27,7 @@ STARTS = 3
 PORT_TAKEN = " in use"
 FORKED = ("LZ_TEST_FORK", "1")
 """In the environment of servers that start as forks, and whose processes do."""
-DRAFTS = Path(__file__).resolve().parents[2] / "bench" / "drafts.py"
+DRAFTS = Path(__file__).resolve().parents[2] / "bench" / "demo" / "drafts.py"
 """Of the checkout: wheels of the CUDA flavour have none."""
 
 _BASE_FLAGS = (
@@ -57,7 +57,7 @@ class Config:
         stock: serve the package without our patches, found in LZ_STOCK_SITE.
         decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
             being the decode server's own.
-        draft: the kind of draft model to speculate with (`bench.drafts`).
+        draft: the kind of draft model to speculate with (`bench.demo.drafts`).
         trained: whether that model is trained; its weights are random otherwise.
         as_qwen3: serve `qwen3_path`.
     """

@@ -9,10 +9,10 @@ from pydoc_data.topics import topics
 import pytest
 from transformers import Qwen2Tokenizer
 
+from bench.demo.train import train_tokenizer
 from bench.harm import archives
 from bench.looping import corpus, prompts, train
 from bench.repetition.tasks import load
-from sglang_lz.demo.train import train_tokenizer
 
 LINES = [
     f"The {word} number {i} is\n  written {i} times.\n" for i, word in enumerate("abcdef" * 400)

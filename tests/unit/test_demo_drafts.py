@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench import drafts
+from bench.demo import drafts
 from sglang_lz import demo
 
 

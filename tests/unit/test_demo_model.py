@@ -17,9 +17,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from bench.demo import corpus, train
 from bench.repetition.detector import is_degenerate
 from sglang_lz import demo
-from sglang_lz.demo import corpus, train
 from short_trainings import trained_twice
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sglang_lz.demo import REASONER_PATH, puzzles, train_reasoner
-from sglang_lz.demo.puzzles import Puzzle
+from bench.demo import puzzles, train_reasoner
+from bench.demo.puzzles import Puzzle
+from sglang_lz.demo import REASONER_PATH
 from short_trainings import trained_twice
 
 pytestmark = pytest.mark.slow

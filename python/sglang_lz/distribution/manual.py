@@ -40,7 +40,7 @@ Writes  OUT/sglang-VERSION+lzN-TAGS.whl (+lzN.cpu for the CPU flavour), in one r
 The patches must fit exactly: the blob id of each file is checked before and after each patch, and a
 hunk that would fit only with an offset is refused. The CPU flavour also has the `cpu` patches, the
 `sgl_kernel` stand-in, and only the requirements that serving on a CPU needs. The CUDA flavour has
-neither these nor what trains and measures the small models.""",
+neither these nor the model of the benchmarks.""",
         """\
   sglang-lz build
   sglang-lz build --flavour cpu --out wheels

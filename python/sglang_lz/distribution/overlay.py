@@ -23,10 +23,8 @@ VERSION_FILE = "sglang/_version.py"
 NOT_FOR_CUDA = (
     # Used by the patches of the group `cpu`, and to build that flavour.
     "cpu/",
-    # Needed only in a checkout: the training of the small models, and the
-    # model of the benchmarks. demo/model is included, because scripts/serve uses it by default.
-    *("demo/corpus.py", "demo/puzzles.py", "demo/train.py"),
-    *("demo/train_reasoner.py", "demo/reasoner/"),
+    # The model of the benchmarks. demo/model is included, because scripts/serve uses it by default.
+    "demo/reasoner/",
 )
 """The files and folders of our package that the CUDA flavour omits, as nothing in it uses them."""
 WHERE_CPU_IS = "; the CPU flavour is built from a whole checkout or its own wheel."

@@ -24,7 +24,8 @@ MEANT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("guided_regex", "guided_choice", "choice"), ("regex",)),
         **dict.fromkeys(("guided_grammar", "grammar"), ("ebnf",)),
         **dict.fromkeys(("allowed_token_ids", "bad_words"), ("logit_bias",)),
-        **{name: (name,) for name in UPSTREAM},
+        **{name: (name,) for name in (*UPSTREAM, "logit_bias", "min_p")},
+        **{name: (name,) for name in ("stop_token_ids", "stop_regex")},
         "min_tokens": ("min_tokens", "min_new_tokens"),
         "min_new_tokens": ("min_new_tokens", "min_tokens"),
         "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
@@ -102,4 +103,4 @@ def _format(values: Mapping[str, Any]) -> Any:
 def _asks_nothing(name: str, value: object) -> bool:
     if name in _NEUTRAL:
         return value is None or (value == _NEUTRAL[name] and not isinstance(value, bool))
-    return value in (None, "") or (isinstance(value, dict) and value.get("type") == "text")
+    return not value or (isinstance(value, dict) and value.get("type") == "text")

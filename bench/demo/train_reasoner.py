@@ -1,4 +1,4 @@
-"""Train the pocket reasoner from nothing: `python -m sglang_lz.demo.train_reasoner --out DIR`.
+"""Train the pocket reasoner from nothing: `python -m bench.demo.train_reasoner --out DIR`.
 
 This makes a Qwen2 of 0.9 million parameters that solves the puzzles of `puzzles` step by step, in
 the chat format of the demo model. It is trained mostly on small problems and tested on larger ones,
@@ -68,7 +68,7 @@ def exchange(tokenizer: Qwen2Tokenizer, puzzle: puzzles.Puzzle) -> tuple[list[in
 def main(argv: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_lz.demo.train_reasoner",
+        prog="python -m bench.demo.train_reasoner",
         description="Train the pocket reasoner on puzzles that this command makes up.",
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")

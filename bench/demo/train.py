@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: `python -m sglang_lz.demo.train --out DIR`.
+"""Train the demo model from nothing: `python -m bench.demo.train --out DIR`.
 
 This makes a Qwen2 of 1.6 million parameters, a byte-level BPE tokenizer and a ChatML template from
 the text that comes with the running CPython (see `corpus`). It needs torch and transformers, and
@@ -174,7 +174,7 @@ def save(
 def main(argv: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_lz.demo.train",
+        prog="python -m bench.demo.train",
         description="Train the demo model on the documentation that this Python carries.",
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to write the model to")

@@ -1,4 +1,4 @@
-"""Make a draft model for the demo model: `python -m bench.drafts OUT --kind eagle`.
+"""Make a draft model for the demo model: `python -m bench.demo.drafts OUT --kind eagle`.
 
 Pass the result to `--speculative-draft-model-path`. The models are weak on purpose, so that tests
 see both accepted and rejected tokens. With `--untrained` the weights are random, and nearly no
@@ -378,7 +378,7 @@ def make(kind: str, out: Path, seed: int = 0, *, trained: bool = True) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.drafts",
+        prog="python -m bench.demo.drafts",
         description="Make a draft model for the demo model, to try speculative decoding with.",
     )
     parser.add_argument("out", type=Path, help="directory to write the draft to")
