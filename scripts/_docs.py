@@ -217,6 +217,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
     ("bench/README.md", "served-on-a-gpu"): partial(_served, "serving-static-h200"),
     ("bench/README.md", "penalties-strengths"): penalties.strengths,
+    ("docs/GUARD.md", "clients"): guard.clients,
     ("bench/README.md", "guard-step"): guard.step,
     ("bench/README.md", "guard-observed"): guard.observed,
     ("bench/README.md", "guard-alarms"): guard.alarms,

@@ -4,6 +4,7 @@ This uses only the standard library, because it runs before anything is installe
 inside the checkout:
 
     .venv/<flavour>/         the environment; <flavour>-<release> if the release is not the newest
+    .venv/clients/           clients of other projects, which the tests serve
     .venv/<flavour>/stamps/  one file for each set-up step, written when the step is done
     .cache/upstream/         upstream's wheels, downloaded and verified
     .cache/dist/             our wheels; dist-<release> as above
@@ -44,6 +45,9 @@ PATCHES = ROOT / "patches"
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
 TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
 COMPILER = ROOT / "scripts" / "requirements-compiler.txt"
+CLIENTS = ROOT / ".venv" / "clients"
+"""The environment of clients of other projects, whose requirements contradict SGLang's."""
+CLIENTS_LOCK = ROOT / "scripts" / "clients.lock"
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
@@ -242,11 +246,14 @@ class Environment:
         self.packages = self.folder / "lib" / f"python{version}" / "site-packages"
         self._version = version
 
-    def set_up(self, *, tests: bool = False, package_of_checkout: bool = False) -> None:
+    def set_up(
+        self, *, tests: bool = False, clients: bool = False, package_of_checkout: bool = False
+    ) -> None:
         """Create everything that is missing or older than the checkout.
 
         Args:
             tests: also install the tools for the tests, and build SGLang without the LZ patches.
+            clients: also install the clients of `CLIENTS`.
             package_of_checkout: `sglang_lz` will be imported from the checkout, so a wheel with a
                 different version of it is sufficient.
 
@@ -261,6 +268,7 @@ class Environment:
             steps += self._test_steps() if tests else []
             if self._lender:
                 steps = self._lender._lent_steps(tests=tests) + steps
+            steps += [(self._lender or self)._clients_step()] if clients else []
             do_steps(steps, CACHE / "setup.lock")
 
     def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
@@ -319,18 +327,29 @@ class Environment:
             ),
         ]
 
+    def _clients_step(self) -> Step:
+        return Step(
+            "installing the clients of other projects that the tests serve",
+            self._stamps / "clients",
+            self._digest([CLIENTS_LOCK]),
+            self._install_clients,
+        )
+
     def _digest(self, files: Iterable[Path]) -> str:
         """A digest of files, and of the Python and the location, on which every step depends."""
         return digest(ROOT, files, self._version, str(self.folder))
 
     def _make(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._run(
-            [sys.executable, "-m", "venv", str(self.folder)],
-            f"Python's venv module could not make {self.folder}",
-        )
+        self._make_at(self.folder)
         if self._lender:
             (self.packages / "borrowed.pth").write_text(f"{self._lender.packages}\n")
+
+    def _make_at(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self._run(
+            [sys.executable, "-m", "venv", str(folder)],
+            f"Python's venv module could not make {folder}",
+        )
 
     def _install_package(self) -> None:
         wheel = self._build("dist")
@@ -359,6 +378,11 @@ class Environment:
         nothing = ["-shared", "-xc++", os.devnull, "-o", str(cache / "nothing.so")]
         self._run([str(wrapper), *nothing], "the compiler does not compile")
 
+    def _install_clients(self) -> None:
+        self._make_at(CLIENTS)
+        locked = ("--require-hashes", "--requirement", str(CLIENTS_LOCK))
+        self._pip("install", "--no-compile", *locked, python=CLIENTS / "bin" / "python")
+
     def _install_stock(self) -> None:
         shutil.rmtree(self.stock, ignore_errors=True)
         wheel = self._build("stock-dist", "--groups", "cpu")
@@ -375,9 +399,9 @@ class Environment:
         (wheel,) = out.glob("*.whl")
         return wheel
 
-    def _pip(self, *arguments: str) -> None:
+    def _pip(self, *arguments: str, python: Path | None = None) -> None:
         self._run(
-            [str(self.python), "-m", "pip", *arguments],
+            [str(python or self.python), "-m", "pip", *arguments],
             "pip could not install what is needed",
         )
 

@@ -34,9 +34,9 @@ Set up the patched SGLang inside this checkout, CPU flavour, and check the patch
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
   quick       without tests/server, which start real servers, without images and what else is slow
-  all         also the images and short runs of the benchmarks, and then, on the other releases of
-              SGLang in patches/releases, the patches and the contract; this is what continuous
-              integration runs
+  all         also the images, clients of other projects and short runs of the benchmarks, and then,
+              on the other releases of SGLang in patches/releases, the patches and the contract;
+              this is what continuous integration runs
   full        everything: each test of a server on all servers that it names, instead of the first
               (tests/server/configurations.py), more examples, fuzzing, a short soak, and the GPU's
               checks on a CPU; a release is signed only after it. A missing program is an error here
@@ -74,9 +74,10 @@ ONLY_ALL = (
     *(tools.tests for tools in _tools.ALL),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
     *("tests/server/test_gpu_rehearsal.py", "tests/unit/test_gpu_check.py"),
+    _tools.CLIENTS.tests,
 )
 """What only `all` and `full` run, or `containers`: images, a browser, benchmarks, the checks of a
-GPU."""
+GPU, clients."""
 OLDER = {
     "all": (
         *("tests/patches", "tests/server/test_modes.py", "-m", "not (full or every_server)"),
@@ -122,6 +123,14 @@ def imports_checkout(mode: str, arguments: list[str]) -> bool:
     return mode == NAMED and all(path.resolve().is_relative_to(UNIT) for path in paths)
 
 
+def needs_clients(mode: str, arguments: list[str]) -> bool:
+    """Whether tests may run that need the clients of `CLIENTS`."""
+    if mode in ("quick", DEFAULT, "containers"):
+        return False
+    paths = _tools.test_paths(arguments)
+    return not paths or any(_tools.CLIENTS.used_below(path) for path in paths)
+
+
 def workers(mode: str, arguments: list[str]) -> list[str]:
     """The pytest arguments that distribute the tests over processes; none for a single file."""
     paths = _tools.test_paths(arguments)
@@ -147,7 +156,11 @@ def test(arguments: list[str]) -> int:
     for environment in environments:
         # The others borrow the tools, and nothing compares them with a stock SGLang.
         is_first = environment is environments[0]
-        environment.set_up(tests=is_first, package_of_checkout=imports_checkout(mode, rest))
+        environment.set_up(
+            tests=is_first,
+            clients=is_first and needs_clients(mode, rest),
+            package_of_checkout=imports_checkout(mode, rest),
+        )
     if mode not in ("quick", DEFAULT):
         _tools.install(_tools.needed(["tests/deploy"] if mode == "containers" else rest))
     status = 0

@@ -64,6 +64,8 @@ IMAGE_TOOLS = Tools(
 )
 BROWSER_TOOLS = Tools("tests/server/test_playground.py", ("chromium",))
 ALL = (IMAGE_TOOLS, BROWSER_TOOLS)
+CLIENTS = Tools("tests/server/test_clients.py", ())
+"""The clients of `_environment.CLIENTS`, which are no programs of the system."""
 
 
 def find(name: str) -> str | None:

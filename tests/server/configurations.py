@@ -35,6 +35,9 @@ DISAGGREGATION = (
 # Every answer begins with a thinking section, if its request says that the model thinks.
 THINKS = ("--reasoning-parser", "deepseek-r1")
 
+# Calls of tools come back as such.
+CALLS = ("--tool-call-parser", "qwen")
+
 # So few that a test can fill them all.
 FEW_ROWS = ("--max-running-requests", "16")
 
@@ -75,7 +78,7 @@ CONFIGURATIONS = {
     config.name: config
     for config in (
         # Most tests name it: its worker begins with it, or the others would wait for it at the end.
-        Config("overlap", ("--enable-streaming-session", *FEW_ROWS)),
+        Config("overlap", ("--enable-streaming-session", *FEW_ROWS, *CALLS)),
         Config(
             "ngram",
             ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", *THINKS),
@@ -200,7 +203,10 @@ CONFIGURATIONS = {
         # Here also seeds count, whichever server a request comes to and whatever else is there.
         Config(
             "dp2",
-            ("--dp", "2", "--enable-deterministic-inference", "--lz-loop-finish-reason", "stop"),
+            (
+                *("--dp", "2", "--enable-deterministic-inference", *CALLS),
+                *("--lz-loop-finish-reason", "stop"),
+            ),
             FORKED,
         ),
         Config("pp2", ("--pp-size", "2"), FORKED),
@@ -233,7 +239,7 @@ CONFIGURATIONS = {
                 *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "4"),
                 *("--lora-target-modules", "q_proj", "v_proj"),
                 *("--enable-return-hidden-states", "--enable-custom-logit-processor"),
-                *("--lz-loop-finish-reason", "length"),
+                *("--lz-loop-finish-reason", "length", *CALLS),
             ),
             FORKED,
         ),

@@ -205,7 +205,7 @@ def test_the_guard_takes_less_than_a_hundredth_of_a_step() -> None:
 
 def test_every_result_of_the_guard_is_shown() -> None:
     names = {path.stem for path in (ROOT / "bench/results/guard").glob("*.json")}
-    assert names == {"cost", "alarms", *guard_tables.MODELS}
+    assert names == {"cost", "alarms", "clients", *guard_tables.MODELS}
 
 
 @pytest.mark.parametrize("model", guard_tables.MODELS)

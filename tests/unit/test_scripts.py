@@ -234,7 +234,8 @@ def test_named_tests_run_and_nothing_else(
     assert pytest_alone[-len(arguments) :] == arguments
     assert ("-n" in pytest_alone) == parallel
     assert calls.env.get("PYTHONPATH") == (f"{tools.ROOT}/python" if from_checkout else None)
-    assert calls.set_up == {"tests": True, "package_of_checkout": from_checkout}
+    wanted_options = {"tests": True, "clients": False, "package_of_checkout": from_checkout}
+    assert calls.set_up == wanted_options
     assert calls.tools == wanted
 
 
@@ -258,7 +259,11 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
     assert "-n" in calls.commands[-1]
     assert "PYTHONPATH" not in calls.env
     is_last_with_tests = not {"all", "full"} & {*arguments}
-    assert calls.set_up == {"tests": is_last_with_tests, "package_of_checkout": False}
+    assert calls.set_up == {
+        "tests": is_last_with_tests,
+        "clients": False,
+        "package_of_checkout": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -306,6 +311,55 @@ def test_a_commit_that_passed_whole_is_recorded(
     is_recorded = arguments == ["full"] and outcome == "passed"
     recorded = record.read_text() if record.exists() else ""
     assert recorded == (head.stdout.strip() if is_recorded else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "are_needed"),
+    [
+        ([], False),
+        (["quick"], False),
+        (["containers"], False),
+        (["tests/unit"], False),
+        (["tests/server/test_guard.py"], False),
+        (["tests/server/test_clients.py", "-k", "overlap"], True),
+        (["tests/server"], True),
+        (["all"], True),
+        (["full", "-x"], True),
+    ],
+)
+def test_clients_are_installed_where_their_tests_run(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, arguments: list[str], are_needed: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        environment.Environment, "set_up", lambda _, **options: asked.append(options["clients"])
+    )
+    assert run_tests.test(arguments) == 0
+    assert asked == [are_needed] + [False] * (len(asked) - 1)
+    assert (tools.ROOT / tools.CLIENTS.tests).exists()
+
+
+def test_clients_are_installed_once_and_by_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an older release, too, whose environment borrows the newest one's packages."""
+    done: list[str] = []
+    monkeypatch.setattr(
+        environment, "do_steps", lambda steps, _: done.extend(str(step.stamp) for step in steps)
+    )
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        environment.Environment, "_run", lambda _, command, __: commands.append(command)
+    )
+    for release in environment.releases():
+        environment.Environment("cpu", release).set_up(clients=True)
+    newest = environment.Environment("cpu")
+    step = newest._clients_step()
+    assert {stamp for stamp in done if stamp.endswith("clients")} == {str(step.stamp)}
+    monkeypatch.setattr(environment.shutil, "rmtree", lambda *_, **__: None)
+    newest._install_clients()
+    made, installed = commands
+    assert made[-1] == str(environment.CLIENTS)
+    assert installed[0] == str(environment.CLIENTS / "bin" / "python")
+    assert "--require-hashes" in installed
 
 
 def test_another_release_is_tested_alone(calls: Calls) -> None:

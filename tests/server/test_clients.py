@@ -1,0 +1,58 @@
+"""What clients of other projects make of a loop, beside the table of docs/GUARD.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _environment import CLIENTS
+from bench.guard import tables
+from server.configurations import on
+from server.launch import Server
+
+PROGRAM = Path(__file__).with_name("clients.py")
+SECONDS = 600
+SETTINGS = {"overlap": "repetition", "adapters": "length", "dp2": "stop"}
+"""The `--lz-loop-finish-reason` of each server."""
+WRITE = "LZ_WRITE_CLIENTS"
+"""Set it to renew the result from which `scripts/format` makes the table."""
+
+
+def lines_of(found: dict[str, Any]) -> str:
+    """As JSON, a line for each row."""
+    between = ",\n"
+    settings = [
+        f"{json.dumps(setting)}: [\n{between.join(map(json.dumps, rows))}\n]"
+        for setting, rows in found.items()
+    ]
+    return f"{{\n{between.join(settings)}\n}}\n"
+
+
+@pytest.mark.every_server
+@on(*SETTINGS)
+def test_clients_do_with_a_loop_what_the_table_says(server: Server) -> None:
+    setting = SETTINGS[server.config.name]
+    done = subprocess.run(
+        [CLIENTS / "bin" / "python", PROGRAM, server.url],
+        # The test's own packages are those of another environment.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    recorded = tables.load("clients") if tables.CLIENTS.exists() else {}
+    if WRITE in os.environ:
+        tables.CLIENTS.write_text(lines_of({**recorded, setting: found}))
+        return
+    assert found == recorded[setting], (
+        f"`{WRITE}=1 scripts/test tests/server/test_clients.py` and scripts/format renew it:\n"
+        + tables.clients({**recorded, setting: found})
+    )
