@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from transformers import AutoTokenizer
 
@@ -271,45 +269,6 @@ def test_a_server_may_rename_the_finish_reason(
 def _json_of(line: str) -> str:
     line = line.removeprefix("data: ").strip()
     return line if line.startswith("{") else ""
-
-
-@on("overlap")
-@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_the_client_of_openai_takes_it(server: Server, stream: bool) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    extra = {"repetition_detection": LOOP}
-    messages: Any = [{"role": "user", "content": "What is a list?"}]
-    asked: Any = {"model": "m", "messages": messages, "max_tokens": 300, "temperature": 0}
-    if stream:
-        chunks = list(client.chat.completions.create(**asked, extra_body=extra, stream=True))
-        reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
-        assert reasons[-1] == "repetition"
-        return
-    chat = client.chat.completions.create(**asked, extra_body=extra)
-    assert chat.choices[0].finish_reason == "repetition"
-    answer: Any = client.responses.create(
-        model="m", input="What is a list?", max_output_tokens=300, temperature=0, extra_body=extra
-    )
-    assert answer.status == "incomplete"
-    assert answer.incomplete_details.reason == "repetition"
-
-
-@on("overlap")
-@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_the_client_of_anthropic_takes_it(server: Server, stream: bool) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    asked: Any = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "What is a list?"}],
-        "max_tokens": 300,
-        "extra_body": {"temperature": 0, "repetition_detection": LOOP},
-    }
-    if stream:
-        with client.messages.stream(**asked) as events:
-            message = events.get_final_message()
-    else:
-        message = client.messages.create(**asked)
-    assert message.stop_reason == "stop_sequence"
 
 
 @on("overlap")
