@@ -52,6 +52,12 @@ def check_server(config: Any) -> None:
             raise ValueError(f"{problem}.")
     except ValueError as error:
         raise ValueError(f"--preferred-sampling-params: {error}") from None
+    whitespace = config.constrained_json_max_whitespace_cnt
+    if whitespace is not None and whitespace < 1:
+        raise ValueError(
+            f"--constrained-json-max-whitespace-cnt must be at least 1, got {whitespace}: for JSON "
+            "on one line use --constrained-json-disable-any-whitespace."
+        )
     if config.smg_grpc_mode:
         raise ValueError(
             "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "

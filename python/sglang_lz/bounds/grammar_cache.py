@@ -13,6 +13,7 @@ from sglang.srt.constrained import xgrammar_backend
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
 
 from sglang_lz.bounds.matchers import TimedMatcher, end_token
+from sglang_lz.bounds.schemas import SchemaCompiler
 from sglang_lz.bounds.threads import make_way
 
 MOST_BYTES = 64 << 20
@@ -64,6 +65,11 @@ def bound(outer: BaseGrammarBackend, inner: BaseGrammarBackend, is_pipeline: boo
     compiler = None
     if isinstance(inner, xgrammar_backend.XGrammarGrammarBackend):
         compiler = inner.grammar_compiler
+        inner.grammar_compiler = SchemaCompiler(
+            compiler,
+            any_whitespace=inner.any_whitespace,
+            max_whitespace_cnt=inner.max_whitespace_cnt,
+        )
         # This is not a patch: group `cpu` patches that file, and each group must apply on its own.
         xgrammar_backend.GrammarMatcher = TimedMatcher
         if is_pipeline:

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sglang_lz.bounds import patterns
 from sglang_lz.bounds import python_regex as op
-from sglang_lz.proper import patterns
+from sglang_lz.bounds.patterns import LAST, Ranges, complement
 from sglang_lz.proper.codepoints import SIZE
-from sglang_lz.proper.patterns import LAST, Ranges, complement
 from sglang_lz.proper.tokenizer import Unsupported
 
 MOST_RULES = 5_000_000
@@ -331,7 +331,11 @@ class Rules:
         if kind == _PATTERN:
             is_in_string, *characters = values
             excluded = _ESCAPED if is_in_string else ()
-            return self._match(patterns.tree_of(_text(characters)), after, excluded)
+            try:
+                tree = patterns.tree_of(_text(characters))
+            except patterns.Unreadable as error:
+                raise Unsupported(str(error)) from error
+            return self._match(tree, after, excluded)
         raise Unsupported(f"its rules hold an expression of kind {kind}, which is no text")
 
     def _match(self, tree: Any, after: int, excluded: Ranges) -> int:

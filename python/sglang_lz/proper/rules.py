@@ -10,6 +10,7 @@ from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from sglang_lz.bounds.limits import TOO_DEEP, too_large
+from sglang_lz.bounds.schemas import SchemaCompiler
 from sglang_lz.proper.tokenizer import Unsupported
 
 KINDS = {
@@ -34,11 +35,8 @@ class _NotCompiled:
     def compile_regex(self, regex: str) -> Any:
         return xgrammar.Grammar.from_regex(regex)
 
-    def compile_json_schema(self, *, schema: str, **options: Any) -> Any:
-        return xgrammar.Grammar.from_json_schema(schema, **options)
-
-    def compile_grammar(self, ebnf: str) -> Any:
-        return xgrammar.Grammar.from_ebnf(ebnf)
+    def compile_grammar(self, grammar: str | xgrammar.Grammar) -> Any:
+        return xgrammar.Grammar.from_ebnf(grammar) if isinstance(grammar, str) else grammar
 
     def compile_builtin_json_grammar(self) -> Any:
         return xgrammar.Grammar.builtin_json_grammar()
@@ -53,7 +51,9 @@ class _Reader(XGrammarGrammarBackend):  # type: ignore[misc]
     def __init__(self, *, any_whitespace: bool, max_whitespace_cnt: int | None) -> None:
         self.any_whitespace = any_whitespace
         self.max_whitespace_cnt = max_whitespace_cnt
-        self.grammar_compiler = _NotCompiled()
+        self.grammar_compiler = SchemaCompiler(
+            _NotCompiled(), any_whitespace=any_whitespace, max_whitespace_cnt=max_whitespace_cnt
+        )
 
     def _from_context(self, ctx: Any, *_: Any) -> Any:
         return ctx

@@ -14,12 +14,15 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from sglang_lz.bounds import python_regex as op
-from sglang_lz.proper.codepoints import SIZE
-from sglang_lz.proper.tokenizer import Unsupported
 
-LAST = SIZE - 1
+LAST = 0x10FFFF
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of code points as inclusive ranges."""
+
+
+class Unreadable(ValueError):
+    """A pattern that is invalid or not covered; the message says why."""
+
 
 _DIGIT = ((48, 57),)
 _SPACE = ((9, 13), (32, 32))
@@ -66,7 +69,7 @@ def tree_of(pattern: str) -> Any:
     """Python's tree of a pattern.
 
     Raises:
-        Unsupported: it cannot be read, or has flags.
+        Unreadable: it cannot be read, or has flags.
         RecursionError: it is nested too deeply.
     """
     try:
@@ -74,9 +77,9 @@ def tree_of(pattern: str) -> Any:
             warnings.simplefilter("ignore")  # of sets of sets, which later versions may read
             tree = op.parse(_in_python(pattern), re.ASCII)
     except (re.error, OverflowError) as error:
-        raise _unsupported(pattern, str(error)) from error
+        raise unreadable(pattern, str(error)) from error
     if tree.state.flags != re.ASCII:
-        raise _unsupported(pattern, "flags are not covered")
+        raise unreadable(pattern, "flags are not covered")
     return tree
 
 
@@ -84,7 +87,7 @@ def _in_python(pattern: str) -> str:
     """A pattern in Python's dialect.
 
     Raises:
-        Unsupported: it has a brace that is no repetition.
+        Unreadable: it has a brace that is no repetition.
     """
     parts = []
     is_in_set = False
@@ -99,7 +102,7 @@ def _in_python(pattern: str) -> str:
         if part["code"]:
             code = int(part["code"], 16)
             if code > LAST:
-                raise _unsupported(pattern, f"no character is {found}")
+                raise unreadable(pattern, f"no character is {found}")
             found = re.escape(chr(code))
         elif part["kind"] and part["minus"] and is_in_set:
             found = f"\\{part['kind']}\\-"  # beside such a class, a minus is itself
@@ -115,7 +118,7 @@ def _in_python(pattern: str) -> str:
         elif part["open"]:
             is_in_set = True
         elif found == "{":
-            raise _unsupported(pattern, "a brace is no repetition")
+            raise unreadable(pattern, "a brace is no repetition")
         parts.append(found)
     return "".join(parts)
 
@@ -142,5 +145,67 @@ def characters_of(kind: Any, value: Any) -> Ranges | None:
     return outside if value[0][0] is op.NEGATE else complement(outside)
 
 
-def _unsupported(pattern: str, why: str) -> Unsupported:
-    return Unsupported(f"its pattern {pattern[:60]!r} cannot be read: {why}")
+_UNWRITTEN = ((0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF))
+"""What JSON escapes in a string, which XGrammar does not write for a pattern, and no character."""
+_MOST_WRITTEN = 1 << 15
+_LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
+_SPACES = (*((5760, 5760), (8192, 8202), (8232, 8233), (8239, 8239), (8287, 8287)), (12288, 12288))
+_NO_SPACE = ((0, 32), (0x85, 0x85), (160, 160), *_SPACES, (0xFEFF, 0xFEFF))
+
+
+def as_ebnf(pattern: str) -> str:
+    """The strings that a pattern matches from end to end, as an EBNF expression for XGrammar.
+
+    XGrammar's own reading of a pattern ignores assertions and anchors, takes `(ab+)?` to match `b`,
+    and sometimes merges states that differ.
+
+    Raises:
+        Unreadable: no expression says the same, or a part only matches what JSON escapes.
+        RecursionError: it is nested too deeply.
+    """
+
+    def written(tree: Any, first: bool, last: bool) -> str:
+        parts = [
+            one(kind, value, first and i == 0, last and i == len(tree) - 1)
+            for i, (kind, value) in enumerate(tree)
+        ]
+        return " ".join(filter(None, parts)) or '""'
+
+    def one(kind: Any, value: Any, first: bool, last: bool) -> str:
+        if (ranges := characters_of(kind, value)) is not None:
+            excluded = [*_UNWRITTEN, *(_LINE_ENDS if kind is op.ANY else ())]
+            if kind is op.IN and (op.CATEGORY, op.CATEGORY_NOT_SPACE) in value:
+                excluded += _NO_SPACE
+            kept = complement([*excluded, *complement(ranges)])
+            if not kept:
+                raise unreadable(pattern, "it needs a character that JSON escapes")
+            return "[" + "".join(f"\\U{begin:08x}-\\U{end:08x}" for begin, end in kept) + "]"
+        if kind is op.AT and (first if value is op.AT_BEGINNING else last and value is op.AT_END):
+            return ""
+        if kind is op.BRANCH:
+            return "(" + "|".join(written(branch, first, last) for branch in value[1]) + ")"
+        if kind is op.SUBPATTERN and not value[1] and not value[2]:
+            return f"({written(value[3], first, last)})"
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+            least, most, part = value
+            return repeated(written(part, False, False), least, most)
+        raise unreadable(pattern, f"{kind}, {value} is not covered".lower()[:60])
+
+    def repeated(part: str, least: int, most: Any) -> str:
+        is_set = part.startswith("[") and part.endswith("]") and "[" not in part[1:]
+        if is_set and most is not op.MAXREPEAT:  # XGrammar miscounts repeats inside others
+            return f"({part}{{{least},{most}}})"
+        copies = least + (1 if most is op.MAXREPEAT else most - least)
+        if copies * len(part) > _MOST_WRITTEN:
+            raise unreadable(pattern, f"it is longer than {_MOST_WRITTEN} with repeats written out")
+        end = f" ({part})*" if most is op.MAXREPEAT else ""
+        for _ in range(0 if end else most - least):
+            end = f" (({part}){end})?"
+        return "(" + f"({part}) " * least + (end or '""') + ")"
+
+    return f"({written(tree_of(pattern), True, True)})"
+
+
+def unreadable(pattern: str, why: str) -> Unreadable:
+    """The error for a pattern that cannot be read."""
+    return Unreadable(f"its pattern {pattern[:60]!r} cannot be read: {why}")
