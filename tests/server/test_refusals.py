@@ -288,6 +288,58 @@ def test_a_token_that_would_take_minutes_ends_its_request(server: Server) -> Non
     assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
 
 
+@pytest.mark.parametrize("proper", [False, True])
+@on("overlap")
+def test_a_schema_that_would_not_be_enforced_is_refused_by_name(
+    server: Server, proper: bool
+) -> None:
+    """XGrammar takes one keyword and ignores its siblings."""
+    value: Json = {"type": "integer", "minimum": 5, "anyOf": [{"type": "integer", "maximum": 7}]}
+    schema = {"type": "object", "properties": {"v": value}, "required": ["v"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<t>", "content": content, "end": "</t>"}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    chat: Json = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
+    structure = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    for path, body, place in (
+        ("/generate", request_body([5, 6, 7], 8, json_schema=json.dumps(schema)), ""),
+        (
+            "/generate",
+            request_body([5, 6, 7], 8, structural_tag=json.dumps({"format": tag})),
+            "",
+        ),
+        ("/v1/chat/completions", {**chat, "response_format": structure}, ""),
+        (
+            "/v1/chat/completions",
+            {
+                **chat,
+                "tools": [{"type": "function", "function": function}],
+                "tool_choice": "required",
+            },
+            "/items/anyOf/0/properties/parameters",
+        ),
+    ):
+        if proper:
+            body.get("sampling_params", body)["proper_tokens"] = True
+        answer = post(server, path, body)
+        assert answer.status_code == 400, answer.text[:500]
+        assert f"anyOf at #{place}/properties/v: minimum, type beside it" in answer.text
+
+
+@on("overlap")
+def test_strings_with_a_length_are_json(server: Server) -> None:
+    """XGrammar allowed control characters in them."""
+    letters = post(server, "/v1/tokenize", {"model": "m", "prompt": "\t\t"}).json()["tokens"]
+    asked: Json = {
+        "json_schema": json.dumps({"type": "string", "minLength": 2, "maxLength": 4}),
+        "logit_bias": {str(token): 80 for token in letters},
+        "temperature": 0,
+    }
+    answer = post(server, "/generate", request_body([5, 6, 7], 40, **asked))
+    assert answer.status_code == 200, answer.text[:500]
+    assert 2 <= len(json.loads(answer.json()["text"])) <= 4
+
+
 @on("adapters")
 def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> None:
     """Upstream's server ended with it."""

@@ -517,6 +517,11 @@ class TestStartup:
     def test_a_good_server_starts(self, config: SimpleNamespace) -> None:
         startup.check_server(config)
 
+    def test_whitespace_that_no_schema_can_have_stops_it(self, config: SimpleNamespace) -> None:
+        config.constrained_json_max_whitespace_cnt = 0
+        with pytest.raises(ValueError, match=r"^--constrained-json-max-whitespace-cnt must be"):
+            startup.check_server(config)
+
     @pytest.mark.parametrize("preferred", [{"lz_penalty": 11}, '{"lz_penalty": 11}'])
     def test_wrong_preferred_parameters_stop_it(
         self, config: SimpleNamespace, preferred: object

@@ -147,7 +147,7 @@ def characters_of(kind: Any, value: Any) -> Ranges | None:
 
 _UNWRITTEN = ((0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF))
 """What JSON escapes in a string, which XGrammar does not write for a pattern, and no character."""
-_MOST_WRITTEN = 1 << 15
+_MOST_WRITTEN = 1 << 13
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 _SPACES = (*((5760, 5760), (8192, 8202), (8232, 8233), (8239, 8239), (8287, 8287)), (12288, 12288))
 _NO_SPACE = ((0, 32), (0x85, 0x85), (160, 160), *_SPACES, (0xFEFF, 0xFEFF))
