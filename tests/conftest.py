@@ -74,6 +74,7 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "enable_metrics": False,
         "reasoning_parser": None,
         "grammar_backend": "xgrammar",
+        "constrained_json_max_whitespace_cnt": None,
         "skip_tokenizer_init": False,
         "allow_auto_truncate": False,
         "preferred_sampling_params": None,

@@ -7,8 +7,6 @@ from typing import Any
 
 import xgrammar
 
-from sglang_lz.bounds.schemas import json_grammar
-
 
 def rules_json(ebnf: str) -> str:
     """The rules of an EBNF grammar as `sglang_lz.proper.language.Rules` reads them."""
@@ -17,6 +15,6 @@ def rules_json(ebnf: str) -> str:
 
 
 def schema_rules(schema: Any) -> str:
-    """The rules of a JSON schema, likewise, as we correct it."""
-    serialized: str = json_grammar(json.loads(json.dumps(schema)), True, None).serialize_json()
+    """The rules of a JSON schema, likewise."""
+    serialized: str = xgrammar.Grammar.from_json_schema(json.dumps(schema)).serialize_json()
     return serialized

@@ -102,7 +102,11 @@ _PATTERN = 12
 # The last fields of a rule that has no options; before them are its name, its expression and a hint
 # for XGrammar's own tables, in two fields, which is implied by the other rules.
 _NO_OPTIONS = [-1, -1, "", False, None]
+# XGrammar's set for the characters of a string with a minimum or maximum length. Unlike its set for
+# other strings, it allows control characters, which JSON forbids.
+_LOOSE = [1, *(34, 34), *(92, 92), *(13, 13), *(10, 10)]
 _ESCAPED = ((0, 31), (34, 34), (92, 92))  # the characters that JSON escapes in a string
+_STRICT = [1, *(edge for pair in _ESCAPED for edge in pair)]
 
 ANY_TEXT = json.dumps(
     {
@@ -251,7 +255,11 @@ class Rules:
             raise Unsupported(f"its rule {name} has options, which are no text")
         self._calls[rule, after] = place = self._place()
         self._active.add(rule)
-        self.also[place] = (self._build(expression, after),)
+        kind, values = self._expression(expression)
+        if kind == _SET and values == _LOOSE and name.endswith("characters"):
+            self.also[place] = (self._read(_ranges(_STRICT), after),)
+        else:
+            self.also[place] = (self._build(expression, after),)
         self._active.remove(rule)
         return place
 
