@@ -453,10 +453,10 @@ def _own_types(schema: dict[str, Any], at: str) -> frozenset[str]:
             if not schema.keys().isdisjoint(names):
                 return frozenset((kind,))
         return _ALL
-    names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if not names or not all(isinstance(name, str) and name in _ALL for name in names):
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not types or not all(isinstance(name, str) and name in _ALL for name in types):
         _refuse(at, "type", f"it must be one or several of {', '.join(_TYPES)}")
-    return frozenset(names)
+    return frozenset(types)
 
 
 def _type_of(value: Any) -> str:
