@@ -27,7 +27,7 @@ from sglang.srt.constrained.json_schema_validation import (
     validate_xgrammar_json_schema,
 )
 
-from sglang_lz.bounds.limits import TOO_DEEP
+from sglang_lz.bounds.limits import MOST_CHARACTERS, TOO_DEEP
 from sglang_lz.bounds.patterns import Unreadable, as_ebnf
 
 _CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
@@ -180,7 +180,7 @@ class _Checked:
             raise SchemaError(f"the JSON schema cannot be read: {TOO_DEEP}") from None
         except UnsupportedJSONSchemaFeature as error:
             raise SchemaError(str(error)) from None
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
+        except (TypeError, AttributeError, LookupError, ValueError) as error:
             raise SchemaError(f"the JSON schema is not valid: {error}") from None
 
     def _check(self, schema: Any, at: str) -> None:
@@ -281,6 +281,8 @@ class _Checked:
             self.patterns.append(as_ebnf(pattern))
         except Unreadable as error:
             _refuse(at, name, str(error))
+        if sum(map(len, self.patterns)) > MOST_CHARACTERS:
+            _refuse(at, name, f"patterns are longer than {MOST_CHARACTERS} when written as EBNF")
         return f"lz{len(self.patterns) - 1}"
 
     def _array(self, schema: dict[str, Any], at: str) -> None:
