@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 
 logger = logging.getLogger(__name__)
 
+_INWARDS = re.compile(r'"\$ref": "#(?!/\$defs/)[^"]*"')
 _SHAPES = {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "not", "if"}
 
 
@@ -24,8 +25,17 @@ def object_schema(parameters: Any, default: dict[str, Any] | None = None) -> Any
 
     Args:
         parameters: the tool's schema, if it has one.
-        default: what holds for the object without one.
+        default: what holds for the object without one. It is given where upstream puts the schema
+            into one of a list of calls, of which `#` is the root then.
+
+    Raises:
+        ValueError: a `$ref` would point to something else there.
     """
+    if default is not None and (found := _INWARDS.search(json.dumps(parameters))):
+        raise ValueError(
+            f"tools must refer to #/$defs only in their parameters, got {found[0]:.80}: these "
+            "become a part of another schema."
+        )
     if isinstance(parameters, dict) and parameters.keys() & _SHAPES:
         return parameters
     return {"type": "object", **(parameters or default or {})}

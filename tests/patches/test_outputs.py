@@ -192,6 +192,25 @@ def test_a_tool_use_block_holds_any_arguments(arguments: Any) -> None:
     assert answers.tool_input('{"a": [1]}') == {"a": [1]}
 
 
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_the_references_of_a_tools_schema_are_found_among_other_schemas(choice: str) -> None:
+    """Its schema becomes a part of one for a list of calls, with definitions of its own."""
+    from sglang.srt.entrypoints.openai.protocol import Tool, ToolChoice
+    from sglang.srt.function_call.utils import get_json_schema_constraint
+
+    def constraint(schema: dict[str, Any]) -> Any:
+        tools = [Tool(function={"name": "f", "parameters": schema})]
+        named = ToolChoice(type="function", function={"name": "f"})
+        return get_json_schema_constraint(tools, named if choice == "named" else "required")
+
+    leaf = {"type": "integer"}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/leaf"}}}
+    assert constraint({**schema, "$defs": {"leaf": leaf}})["$defs"] == {"leaf": leaf}
+    for ref in ("#", "#/properties/b"):
+        with pytest.raises(ValueError, match=r"tools must refer to #/\$defs only"):
+            constraint({"type": "object", "properties": {"a": {"$ref": ref}, "b": leaf}})
+
+
 def test_half_a_surrogate_pair_in_a_call_can_be_sent() -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
