@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import sys
+import time
 import zlib
 from array import array
 from collections.abc import Callable
@@ -33,62 +35,158 @@ def test_all_loops_of_an_output_in_their_whole_length() -> None:
 
 
 PROSE = "The quick brown fox, so it goes, sees what it sees. "
-# By name: a text that loops, and the unit that shows it.
+W, C = "words and signs", "characters"
+# By name: a text that loops, and the unit that shows it. The first are from reports of users.
 LOOPING: dict[str, tuple[str, str]] = {
-    "a word": ("court " * 300, "words and signs"),
-    "a sentence": ("The capital of France is Paris.\n" * 22, "words and signs"),
-    "a tool call": ('<tool_call>{"name": "run"}</tool_call>\n' * 25, "words and signs"),
-    "blank lines in JSON": ('"a": 1\n' + "    \n    ,\n" * 100, "words and signs"),
-    "CRLF": ('{"ok": true}' + "\r\n" * 200, "words and signs"),
-    "a special token": ("<|begin\u2581of\u2581sentence|>" * 30, "words and signs"),
-    "replacement characters": ("ok " + "\ufffd" * 500, "words and signs"),
-    "an emoji": ("Bye " + "\U0001f60a" * 20, "words and signs"),
-    "a flag": ("\U0001f1e9\U0001f1ea" * 20, "words and signs"),
-    "an emoji of several": ("\U0001f468\u200d\U0001f469\u200d\U0001f467" * 20, "words and signs"),
-    "Chinese": ("\u52a0" * 20, "words and signs"),
-    "Chinese, extension B": ("\U00020b9f" * 60, "words and signs"),
-    "half-width kana": ("\uff71" * 60, "words and signs"),
-    "full-width Latin": ("\uff21" * 60, "words and signs"),
-    "Yi": ("\ua015" * 60, "words and signs"),
-    "Javanese": ("\ua98f" * 60, "words and signs"),
-    "bopomofo": ("\u3105" * 60, "words and signs"),
-    "jamo": ("\u314b" * 60, "words and signs"),
-    "Lao": ("\u0e82" * 60, "words and signs"),
-    "Devanagari": ("\u0939\u093e\u0901 " * 40, "words and signs"),
-    "Arabic": ("\u0634\u0643\u0631\u0627 " * 40, "words and signs"),
-    "Cyrillic without spaces": ("\u0434\u0430" * 100, "characters"),
-    "Hangul without spaces": ("\ud558" * 150, "characters"),
-    "exclamation marks": ("!" * 300, "characters"),
-    "Chinese full stops": ("\u3002" * 300, "characters"),
-    "a letter": ("a" * 300, "characters"),
-    "newlines": ("\n" * 300, "characters"),
-    "five letters": ("abcde" * 200, "characters"),
-    "laughter": ("ha" * 150, "characters"),
-    "a period of digits": ("142857" * 60, "characters"),
-    "camel case": ("fooBar" * 50, "characters"),
-    "encoded data": ("base64," + "QUJDREVG" * 50, "words and signs"),
-    "encoded zeros": ("base64," + "A" * 300, "characters"),
-    "after prose": (PROSE * 3 + "ha" * 70, "characters"),
-    "before prose": ("-" * 300 + PROSE * 3, "characters"),
-    "a word asked for fifty times": ("test " * 50, "words and signs"),
-    "a scream": ("Noo" + "\u3042" * 60 + "!", "words and signs"),
+    "a word": ("court " * 2000, W),
+    "Chinese, after a clause": ("\u73b0\u5728,\u6211\u4eec\u8fd8\u4f1a" + "\u52a0" * 96, C),
+    "Chinese, after another": ("\u54ce\uff0c\u53ef\u662f\u6211" + "\u50cf" * 119, C),
+    "a tool call": (
+        '<tool_call>{"name":"bash_exec","arguments":{"command":"printf probe"}}</tool_call>\n' * 25,
+        W,
+    ),
+    "exclamation marks after a word": ("Summary" + "!" * 2000, C),
+    "blank lines in JSON": ('"confidence": "high"' + "\n    \n    ," * 200 + "\n", W),
+    "an emoji": ("Bye " + "\U0001f60a" * 300, C),
+    "a formula": ("$" + "\\mathbf { \\Psi } " * 60, W),
+    "encoded zeros": ("data:image/png;base64,iVBORw0KGgo" + "A" * 4000, C),
+    "encoded data": ("data:application/octet-stream;base64," + "QUJDREVG" * 300, C),
+    "a special token": ("<|begin\u2581of\u2581sentence|>" * 400, W),
+    "a sentence": ("The capital of France is Paris.\n" * 22, W),
+    "a list": ("".join(f"{n}. Pidgey\n" for n in range(1, 20)) + "Pidgey, " * 50, W),
+    "a scream": ("\u300c\u304d\u3083" + "\u3042" * 60 + "\u3063\uff01\u300d she screamed", C),
+    "a word asked for fifty times": ("test " * 50, W),
+    "CRLF": ('{"ok": true}' + "\r\n" * 200, W),
+    "Arabic": ("\u0634\u0643\u0631\u0627 " * 100, W),
+    "replacement characters": ("ok " + "\ufffd" * 500, C),
+    "another emoji": ("\U0001f600" * 300, C),
+    "exclamation marks": ("!" * 300, C),
+    "a flag": ("\U0001f1e9\U0001f1ea" * 300, W),
+    "an emoji of several": ("\U0001f468\u200d\U0001f469\u200d\U0001f467" * 300, W),
+    "Lao": ("\u0e82" * 100, C),
+    "Devanagari": ("\u0939\u093e\u0901 " * 60, W),
+    "Cyrillic without spaces": ("\u0434\u0430" * 300, C),
+    "half-width kana": ("\uff71" * 60, C),
+    "full-width Latin": ("\uff21" * 60, C),
+    "Chinese full stops": ("\u3002" * 300, C),
+    "a letter": ("a" * 300, C),
+    "newlines": ("\n" * 300, C),
+    "spaces": (" " * 300, C),
+    "zero characters": ("\0" * 200, C),
+    "five letters": ("abcde" * 200, C),
+    "laughter": ("ha" * 150, C),
+    "a period of digits": ("142857" * 60, C),
+    "camel case": ("fooBar" * 50, C),
+    "snake case": ("foo_bar" * 20, C),
+    "a long word": ("internationalization" * 20, C),
+    "escapes": ("\\u0000" * 20, W),
+    "closing tags": ("</div>" * 20, W),
+    "after prose": (PROSE * 3 + "ha" * 70, C),
+    "before prose": ("-" * 300 + PROSE * 3, C),
+    "a line between dashes": ("-- so --\n" * 20, W),
 }
+
+
+def shuffled(*parts: str) -> str:
+    return "".join(random.Random(7).choices(parts, k=120))
+
+
 RIGHT: dict[str, str] = {
     "prose": PROSE * 15,
-    "a rule": f"Title\n{'-' * 80}\nText\n{'=' * 120}\n",
-    "a long rule": f"# {'~' * 200}\n",
-    "a rule of two signs": f"{'-=' * 19}\n",
+    "a rule": f"Title\n{'-' * 80}\nText follows here.\n",
+    "long rules": f"# {'=' * 120}\n{'~' * 200}\n{'-' * 271}\n",
+    "a rule of two signs": f"{'-=' * 40}\n{'* ' * 40}\n",
     "rules of code": f"def f():\n    pass\n\n{'#' * 100}\n" * 8,
-    "a table": f"|{'---|' * 18}\n|{' a |' * 18}\n",
-    "a box": f"+{'---+' * 19}\n",
-    "leaders": f"Introduction {'.' * 70} 1\nMethod {'. ' * 15} 12\n",
-    "empty columns": f"a,b{',' * 200}\n",
-    "indentation": f"{' ' * 200}x\n",
-    "a progress bar": f"[{'#' * 60}{' ' * 40}] 60 %\n" * 5,
-    "base64": "iVBORw0KGgo" + "A" * 100 + "SUVORK5CYII=",
-    "a hash": "0" * 64 + " " + "f" * 64,
+    "a table": f"|{'---|' * 12}\n|{' a |' * 12}\n",
+    "a wide table": f"|{'---|' * 40}\n|{' a |' * 18}\n|{'  |' * 40}\n",
+    "a box": "+" + "---+" * 40 + "\n\u250c" + "\u2500\u2500\u2500\u252c" * 40 + "\n",
+    "leaders": f"Introduction {'.' * 70} 1\nMethod {'. ' * 60}12\n",
+    "Japanese leaders and rules": "\u5e8f" + "\u30fb" * 60 + "1\n" + "\u30fc" * 60 + "\n",
+    "an Arabic rule": "\u0640" * 60 + "\n",
+    "empty columns": "a,b" + "," * 200 + '\n""' + ',""' * 60 + "\t" * 60 + "\n",
+    "indentation": " " * 200 + "x\n" + "\t" * 40 + "x\n" + "\u3000" * 40 + "x\n",
+    "a progress bar": f"[{'#' * 60}{' ' * 40}] 60 %\n" * 5 + "\u2588" * 80 + "\u2591" * 80,
+    "a form": f"Name: {'_' * 80}\n{'_ ' * 40}\n",
+    "a hex dump": "".join(f"{n:08x}  {'00 ' * 16} |{'.' * 16}|\n" for n in range(0, 999, 16)),
+    "base64": "iVBORw0KGgo" + "A" * 100 + "ICAg" * 20 + "SUVORK5CYII=",
+    "a hash": "0" * 128 + " " + "f" * 64,
+    "a heading of emoji": "#" + " " * 12 + "\U0001f6a8" * 48 + "\n#   Generated.\n",
     "a chorus": "La la la la la la la la\nHey hey hey\n" * 4,
-    "numbered lines": "".join(f"{i}. Orion - winter constellation\n" for i in range(9, 90)),
+    "similar queries": "".join(
+        f"SELECT COUNT(*) FILTER (WHERE intake->>'{key}' IS NULL) AS missing_{key} FROM {table};\n"
+        for table in "ab"
+        for key in ("min", "max", "beds")
+    ),
+    # Loops that have no equal copies: the guard does not see them either.
+    "numbered lines": "".join(f"{n}. Orion - winter constellation\n" for n in range(9, 89)),
+    "numbered calls": "".join(
+        f'<tool_call>{{"name":"noop{n}","arguments":{{"command":"echo noop"}}}}</tool_call>\n'
+        for n in range(155)
+    ),
+    "similar lines": shuffled(
+        "course\u3001commit \u3057\u307e\u3059\u3002\n",
+        "course\u3001\u78ba\u5b9a\u3057\u307e\u3059\u3002\n",
+        "course\u3001\u5b9f\u884c\u3057\u307e\u3059\u3002\n",
+    ),
+    "an irregular formula": "A" + shuffled(*(" \\!" * n + " /" for n in (3, 4, 5, 6))),
+    "promises": shuffled("I'll do it. ", "I'll start. ", "I'll write the code. "),
+    "fragments": "Is" + shuffled("+In+Is", "+Ins+Is", "+IS+Is", "+Insine+Is", "+Inign+Is"),
+}
+# One copy, in scripts and signs that neither rules nor encoded data consist of.
+SINGLE = {
+    "Thai": "\u0e01",
+    "Thai with a vowel": "\u0e01\u0e33",
+    "Khmer": "\u1780",
+    "Khmer syllable": "\u179f\u17bd",
+    "Tibetan": "\u0f40",
+    "Tibetan syllable": "\u0f56\u0f7c\u0f51\u0f0b",
+    "Ethiopic": "\u1200",
+    "Ethiopic word": "\u1230\u120b\u121d",
+    "Hangul": "\ud558",
+    "Hangul of jamo": "\u1112\u1161\u11ab",
+    "jamo": "\u1100",
+    "compatibility jamo": "\u314b",
+    "Lao": "\u0e82",
+    "Burmese": "\u1000",
+    "Yi": "\ua015",
+    "Javanese": "\ua98f",
+    "bopomofo": "\u3105",
+    "hiragana": "\u304d\u3083",
+    "katakana": "\u30a2",
+    "half-width kana": "\uff71",
+    "full-width Latin": "\uff21",
+    "full-width digit": "\uff11",
+    "Chinese": "\u52a0",
+    "Chinese word": "\u8c22\u4f60",
+    "Chinese, extension B": "\U00020b9f",
+    "Arabic": "\u0647",
+    "Arabic digit": "\u0663",
+    "Hebrew": "\u05d4",
+    "Cyrillic": "\u0434",
+    "Greek": "\u03b1",
+    "Georgian": "\u10d0",
+    "Armenian": "\u0561",
+    "Tamil": "\u0b95",
+    "Devanagari": "\u0939\u093e",
+    "Latin beyond ASCII": "\u00fc",
+    "letter with a mark": "e\u0301",
+    "mark": "\u0301",
+    "zero-width space": "\u200b",
+    "replacement character": "\ufffd",
+    "private use": "\ue000",
+    "check mark": "\u2705",
+    "sparkles": "\u2728",
+    "red heart": "\u2764\ufe0f",
+    "sun": "\u2600\ufe0f",
+    "keycap": "1\ufe0f\u20e3",
+    "emoji": "\U0001f600",
+    "skin tone": "\U0001f44d\U0001f3fd",
+    "flag": "\U0001f1e9\U0001f1ea",
+    "family": "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "laugh with a stop": "ha\u3002",
+    "word": "court, ",
+    "tag": "</p>",
+    "name in camel case": "fooBar!",
 }
 
 
@@ -113,6 +211,53 @@ def test_texts_that_loop(name: str) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_texts_that_do_not_loop(name: str) -> None:
     assert searched(RIGHT[name])[1] == []
+
+
+@pytest.mark.parametrize("one", SINGLE.values(), ids=SINGLE)
+def test_twenty_copies_are_a_loop_in_every_script(one: str) -> None:
+    for before, after in (("", ""), (PROSE, PROSE), ("\n", " ")):
+        assert not searched(before + one * 19 + after)[1]
+        assert searched(before + one * 20 + after)[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "most", "after"),
+    [
+        *[(sign, 280, "\n") for sign in "-=_#*. \u2500\u2588\u2026\u30fc!?"],
+        *[(character, 128, "\n") for character in "aA0f"],
+        *[("ha", 40, "\n"), ("ICAg", 20, ""), ("fooBar", 19, ""), ("\U0001f6a8", 50, "\r\n")],
+    ],
+)
+def test_what_correct_text_repeats_is_a_loop_from_a_length_on(
+    one: str, most: int, after: str
+) -> None:
+    assert not searched(f"a:{one * most}{after}")[1]
+    output, (loop,) = searched(f"a:{one * (most + 1)}{after}")
+    assert (output.unit, loop.pattern_size, loop.count) == (C, len(one), most + 1)
+
+
+def test_the_help_names_the_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["loops", "--help"])
+    said = capsys.readouterr().out
+    assert "280 characters of" in said
+    assert "128 of one ASCII letter or digit and 80" in said
+    assert "50 emoji" in said
+
+
+def test_a_text_is_shown_up_to_a_length() -> None:
+    output = past_outputs._of_texts(["a" * 300 + " b", "c"], "a file")
+    assert output.text(200) == "a" * 200
+    assert output.text(999) == "a" * 300 + " b...c"
+
+
+def test_a_long_text_is_searched_in_time_that_grows_with_it() -> None:
+    """Its runs end just before they are loops, so that each place is compared often."""
+    runs = shuffled(*("a" * n + end for n in range(1, 20) for end in "bc")) * 800
+    for text in (runs, "!" * 1_000_000, "a" * 1_000_000):
+        start = time.process_time()
+        searched(text)
+        assert time.process_time() - start < 8
 
 
 def test_token_ids_are_not_searched_otherwise() -> None:

@@ -155,9 +155,10 @@ Reads   FILE, or standard input for -, gzip included. What a file holds is told 
                 leaves out the middle of long outputs, which the report says; 1 and 0 leave out
                 all), or of vLLM with --enable-log-outputs (--max-log-len may leave out ends).
         a text  of one output; not on standard input, and not in .json, .jsonl and .ndjson.
-        Of a text, words and runs of one sign, of up to 16 characters, take the place of tokens.
-        If these do not loop, its characters do: a repeated pattern longer than 240 characters of
-        signs, such as rules, or 120 of others is a loop then. The report says what was counted.
+        Of a text, words and runs of one sign take the place of tokens. If these do not loop, its
+        characters do. Up to a length, what correct text repeats is no loop: 280 characters of
+        signs alone, as in rules of tables; within a word, 128 of one ASCII letter or digit and 80
+        of several, as in encoded data; 50 emoji that end a line. The report says what was counted.
         A file that cannot be read to its end, or that holds no output, ends in an error: exit
         status 2, and no report. So does a record of more than 33,554,432 characters.
 Writes  nothing. The report names files, lines and numbers, and shows none of the text.

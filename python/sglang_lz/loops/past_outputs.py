@@ -15,10 +15,12 @@ import io
 import json
 import re
 import sys
+import unicodedata
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, BinaryIO, TextIO
 
@@ -42,20 +44,18 @@ LARGEST_TOKEN = 2**63 - 1
 OMITTED = -1
 """Stands for a part that a log omitted."""
 
-# Written without spaces between words: Thai to Khmer, Javanese and other scripts nearby, kana,
-# bopomofo, Chinese characters, Yi, their half- and full-width forms; and emoji.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f"
-    "\u3040-\u318f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u9fff\ua000-\ua4cf\ua980-\ua9df"
-    "\uaa60-\uaa7f\uf900-\ufaff\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uff66-\uff9f"
-    "\U0001b000-\U0001b16f\U0001f000-\U0001faff\U00020000-\U0003ffff"
+# A word or a run of one sign, as a tokenizer would take it. (Without a bound, `re` would need 75
+# bytes for each character of a run.)
+_PIECES = re.compile(r"\w+|(\W)\1{0,4095}")
+# Emoji and the replacement character: no rules, though Unicode puts them among the signs.
+_PICTURES = re.compile(
+    "[\u231a\u231b\u23e9-\u23f3\u2607-\u27bf\u2b50\u2b55\ufffd\U0001f000-\U0001faff]+"
 )
-# Split like a tokenizer: a word, or a run of one sign. A ruler is then a few tokens, not a loop.
-_PIECES = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w){{1,16}}|(\W)\1{{0,15}}")
-_CHARACTERS = re.compile(".", re.DOTALL)
-LONGEST_RULER, LONGEST_RUN = 240, 120
-"""How many characters of a repeated pattern are no loop yet: of signs alone, as in the rules of
-tables, and of anything else, as the digits of encoded data."""
+# Marks of length in Arabic and Japanese: rules consist of them, though Unicode calls them letters.
+_RULING_LETTERS = "\u0640\u30fc"
+LONGEST_RULER, LONGEST_RUN, LONGEST_CODE, LONGEST_PICTURES = 280, 128, 80, 50
+"""How many characters of a repeated pattern are no loop yet: of signs alone, as in rules of tables;
+of one ASCII letter, as in hashes; of several, as in encoded data; of emoji that end a line."""
 WORDS, CHARACTERS, TOKENS = "words and signs", "characters", "tokens"
 
 _GZIP = b"\x1f\x8b"
@@ -113,14 +113,9 @@ class Output:
 
     def text(self, most: int) -> str:
         """The text, at most its first `most` characters; only if there are `words`."""
-        found: list[str] = []
-        for token in self.tokens:
-            word = _GAP if token == OMITTED else self.words[token]
-            most -= len(word)
-            if most < 0:
-                break
-            found.append(word)
-        return "".join(found)
+        # Each token is at least one character.
+        words = (_GAP if token == OMITTED else self.words[token] for token in self.tokens[:most])
+        return "".join(words)[:most]
 
 
 def searched(output: Output, detection: RepetitionDetection) -> tuple[Output, list[Loop]]:
@@ -129,12 +124,13 @@ def searched(output: Output, detection: RepetitionDetection) -> tuple[Output, li
     A tokenizer may join what is repeated in other ways than words do ("hahaha"). A text whose words
     do not loop is therefore searched by its characters, too.
     """
-    found = list(loops(output.tokens, detection))
-    if found or not output.words:
-        return output, found
-    single = _of_texts(_texts(output), output.place, CHARACTERS)
-    found = [loop for loop in loops(single.tokens, detection) if _is_long(loop, single)]
-    return (single, found) if found else (output, found)
+    if output.unit == TOKENS:
+        return output, list(loops(output.tokens, detection))
+    for unit in (WORDS, CHARACTERS):
+        one = output if unit == WORDS else _of_texts(_texts(output), output.place, unit)
+        if found := [loop for loop in loops(one.tokens, detection) if _is_long(loop, one)]:
+            return one, found
+    return output, []
 
 
 def _texts(output: Output) -> list[str]:
@@ -149,10 +145,28 @@ def _texts(output: Output) -> list[str]:
 
 
 def _is_long(loop: Loop, output: Output) -> bool:
-    """Whether a loop of characters is longer than correct text repeats itself."""
-    pattern = output.tokens[loop.begin : loop.begin + loop.pattern_size]
-    is_sign = not any(output.words[token].isalnum() for token in pattern)
-    return loop.end - loop.begin > (LONGEST_RULER if is_sign else LONGEST_RUN)
+    """Whether a loop of a text is longer than correct text repeats itself."""
+    tokens, words = output.tokens, output.words
+    pattern = "".join(words[token] for token in tokens[loop.begin : loop.begin + loop.pattern_size])
+    others = "".join(character for character in pattern if not _is_ruling(character))
+    longest = 0
+    if not others:
+        longest = LONGEST_RULER
+    elif output.unit == CHARACTERS and others.isascii():
+        longest = LONGEST_CODE if len(pattern) > 1 else LONGEST_RUN
+    elif _PICTURES.fullmatch(others) and "".join(
+        words[token] for token in tokens[loop.end : loop.end + 1] if token != OMITTED
+    ).startswith(("\r", "\n")):
+        longest = LONGEST_PICTURES
+    return loop.count * len(pattern) > longest
+
+
+@cache
+def _is_ruling(character: str) -> bool:
+    """Whether rules consist of it: signs and blanks, but neither emoji nor ends of lines."""
+    if character in _RULING_LETTERS or character == "\t":
+        return True
+    return unicodedata.category(character)[0] in "PSZ" and not _PICTURES.match(character)
 
 
 def read(file: str) -> Iterator[Output]:
@@ -537,17 +551,12 @@ def _of_tokens(halves: list[list[int]], place: str) -> Output:
 
 
 def _of_texts(halves: list[str], place: str, unit: str = WORDS) -> Output:
-    pattern = _PIECES if unit == WORDS else _CHARACTERS
     numbers: dict[str, int] = {}
-    return _joined(
-        [
-            array("q", (numbers.setdefault(f[0], len(numbers)) for f in pattern.finditer(half)))
-            for half in halves
-        ],
-        place,
-        numbers,
-        unit,
-    )
+    tokens = []
+    for half in halves:
+        pieces = half if unit == CHARACTERS else (found[0] for found in _PIECES.finditer(half))
+        tokens.append(array("q", (numbers.setdefault(piece, len(numbers)) for piece in pieces)))
+    return _joined(tokens, place, numbers, unit)
 
 
 def _joined(
