@@ -628,6 +628,22 @@ def test_logs_of_servers(
     assert report(capsys, str(tmp_path / "server.log.gz"))["outputs"] == outputs
 
 
+@pytest.mark.parametrize("text", ["\U0001f60a" * 20, "ha" * 150, "\n" * 300, "'\"\\" * 100])
+def test_texts_in_logs_are_searched_by_characters_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    finished = {"event": "request.finished", "rid": "7", "out": {"text": f"fine {text}"}}
+    lines = [
+        f"{NOW}Finish: obj=GenerateReqInput(text='a'), out={{'text': {text!r}, 'meta_info': {{}}}}",
+        f"{NOW}{json.dumps(finished)}",
+        f"{AT}Generated response cmpl-1: output: {text!r}, finish_reason: length",
+    ]
+    file = tmp_path / "server.log"
+    file.write_text("\n".join(lines))
+    found = report(capsys, str(file))
+    assert found["outputs"] == found["outputs_with_a_loop"] == 3
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
