@@ -146,17 +146,18 @@ def _texts(output: Output) -> list[str]:
 
 def _is_long(loop: Loop, output: Output) -> bool:
     """Whether a loop of a text is longer than correct text repeats itself."""
-    tokens, words = output.tokens, output.words
-    pattern = "".join(words[token] for token in tokens[loop.begin : loop.begin + loop.pattern_size])
+    begin, end = loop.begin, loop.end
+    pattern = "".join(
+        output.words[token] for token in output.tokens[begin : begin + loop.pattern_size]
+    )
+    following = [output.words[token] for token in output.tokens[end : end + 1] if token != OMITTED]
     others = "".join(character for character in pattern if not _is_ruling(character))
     longest = 0
     if not others:
         longest = LONGEST_RULER
     elif output.unit == CHARACTERS and others.isascii():
         longest = LONGEST_CODE if len(pattern) > 1 else LONGEST_RUN
-    elif _PICTURES.fullmatch(others) and "".join(
-        words[token] for token in tokens[loop.end : loop.end + 1] if token != OMITTED
-    ).startswith(("\r", "\n")):
+    elif _PICTURES.fullmatch(others) and following and following[0][0] in "\r\n":
         longest = LONGEST_PICTURES
     return loop.count * len(pattern) > longest
 
