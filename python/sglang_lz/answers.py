@@ -131,11 +131,16 @@ async def parts(manager: Any, *request: Any) -> AsyncIterator[Any]:
     Args:
         manager: upstream's TokenizerManager.
         request: the arguments of its `generate_request`.
+
+    Raises:
+        ValueError: the request was ended, for instance because its constraint is refused.
     """
     text = ""
     async for chunk in manager.generate_request(*request):
         text = text + chunk["text"] if manager.incremental_streaming_output else chunk["text"]
         meta = chunk["meta_info"]
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            raise ValueError(meta["finish_reason"]["message"])
         if meta.get("finish_reason") is not None:
             yield {**chunk, "text": text, "meta_info": {**meta, "finish_reason": None}}
         yield {**chunk, "text": text}

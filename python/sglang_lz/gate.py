@@ -56,7 +56,10 @@ from sglang_lz.loops import metrics
 from sglang_lz.proper import request_field
 
 # Where clients put sampling parameters, whether or not the route reads them there.
-OBJECTS = ("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params")
+OBJECTS = (
+    *("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params"),
+    *("nvext", "vllm_xargs"),
+)
 DEEPEST = 2
 # Fields of a body that holds a single prompt, or something that becomes one.
 SINGLE = frozenset(("messages", "instructions", "tokens"))

@@ -462,7 +462,11 @@ def test_no_route_drops_a_constraint_or_a_penalty(
 
 @pytest.mark.parametrize("path", JSON_AT)
 @pytest.mark.parametrize(
-    "name", ["guided_json", "structured_outputs", "response_schema", "output_format", "format"]
+    "name",
+    [
+        *("guided_json", "structured_outputs", "response_schema", "output_format", "format"),
+        *("guided_decoding", "responseSchema", "generationConfig"),
+    ],
 )
 def test_other_servers_names_for_json_are_told_ours(
     client: TestClient, server_config: dict[str, Any], path: str, name: str
@@ -485,6 +489,8 @@ def test_other_servers_names_for_json_are_told_ours(
         ("grammar", 'root ::= "a"', "ebnf"),
         ("allowed_token_ids", [1], "logit_bias"),
         ("bad_words", ["a"], "logit_bias"),
+        *(("Regex", "a+", "regex"), ("guided-regex", "a+", "regex"), ("gbnf", "x", "ebnf")),
+        *(("logits_bias", {"1": 1}, "logit_bias"), ("suppress_tokens", [1], "logit_bias")),
         ("repeat_penalty", 1.1, "repetition_penalty"),
         ("repeat_last_n", 64, "penalty_last_n"),
     ],

@@ -99,6 +99,7 @@ def test_the_json_schema_test_suite() -> None:
         ({"type": "string", "maxLength": -1}, "maxLength", "#"),
         ({"type": "integer", "minimum": 1.5}, "minimum", "#"),
         ({"type": "number", "minimum": 2**53 + 1}, "minimum", "#"),
+        ({"type": "number", "minimum": 1e-9}, "minimum", "#"),
         ({"type": "array", "items": {"$id": "b", "$ref": "#"}}, "$id", "#/items"),
         ({"type": "object", "dependencies": {"a": ["b"]}}, "dependencies", "#"),
         ({"items": {"type": "array", "uniqueItems": True}}, "uniqueItems", "#/items"),
@@ -123,6 +124,7 @@ def test_what_is_not_enforced_is_refused_by_name(schema: Any, name: str, place: 
             ['[{"title": 3}]'],
         ),
         ({"type": "string", "maxLength": 1}, ['"a"'], ['"\t"']),
+        ({"type": "string", "pattern": r"^[^\s]$"}, ['"a"'], ['"\u00a0"', '"\u3000"']),
         ({"type": "string", "pattern": r"^[A-Z]+(-\d+)?$"}, ['"A-1"'], ['"A1"']),
         ({"type": "string", "format": "email"}, ['"a.b@c.de"'], [r'"\"\q\"@c"']),
         (
@@ -184,6 +186,21 @@ def test_schemas_of_applications_are_served(name: str) -> None:
 @cache
 def compiler() -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo(LETTERS, stop_token_ids=[END]))
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xc0\x80", b"\xc0\xa2", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\xa2"]
+)
+def test_bytes_that_are_no_character_are_no_string(text: bytes) -> None:
+    """They would be shown as several replacement characters, more than `maxLength` allows."""
+    bytewise = [bytes([byte]) for byte in range(256)]
+    info = xgrammar.TokenizerInfo(bytewise, vocab_size=256, stop_token_ids=[0])
+    bounded: Any = {"type": "string", "maxLength": 3}
+    for schema in (bounded, {"type": "string", "pattern": "^.*$"}):
+        compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar(dict(schema)))
+        for inner, is_read in ((text, False), ("\u00e9\u4e16".encode(), True)):
+            matcher = xgrammar.GrammarMatcher(compiled)
+            assert all(map(matcher.accept_token, b'"' + inner + b'"')) is is_read
 
 
 def written(found: xgrammar.Grammar, rng: random.Random) -> str | None:

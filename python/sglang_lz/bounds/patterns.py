@@ -147,6 +147,9 @@ def characters_of(kind: Any, value: Any) -> Ranges | None:
 
 _UNWRITTEN = ((0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF))
 """What JSON escapes in a string, which XGrammar does not write for a pattern, and no character."""
+_BY_BYTES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, LAST))
+"""Characters with as many bytes in UTF-8. XGrammar lets a range over several of these begin with
+bytes that are no character."""
 _MOST_WRITTEN = 1 << 13
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 _SPACES = (*((5760, 5760), (8192, 8202), (8232, 8233), (8239, 8239), (8287, 8287)), (12288, 12288))
@@ -174,9 +177,16 @@ def as_ebnf(pattern: str) -> str:
     def one(kind: Any, value: Any, first: bool, last: bool) -> str:
         if (ranges := characters_of(kind, value)) is not None:
             excluded = [*_UNWRITTEN, *(_LINE_ENDS if kind is op.ANY else ())]
-            if kind is op.IN and (op.CATEGORY, op.CATEGORY_NOT_SPACE) in value:
+            negated = kind is op.IN and value[0][0] is op.NEGATE
+            no_space = op.CATEGORY_SPACE if negated else op.CATEGORY_NOT_SPACE
+            if kind is op.IN and (op.CATEGORY, no_space) in value:
                 excluded += _NO_SPACE
-            kept = complement([*excluded, *complement(ranges)])
+            kept = [
+                (max(begin, low), min(end, high))
+                for begin, end in complement([*excluded, *complement(ranges)])
+                for low, high in _BY_BYTES
+                if begin <= high and low <= end
+            ]
             if not kept:
                 raise unreadable(pattern, "it needs a character that JSON escapes")
             return "[" + "".join(f"\\U{begin:08x}-\\U{end:08x}" for begin, end in kept) + "]"
@@ -189,7 +199,7 @@ def as_ebnf(pattern: str) -> str:
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
             least, most, part = value
             return repeated(written(part, False, False), least, most)
-        raise unreadable(pattern, f"{kind}, {value} is not covered".lower()[:60])
+        raise unreadable(pattern, f"it has {kind}, which is not covered".lower())
 
     def repeated(part: str, least: int, most: Any) -> str:
         is_set = part.startswith("[") and part.endswith("]") and "[" not in part[1:]

@@ -59,14 +59,16 @@ _TYPES = {
 }
 _ALL = frozenset(_TYPES)
 _MOST_COUNT = 2**31 - 1
-_MOST_BRANCHES = 256
+_MOST_BRANCHES = 64
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 _ATOM = "[A-Za-z0-9_!#$%&'*+/=?^`{|}~-]+"
 _EMAIL = rf"{_ATOM}(\.{_ATOM})*@{_LABEL}(\.{_LABEL})*"
 """XGrammar's own allows quoted names with escapes that are not JSON's."""
 _UNSAFE_FORMATS = ("json-pointer", "relative-json-pointer")
 _MARK = "sglang_lz"
-_LOOSE, _STRICT = r"[^\"\\\r\n]", r"[^\0-\x1f\"\\]"
+_LOOSE = r"[^\"\\\r\n]"
+_STRICT = r"[ !#-\[\]-\x7f\u0080-\u07ff\u0800-\ud7ff\ue000-\uffff\U00010000-\U0010ffff]"
+"""Characters of a string in JSON. XGrammar's also have what is no character (`_BY_BYTES`)."""
 _OTHER_KEY = re.compile(r"(?m)^\S+_addl_key\S* ::= .*$")
 _ESCAPE = r' | ("\\" basic_escape basic_string_sub)'
 _PATTERN = re.compile(r'Regex\("lz(\d+)", json_string=true\)')
@@ -253,10 +255,9 @@ class _Checked:
         for name in _NUMBERS if types & {"integer", "number"} else ():
             bound = schema.get(name, 0)
             is_exact = type(bound) in (int, float) and _is_exact(bound, "integer" in types)
-            if not is_exact or (
-                "number" in types and name.startswith("exclusive") and abs(bound) > _MOST_COUNT
-            ):
-                _refuse(at, name, "XGrammar cannot represent it exactly")
+            is_huge = name.startswith("exclusive") and abs(bound) > _MOST_COUNT
+            if not is_exact or ("number" in types and (is_huge or float(f"{bound:.6f}") != bound)):
+                _refuse(at, name, "XGrammar cannot represent it exactly, with six decimals")
         if "string" in types:
             self._string(schema, at)
         if "array" in types:

@@ -11,24 +11,36 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from sglang_lz.fields.histories import NEUTRAL, UPSTREAM
-from sglang_lz.fields.lz import FieldError, shown
+from sglang_lz.fields.lz import FieldError, folded, shown
 
 JSON = ("response_format", "text.format", "output_config.format", "format", "json_schema")
 """How requests ask for JSON, in the order of preference."""
+_HOLDERS = ("text", "output_config")
+"""Objects with a `format`, of the APIs of OpenAI's responses and of Anthropic."""
 MEANT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("json_schema", "response_format", "format", "output_format"), JSON),
         **dict.fromkeys(("guided_json", "structured_outputs", "response_schema"), JSON),
+        **dict.fromkeys(("output_schema", "guided_decoding", "response_mime_type"), JSON),
+        **dict.fromkeys(("generation_config",), JSON),
+        **dict.fromkeys(_HOLDERS, JSON),
         **{name: (name,) for name in ("regex", "ebnf")},
-        "structural_tag": ("structural_tag", "response_format"),
+        **dict.fromkeys(
+            ("structural_tag", "guided_structural_tag"), ("structural_tag", "response_format")
+        ),
         **dict.fromkeys(("guided_regex", "guided_choice", "choice"), ("regex",)),
-        **dict.fromkeys(("guided_grammar", "grammar"), ("ebnf",)),
-        **dict.fromkeys(("allowed_token_ids", "bad_words"), ("logit_bias",)),
+        **dict.fromkeys(("guided_grammar", "grammar", "gbnf", "lark"), ("ebnf",)),
+        **dict.fromkeys(("allowed_token_ids", "bad_words", "bad_words_ids"), ("logit_bias",)),
+        **dict.fromkeys(("banned_tokens", "custom_token_bans", "force_words_ids"), ("logit_bias",)),
+        **dict.fromkeys(("suppress_tokens", "sequence_bias", "logits_bias"), ("logit_bias",)),
+        **dict.fromkeys(("stop", "stop_sequences"), ("stop", "stop_sequences")),
         **{name: (name,) for name in (*UPSTREAM, "logit_bias", "min_p")},
         **{name: (name,) for name in ("stop_token_ids", "stop_regex")},
         "min_tokens": ("min_tokens", "min_new_tokens"),
         "min_new_tokens": ("min_new_tokens", "min_tokens"),
+        "min_length": ("min_tokens", "min_new_tokens"),
         "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+        "rep_pen": ("repetition_penalty", "repeat_penalty"),
         "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
         "repeat_last_n": ("repeat_last_n", "penalty_last_n"),
     }
@@ -36,7 +48,8 @@ MEANT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Names that shape an output, of SGLang, vLLM, llama.cpp, Ollama, Gemini's and Anthropic's APIs;
 each with the fields that an endpoint may take for it, the best first."""
 
-_NEUTRAL = {**NEUTRAL, "min_tokens": 0, "repeat_penalty": 1}
+_NEUTRAL = {**NEUTRAL, "repeat_penalty": 1, "rep_pen": 1}
+_FOLDED = {folded(name): name for name in MEANT}
 
 Place: TypeAlias = tuple[str, ...]
 """The keys that lead from a body to an object inside it; () is the body itself."""
@@ -59,9 +72,10 @@ def check_dropped(
     """
     read = takes.get(where, ())
     for name, value in values.items():
-        if name not in MEANT or name in read or _asks_nothing(name, value):
+        meant = _FOLDED.get(folded(name[:80]))
+        if meant is None or name in read or _asks_nothing(meant, value):
             continue
-        better = _better(name, takes)
+        better = _better(meant, takes)
         if better is None:
             instead = "this endpoint has no such field; /generate and /v1/chat/completions do"
         else:
@@ -101,6 +115,8 @@ def _format(values: Mapping[str, Any]) -> Any:
 
 
 def _asks_nothing(name: str, value: object) -> bool:
+    if name in _HOLDERS:
+        return not isinstance(value, dict) or _asks_nothing("format", value.get("format"))
     if name in _NEUTRAL:
         return value is None or (value == _NEUTRAL[name] and not isinstance(value, bool))
     return not value or (isinstance(value, dict) and value.get("type") == "text")

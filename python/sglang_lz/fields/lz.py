@@ -146,11 +146,12 @@ Entries: TypeAlias = Mapping[str, dataclasses.Field[Any]]
 
 _ENTRIES: dict[str, dataclasses.Field[Any]] = {}
 _FOLDED: dict[str, str] = {}
-"""The names of all fields, by how `_folded` writes them."""
+"""The names of all fields, by how `folded` writes them."""
 
 
-def _folded(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "").removesuffix("s")
+def folded(name: str) -> str:
+    """A name without what misspellings differ in: case, `_`, `-`, other signs and a final "s"."""
+    return "".join(filter(str.isalnum, name.lower())).removesuffix("s")
 
 
 def entries_of(table: type, prefix: str = "") -> Entries:
@@ -163,7 +164,7 @@ def entries_of(table: type, prefix: str = "") -> Entries:
 
 def register_names(names: Iterable[str]) -> None:
     """Let `check_name` suggest these names."""
-    _FOLDED.update({_folded(name): name for name in names})
+    _FOLDED.update({folded(name): name for name in names})
 
 
 LZ_ENTRIES = entries_of(LZParams, PREFIX)
@@ -256,7 +257,7 @@ def check_name(name: str, value: object) -> None:
     if name in _ENTRIES:
         return
     spelt = name[:80].lower().replace("-", "_")
-    nearest = _FOLDED.get(_folded(name[:80]))
+    nearest = _FOLDED.get(folded(name[:80]))
     prefix = next((prefix for prefix in PREFIXES if spelt.startswith(prefix)), None)
     if nearest is None and prefix is not None:
         fields = [field for field in _ENTRIES if field.startswith(prefix)]
