@@ -486,8 +486,7 @@ ORDER_WITH_HISTORIES = {
 def test_a_binary_is_looked_up_by_what_the_caller_says(
     monkeypatch: pytest.MonkeyPatch, is_profiled: bool
 ) -> None:
-    """A profiler's hooks are called as by Triton. tests/ptx runs the same over Triton's own
-    launcher."""
+    """A profiler's hooks are called as by Triton."""
     calls: list[tuple[object, ...]] = []
 
     class Binary:
