@@ -1,7 +1,6 @@
 """Makes the packages of this checkout importable, with the standard library alone.
 
-Scripts run before anything is installed, and some on machines where nothing of ours is: import this
-before `sglang_lz`, `bench`, or what the GPU checks share with the tests.
+Scripts run before anything is installed: import this before `sglang_lz` or `bench`.
 """
 
 from __future__ import annotations
@@ -13,4 +12,4 @@ ROOT = Path(__file__).resolve().parent.parent
 """The root of the checkout."""
 
 # Last, so that an installed sglang_lz comes first: the tests of an installed wheel import scripts.
-sys.path += [str(ROOT / "python"), str(ROOT), str(ROOT / "tests")]
+sys.path += [str(ROOT / "python"), str(ROOT)]

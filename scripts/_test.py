@@ -14,7 +14,9 @@ from _environment import (
     CACHE,
     FULL,
     Environment,
+    SetupError,
     choose_release,
+    detect_flavour,
     digest,
     main,
     releases,
@@ -27,7 +29,7 @@ MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [--upstream VERSION] [quick|all|full|containers] [argument of pytest ...]
+usage: scripts/test [--upstream VERSION] [quick|all|full|containers|gpu] [argument of pytest ...]
        scripts/test [--upstream VERSION] FILE|FOLDER|TEST ... [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check the patches, the installed
@@ -38,9 +40,10 @@ wheel, style and types, and run the tests against the installed wheel, on real s
               on the other releases of SGLang in patches/releases, the patches and the contract;
               this is what continuous integration runs
   full        everything: each test of a server on all servers that it names, instead of the first
-              (tests/server/configurations.py), more examples, fuzzing, a short soak, and the GPU's
-              checks on a CPU; a release is signed only after it. A missing program is an error here
+              (tests/server/configurations.py), more examples, fuzzing, and a short soak; a release
+              is signed only after it. A missing program is an error here
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
+  gpu         only on a machine with an NVIDIA GPU: the CUDA flavour, its kernels and its servers
 
 Tests that are named without one of these words run alone, and nothing else is checked:
 
@@ -63,7 +66,7 @@ them.
 """
 
 
-MODES = ("quick", "all", "full", "containers")
+MODES = ("quick", "all", "full", "containers", "gpu")
 DEFAULT = "default"
 """The mode without a word or named tests."""
 NAMED = "named"
@@ -73,11 +76,21 @@ CONTRACT = ("modes", "transforms", "proper_tokens", "guard", "surface", "refusal
 ONLY_ALL = (
     *(tools.tests for tools in _tools.ALL),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
-    *("tests/server/test_gpu_rehearsal.py", "tests/unit/test_gpu_check.py"),
     _tools.CLIENTS.tests,
 )
-"""What only `all` and `full` run, or `containers`: images, a browser, benchmarks, the checks of a
-GPU, clients."""
+"""What only `all` and `full` run, or `containers`: images, a browser, benchmarks, clients."""
+GPU = (
+    *("tests/unit/test_kernels.py", "tests/gpu"),
+    *(
+        f"tests/unit/test_penalizer.py::{name}"
+        for name in (
+            "test_scheduler_with_the_kernels_of_a_gpu",
+            "test_lz_repetition_and_dry_act_on_one_token[cuda]",
+        )
+    ),
+)
+"""What `gpu` runs, with LZ_TEST_DEVICE=cuda: without a network, pytest can run the same in any
+environment that has our wheel."""
 OLDER = {
     "all": (
         *("tests/patches", "tests/server/test_modes.py", "-m", "not (full or every_server)"),
@@ -148,6 +161,8 @@ def test(arguments: list[str]) -> int:
         return 0
     upstream, rest = split_option("--upstream", arguments)
     mode, rest = split_mode(rest)
+    if mode == "gpu":
+        return _test_gpu(choose_release(upstream), rest)
     environments = [Environment("cpu", choose_release(upstream))]
     if mode in ("all", "full") and environments[0].release == releases()[0]:
         environments += [Environment("cpu", release) for release in releases()[1:]]
@@ -174,6 +189,16 @@ def test(arguments: list[str]) -> int:
     return status
 
 
+def _test_gpu(release: str, arguments: list[str]) -> int:
+    if detect_flavour(os.environ) != "cuda":
+        raise SetupError("`scripts/test gpu` needs an NVIDIA GPU, and there is none here.")
+    environment = Environment("cuda", release)
+    environment.set_up(tests=True)
+    with environment.temporary_folder():
+        env = variables(environment, "gpu") | {"LZ_TEST_DEVICE": "cuda"}
+        return _pytest(environment, env, [*GPU, *arguments])
+
+
 def commit_of_checkout() -> str:
     """The commit that is checked out; empty if the checkout differs from it, or has none."""
     commands = (["git", "status", "--porcelain"], ["git", "rev-parse", "HEAD"])
@@ -190,11 +215,12 @@ def selection(mode: str) -> list[str]:
     left_out = [f"--ignore-glob={tests}" for tests in ONLY_ALL]
     return {
         "quick": [
-            *("-m", "not (slow or full)", "--representative", "--ignore-glob=tests/server"),
+            *("-m", "not (slow or full or gpu)", "--representative", "--ignore-glob=tests/server"),
             *left_out,
         ],
-        DEFAULT: ["-m", "not full", "--representative", *left_out],
-        "all": ["-m", "not full", "--representative"],
+        DEFAULT: ["-m", "not (full or gpu)", "--representative", *left_out],
+        "all": ["-m", "not (full or gpu)", "--representative"],
+        "full": ["-m", "not gpu"],
         "containers": ["tests/deploy"],
     }.get(mode, [])
 

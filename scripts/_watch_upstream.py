@@ -39,7 +39,7 @@ REQUIREMENTS = ROOT / "scripts" / "requirements-watch.txt"
 QUICK = (
     "quick",
     "-m",
-    "not full",
+    "not (full or gpu)",
     "--ignore=tests/unit/test_documents.py",
     "--ignore=tests/deploy",
 )
