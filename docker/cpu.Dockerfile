@@ -11,8 +11,6 @@ RUN apt-get update \
 WORKDIR /source
 COPY patches patches
 COPY python python
-# Of patches/releases; empty is the newest.
-ARG SGLANG_LZ_UPSTREAM=
 RUN --mount=type=cache,target=/root/.cache \
     PYTHONPATH=python python3 -m sglang_lz build \
         --flavour cpu --out /dist --cache /root/.cache/sglang-lz

@@ -23,8 +23,6 @@ COPY patches patches
 COPY python python
 # The Python of the base image.
 ARG PYTHON=cp312
-# Of patches/releases; empty is the newest.
-ARG SGLANG_LZ_UPSTREAM=
 RUN --mount=type=cache,target=/root/.cache \
     PYTHONPATH=python python3 -m sglang_lz build \
         --flavour cuda --python "$PYTHON" --out /dist --cache /root/.cache/sglang-lz

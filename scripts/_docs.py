@@ -25,7 +25,7 @@ from bench.serving.result import markdown as serving
 from bench.speculation import tables as speculation
 from hostile import judge
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
-from sglang_lz.distribution.sources import releases
+from sglang_lz.distribution.sources import release
 from sglang_lz.fields import histories
 from sglang_lz.fields.lz import markdown_table
 from sglang_lz.proper import request_field
@@ -34,7 +34,7 @@ from soak import tables as soak
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
-RELEASES = releases(PATCHES)  # an installed package knows its own only
+RELEASE = release(PATCHES)
 
 TITLES = {
     "sampling": "The penalties, where upstream samples",
@@ -50,11 +50,10 @@ TITLES = {
 
 
 def patches() -> str:
-    """All patches of the newest release, and which of our functions upstream's functions call."""
-    release = RELEASES[0]
+    """All patches, and which of our functions upstream's functions call."""
     by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for patch in PatchSet.load(PATCHES / release).patches:
-        link = f"[{Path(patch.name).stem}](../patches/{release}/{patch.name})"
+    for patch in PatchSet.load(PATCHES / RELEASE).patches:
+        link = f"[{Path(patch.name).stem}](../patches/{RELEASE}/{patch.name})"
         row = f"| {link} | {patch.subject} | {'<br>'.join(_calls(patch))} |"
         by_group[patch.group].append(row)
     head = "| patch | what it does | calls of ours that a server checks |\n|---|---|---|"
@@ -76,19 +75,18 @@ def _calls(patch: Patch) -> list[str]:
 
 
 def imports() -> str:
-    """What the patches of all releases import from the package, by module; the doors first."""
+    """What the patches import from the package, by module; the doors first."""
     found: dict[str, set[str]] = {}
-    for release in RELEASES:
-        for patch in PatchSet.load(PATCHES / release).patches:
-            lines = (line for line in patch.changed_lines if line.startswith(b"+"))
-            added = b"\n".join(lines).decode()
-            for module, names in re.findall(r"\bfrom sglang_lz(\S*) import (.+)$", added, re.M):
-                for name in (part.split()[0] for part in names.split(",")):
-                    if module:
-                        found.setdefault(module[1:], set()).add(name)
-                    else:
-                        used = re.findall(rf"\b{name}\.(\w+)", added)
-                        found.setdefault(name, set()).update(used)
+    for patch in PatchSet.load(PATCHES / RELEASE).patches:
+        lines = (line for line in patch.changed_lines if line.startswith(b"+"))
+        added = b"\n".join(lines).decode()
+        for module, names in re.findall(r"\bfrom sglang_lz(\S*) import (.+)$", added, re.M):
+            for name in (part.split()[0] for part in names.split(",")):
+                if module:
+                    found.setdefault(module[1:], set()).add(name)
+                else:
+                    used = re.findall(rf"\b{name}\.(\w+)", added)
+                    found.setdefault(name, set()).update(used)
     rows = [
         f"| `{module}` | {', '.join(f'`{name}`' for name in sorted(found[module]))} |"
         for module in sorted(found, key=lambda module: ("." in module, module))
@@ -97,9 +95,9 @@ def imports() -> str:
 
 
 def changes() -> str:
-    """Every file of upstream that the newest release's patches change, as git shows it."""
+    """Every file of upstream that the patches change, as git shows it."""
     changed: dict[str, list[int]] = {}
-    for patch in PatchSet.load(PATCHES / RELEASES[0]).patches:
+    for patch in PatchSet.load(PATCHES / RELEASE).patches:
         for change in patch.changes:
             lines = [line for hunk in change.hunks for line in hunk]
             plus = sum(line.startswith(b"+") for line in lines)

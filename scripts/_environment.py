@@ -3,12 +3,12 @@
 This uses only the standard library, because it runs before anything is installed. Everything is
 inside the checkout:
 
-    .venv/<flavour>/         the environment; <flavour>-<release> if the release is not the newest
+    .venv/<flavour>/         the environment
     .venv/clients/           clients of other projects, which the tests serve
     .venv/<flavour>/stamps/  one file for each set-up step, written when the step is done
     .cache/upstream/         upstream's wheels, downloaded and verified
-    .cache/dist/             our wheels; dist-<release> as above
-    .cache/stock/            SGLang without the LZ patches, for comparison in tests; as above
+    .cache/dist/             our wheels
+    .cache/stock/            SGLang without the LZ patches, for comparison in tests
     .cache/drafts/           draft models for tests, by what they are made from
     .cache/pip/              pip's cache
     .cache/home/             HOME of child processes, so that no library writes to the user's home
@@ -90,16 +90,6 @@ def parse_flavour(text: str, name: str) -> Flavour:
         if text == flavour:
             return flavour
     raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
-
-
-def releases() -> tuple[str, ...]:
-    """`sources.releases` of this checkout, also where an installed package is imported."""
-    return sources.releases(PATCHES)
-
-
-def choose_release(upstream: str | None) -> str:
-    """`sources.choose_release` of this checkout, also where an installed package is imported."""
-    return sources.choose_release(upstream, PATCHES)
 
 
 def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -223,21 +213,13 @@ def date_by_contents(package: Path) -> None:
 
 
 class Environment:
-    """The environment of one flavour and release: sets it up and runs programs in it.
+    """The environment of one flavour: sets it up and runs programs in it."""
 
-    The CPU flavour has the same requirements for every release (python/sglang_lz/cpu), so older
-    releases share the packages of the newest release's environment. Upstream's own requirements
-    differ between releases.
-    """
-
-    def __init__(self, flavour: Flavour, release: str | None = None) -> None:
+    def __init__(self, flavour: Flavour) -> None:
         self.flavour = flavour
-        self.release = release or releases()[0]
-        is_newest = self.release == releases()[0]
-        self._suffix = "" if is_newest else f"-{self.release}"
-        self._lender = Environment("cpu") if flavour == "cpu" and not is_newest else None
-        self.folder = ROOT / ".venv" / f"{flavour}{self._suffix}"
-        self.stock = CACHE / f"stock{self._suffix}"
+        self.release = sources.release(PATCHES)
+        self.folder = ROOT / ".venv" / flavour
+        self.stock = CACHE / "stock"
         self._patches = PATCHES / self.release
         self._lock = self._patches / "upstream.lock"
         self.python = self.folder / "bin" / "python"
@@ -260,15 +242,12 @@ class Environment:
         Raises:
             SetupError: a step failed; the completed steps are kept for the next time.
         """
-        for one in filter(None, (self._lender, self)):
-            if not one.python.exists():  # never created, or its base Python is gone
-                shutil.rmtree(one._stamps, ignore_errors=True)
+        if not self.python.exists():  # never created, or its base Python is gone
+            shutil.rmtree(self._stamps, ignore_errors=True)
         with self.temporary_folder():
             steps = self._steps(package_of_checkout=package_of_checkout)
             steps += self._test_steps() if tests else []
-            if self._lender:
-                steps = self._lender._lent_steps(tests=tests) + steps
-            steps += [(self._lender or self)._clients_step()] if clients else []
+            steps += [self._clients_step()] if clients else []
             do_steps(steps, CACHE / "setup.lock")
 
     def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
@@ -296,12 +275,8 @@ class Environment:
                 self._install_package,
                 suffices=patched if package_of_checkout else "",
             ),
-            *([] if self._lender else [dependencies]),
+            dependencies,
         ]
-
-    def _lent_steps(self, *, tests: bool) -> list[Step]:
-        """The steps that other releases' environments depend on: all except the stock SGLang."""
-        return [*self._steps(), *(self._test_steps()[:-1] if tests else [])]
 
     def _test_steps(self) -> list[Step]:
         compiler = Step(
@@ -316,9 +291,9 @@ class Environment:
             self._digest([TEST_REQUIREMENTS]),
             lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
         )
-        borrowed = [tools, *([] if has_compiler(os.environ) else [compiler])]
         return [
-            *([] if self._lender else borrowed),
+            tools,
+            *([] if has_compiler(os.environ) else [compiler]),
             Step(
                 "building SGLang without the LZ patches, to compare with",
                 self._stamps / "stock",
@@ -341,8 +316,6 @@ class Environment:
 
     def _make(self) -> None:
         self._make_at(self.folder)
-        if self._lender:
-            (self.packages / "borrowed.pth").write_text(f"{self._lender.packages}\n")
 
     def _make_at(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -390,11 +363,10 @@ class Environment:
         self._compile(str(self.stock))
 
     def _build(self, folder: str, *options: str) -> Path:
-        out = CACHE / f"{folder}{self._suffix}"
+        out = CACHE / folder
         shutil.rmtree(out, ignore_errors=True)
         command = [str(self.python), "-m", "sglang_lz", "build", "--flavour", self.flavour]
-        command += ["--upstream", self.release, "--out", str(out)]
-        command += ["--cache", str(CACHE / "upstream"), *options]
+        command += ["--out", str(out), "--cache", str(CACHE / "upstream"), *options]
         self._run(command, "the patched wheel could not be built", checkout=True)
         (wheel,) = out.glob("*.whl")
         return wheel
@@ -464,10 +436,8 @@ class Environment:
         """
         unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
         env = {name: value for name, value in os.environ.items() if name not in unwanted}
-        folders = [self.python.parent, *([self._lender.python.parent] if self._lender else [])]
-        env["PATH"] = os.pathsep.join([*map(str, folders), env.get("PATH", os.defpath)])
+        env["PATH"] = os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)])
         env["PYTHONUNBUFFERED"] = "1"
-        env[sources.UPSTREAM] = self.release
         env["TMPDIR"] = str(_temporary_folder())
         env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
         env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))

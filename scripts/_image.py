@@ -16,12 +16,10 @@ from _checkout import ROOT
 from _environment import (
     PATCHES,
     SetupError,
-    choose_release,
     main,
-    releases,
     say,
 )
-from sglang_lz.distribution.sources import UPSTREAM
+from sglang_lz.distribution import sources
 
 ENGINES = ("docker", "podman", "buildah")
 IMAGES = ("cpu", "cuda", "router")
@@ -107,19 +105,19 @@ def build_command(
     return [*command, *options, "."]
 
 
-def version(upstream: str) -> str:
-    """Return our version of an upstream release, for example ``0.5.23+lz1``."""
-    lock = tomllib.loads((PATCHES / upstream / "upstream.lock").read_text())
+def version() -> str:
+    """Return our version of the upstream release, for example ``0.5.23+lz1``."""
+    lock = tomllib.loads((PATCHES / sources.release(PATCHES) / sources.LOCK).read_text())
     return f"{lock['version']}+lz{lock['revision']}"
 
 
-def labels(upstream: str) -> dict[str, str]:
+def labels() -> dict[str, str]:
     """Return the build arguments that become labels, as far as git knows them.
 
     The time is the commit's, so that the same commit gives the same labels; SOURCE_DATE_EPOCH takes
     precedence.
     """
-    found = {"VERSION": version(upstream)}
+    found = {"VERSION": version()}
     commit = _git("log", "-1", "--format=%H %ct")
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if commit:
@@ -189,9 +187,6 @@ def image(arguments: list[str]) -> int:
         metavar="NAME",
         help="default: sglang-lz:cpu, :cuda or :router, and one with the version",
     )
-    parser.add_argument(
-        "--upstream", metavar="VERSION", help=f"SGLang's release (default: {releases()[0]})"
-    )
     parser.add_argument("--print", action="store_true", help="show the command, build nothing")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     chosen = parser.parse_args(arguments[:split])
@@ -205,11 +200,10 @@ def image(arguments: list[str]) -> int:
             "it)."
         )
     engine = find_engine(chosen.engine)
-    upstream = choose_release(chosen.upstream)
-    release = version(upstream).replace("+", "-")
+    release = version().replace("+", "-")
     tags = [chosen.tag or f"sglang-lz:{which}"]
     tags += [] if chosen.tag else [f"sglang-lz:{release}-{which}"]
-    build_arguments = {**labels(upstream), UPSTREAM: upstream}
+    build_arguments = labels()
     build_arguments |= {"BASE_IMAGE": chosen.base} if chosen.base else {}
     command = build_command(engine, which, tags, build_arguments, arguments[split + 1 :])
     if chosen.print:

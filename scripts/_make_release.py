@@ -25,7 +25,7 @@ from _environment import CACHE, FLAVOURS, FULL, SetupError, main, say
 from _release import PASSWORD, parse
 from sglang_lz.distribution.doctor import examine_wheel
 from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
-from sglang_lz.distribution.sources import LOCK, choose_release, release_dir, releases
+from sglang_lz.distribution.sources import LOCK, release_dir
 from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
 OPSLIMIT, MEMLIMIT = 33_554_432, 1_073_741_824
@@ -60,17 +60,17 @@ def make_release(arguments: list[str]) -> int:
     if options.new_key:
         _new_key(options.new_key)
     else:
-        _make(options.out.absolute(), options.key, options.only, options.upstream)
+        _make(options.out.absolute(), options.key, options.only)
     return 0
 
 
-def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -> None:
+def _make(out: Path, key: Path | None, only: str | None) -> None:
     if out.exists() or out.is_symlink():
         raise SetupError(f"{out} exists; a release is never overwritten: name another --out.")
     commit, time = _commit()
     if key:
         _check_tested(commit)
-    todo = _targets(only, upstream)
+    todo = _targets(only)
     secret = _secret_key(key) if key else None
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sglang-lz-", dir=out.parent) as temporary:
@@ -84,10 +84,7 @@ def _make(out: Path, key: Path | None, only: str | None, upstream: str | None) -
             text = _sbom.of_wheel(wheel, target.lock, target.pin, time)
             wheel.with_name(wheel.name + SBOM).write_text(text)
         _image_sboms(todo, source, files, time)
-        command = [
-            *(["--only", only] if only else []),
-            *(["--upstream", upstream] if upstream else []),
-        ]
+        command = ["--only", only] if only else []
         statement = _provenance(todo, source, files, commit, command)
         (files / PROVENANCE).write_text(json.dumps(statement, indent=1) + "\n")
         sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(files.iterdir()))
@@ -139,7 +136,7 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def _targets(only: str | None, upstream: str | None) -> list[Target]:
+def _targets(only: str | None) -> list[Target]:
     """Return the wheels to build; SetupError if `only` has an unknown word or matches none."""
     kinds: tuple[tuple[str, ...], ...] = (PYTHONS, ARCHES, FLAVOURS)
     words = set(only.split(",")) if only else set()
@@ -147,9 +144,9 @@ def _targets(only: str | None, upstream: str | None) -> list[Target]:
         known = ", ".join(word for kind in kinds for word in kind)
         raise SetupError(f"--only has {', '.join(sorted(unknown))}; it takes of {known}.")
     pythons, arches, flavours = (set(kind) & words or set(kind) for kind in kinds)
+    lock = Lock.load(release_dir() / LOCK)
     found = [
         Target(lock, pin, flavour)
-        for lock in _locks(upstream)
         for pin in lock.wheels
         for flavour in FLAVOURS
         if pin.python in pythons and pin.arch in arches and flavour in flavours
@@ -159,16 +156,10 @@ def _targets(only: str | None, upstream: str | None) -> list[Target]:
     return found
 
 
-def _locks(upstream: str | None) -> list[Lock]:
-    """Return the upstream releases to build wheels for, newest first."""
-    versions = [choose_release(upstream)] if upstream else releases()
-    return [Lock.load(release_dir(version) / LOCK) for version in versions]
-
-
 def _build(target: Target, source: Path, files: Path) -> Path:
     command = [sys.executable, "-B", "-m", "sglang_lz", "build", "--out", str(files)]
     command += ["--python", target.pin.python, "--arch", target.pin.arch]
-    command += ["--flavour", target.flavour, "--upstream", target.lock.version]
+    command += ["--flavour", target.flavour]
     command += ["--cache", str(CACHE / "upstream")]
     env = os.environ | {"PYTHONPATH": str(source / "python")}
     # Its output must not be part of ours.
@@ -178,7 +169,7 @@ def _build(target: Target, source: Path, files: Path) -> Path:
 
 
 def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) -> None:
-    """Write the SBOMs of each release's images; the CPU image has the wheel for its own Python."""
+    """Write the SBOMs of the images; the CPU image has the wheel for its own Python."""
     for lock in dict.fromkeys(target.lock for target in todo):
         version = lock.local_version(lock.revision, "cuda")
         wheels = [

@@ -41,7 +41,7 @@ examples:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the arguments: `out`, `key`, `new_key`, `only` and `upstream`."""
+    """Return the arguments: `out`, `key`, `new_key` and `only`."""
     parser = argparse.ArgumentParser(
         prog="scripts/release",
         description=DESCRIPTION,
@@ -71,9 +71,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--only",
         metavar="WORD,WORD",
         help="make only the wheels of these Pythons (cp311), machines (x86_64), flavours (cpu)",
-    )
-    parser.add_argument(
-        "--upstream", metavar="VERSION", help="only for this release of upstream (default: all)"
     )
     return parser.parse_args(arguments)
 

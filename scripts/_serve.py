@@ -13,7 +13,6 @@ from pathlib import Path
 import _supervise
 from _environment import (
     Environment,
-    choose_release,
     detect_flavour,
     main,
     parse_flavour,
@@ -22,14 +21,12 @@ from _environment import (
 )
 
 USAGE = """\
-usage: scripts/serve [--flavour cpu|cuda] [--upstream VERSION] [--end-loops] [--playground]
-                     [argument ...]
+usage: scripts/serve [--flavour cpu|cuda] [--end-loops] [--playground] [argument ...]
 
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
 
   --flavour cpu|cuda   default: cuda on a machine with an NVIDIA GPU, else cpu
-  --upstream VERSION   the release of SGLang; default: the newest of those in patches/releases
 
   --end-loops          end loops in every request that says nothing else: the recommended lz_penalty
                        and lz_onset, and the loop guard (in --preferred-sampling-params, where your
@@ -44,7 +41,6 @@ Its own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)
   SGLANG_LZ_FLAVOUR    as --flavour
-  SGLANG_LZ_UPSTREAM   as --upstream
   SGLANG_LZ_HOST       as --host (default: 127.0.0.1)
   SGLANG_LZ_PORT       as --port (default: 30000)
   HF_HOME              where downloaded models are (default: inside the checkout)
@@ -60,9 +56,8 @@ def serve(arguments: list[str]) -> int:
         return 0
     began = time.monotonic()
     wanted, rest = split_option("--flavour", arguments)
-    upstream, rest = split_option("--upstream", rest)
     flavour = detect_flavour(os.environ) if wanted is None else parse_flavour(wanted, "--flavour")
-    environment = Environment(flavour, choose_release(upstream))
+    environment = Environment(flavour)
     environment.set_up()
     what = f"the {flavour} flavour of SGLang {environment.release}"
     say(f"ready to launch {what} after {time.monotonic() - began:.1f} s")

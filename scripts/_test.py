@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 
@@ -15,30 +14,24 @@ from _environment import (
     FULL,
     Environment,
     SetupError,
-    choose_release,
     detect_flavour,
-    digest,
     main,
-    releases,
     say,
-    sources_of_compiled,
-    split_option,
 )
 
 MOST_WORKERS = 4
 """Tests that run at the same time: each may have a server, of up to two cores and 3 GB."""
 
 USAGE = """\
-usage: scripts/test [--upstream VERSION] [quick|all|full|containers|gpu] [argument of pytest ...]
-       scripts/test [--upstream VERSION] FILE|FOLDER|TEST ... [argument of pytest ...]
+usage: scripts/test [quick|all|full|containers|gpu] [argument of pytest ...]
+       scripts/test FILE|FOLDER|TEST ... [argument of pytest ...]
 
 Set up the patched SGLang inside this checkout, CPU flavour, and check the patches, the installed
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
   quick       without tests/server, which start real servers, without images and what else is slow
-  all         also the images, clients of other projects and short runs of the benchmarks, and then,
-              on the other releases of SGLang in patches/releases, the patches and the contract;
-              this is what continuous integration runs
+  all         also the images, clients of other projects and short runs of the benchmarks; this is
+              what continuous integration runs
   full        everything: each test of a server on all servers that it names, instead of the first
               (tests/server/configurations.py), more examples, fuzzing, and a short soak; a release
               is signed only after it. A missing program is an error here
@@ -61,8 +54,6 @@ Arguments of pytest, such as a test file or -k, apply to the tests only; -m repl
 slow tests out of quick, and those of full out of the others. The tests run on up to 4 cores,
 those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
 them.
-
-  --upstream VERSION   on this release of SGLang, one of patches/releases; also SGLANG_LZ_UPSTREAM
 """
 
 
@@ -72,7 +63,6 @@ DEFAULT = "default"
 NAMED = "named"
 """The mode that has no word: tests are named."""
 UNIT = ROOT / "tests" / "unit"
-CONTRACT = ("modes", "transforms", "proper_tokens", "guard", "surface", "refusals")
 ONLY_ALL = (
     *(tools.tests for tools in _tools.ALL),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
@@ -91,22 +81,6 @@ GPU = (
 )
 """What `gpu` runs, with LZ_TEST_DEVICE=cuda: without a network, pytest can run the same in any
 environment that has our wheel."""
-OLDER = {
-    "all": (
-        *("tests/patches", "tests/server/test_modes.py", "-m", "not (full or every_server)"),
-        *("-k", "not (mixed-chunk or chunked or tiny-pool)"),
-    ),
-    "full": (
-        *("tests/patches", *(f"tests/server/test_{name}.py" for name in CONTRACT), "-k"),
-        "not (tp2 or pp2 or dp2 or dp-attention or disaggregated or adaptive or tiny-pool"
-        " or chunked or (eagle and not (tree or sglang)))",
-    ),
-}
-"""What `all` and `full` run of an older release: the patches and the contract on one server of each
-kind, and in `full` also every endpoint and what else changes logits or ends outputs, in all modes
-but those that differ in nothing that a patch touches: chunks are in `mixed-chunk`, chains of drafts
-in `eagle-tree`."""
-
 COMPILE = """
 import threading
 import torch
@@ -159,40 +133,29 @@ def test(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    upstream, rest = split_option("--upstream", arguments)
-    mode, rest = split_mode(rest)
+    mode, rest = split_mode(arguments)
     if mode == "gpu":
-        return _test_gpu(choose_release(upstream), rest)
-    environments = [Environment("cpu", choose_release(upstream))]
-    if mode in ("all", "full") and environments[0].release == releases()[0]:
-        environments += [Environment("cpu", release) for release in releases()[1:]]
-    is_everything = mode == "full" and not rest and len(environments) == len(releases())
-    commit = commit_of_checkout() if is_everything else ""
-    for environment in environments:
-        # The others borrow the tools, and nothing compares them with a stock SGLang.
-        is_first = environment is environments[0]
-        environment.set_up(
-            tests=is_first,
-            clients=is_first and needs_clients(mode, rest),
-            package_of_checkout=imports_checkout(mode, rest),
-        )
+        return _test_gpu(rest)
+    environment = Environment("cpu")
+    commit = commit_of_checkout() if mode == "full" and not rest else ""
+    environment.set_up(
+        tests=True,
+        clients=needs_clients(mode, rest),
+        package_of_checkout=imports_checkout(mode, rest),
+    )
     if mode not in ("quick", DEFAULT):
         _tools.install(_tools.needed(["tests/deploy"] if mode == "containers" else rest))
-    status = 0
-    for environment in environments:
-        with environment.temporary_folder():
-            check = _check if environment is environments[0] else _check_older
-            found = check(environment, mode, rest)
-            status = status or found
+    with environment.temporary_folder():
+        status = _check(environment, mode, rest)
     if commit and status == 0 and commit_of_checkout() == commit:
         FULL.write_text(commit)
     return status
 
 
-def _test_gpu(release: str, arguments: list[str]) -> int:
+def _test_gpu(arguments: list[str]) -> int:
     if detect_flavour(os.environ) != "cuda":
         raise SetupError("`scripts/test gpu` needs an NVIDIA GPU, and there is none here.")
-    environment = Environment("cuda", release)
+    environment = Environment("cuda")
     environment.set_up(tests=True)
     with environment.temporary_folder():
         env = variables(environment, "gpu") | {"LZ_TEST_DEVICE": "cuda"}
@@ -269,29 +232,6 @@ def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
     if failed:
         say(f"failed besides the tests: {', '.join(failed)}")
     return status or int(bool(failed))
-
-
-def _check_older(environment: Environment, mode: str, arguments: list[str]) -> int:
-    """Run the checks of `all` or `full` for a release that is not the newest."""
-    say(f"SGLang {environment.release}")
-    env = variables(environment, mode)
-    doctor = [str(environment.python), "-m", "sglang_lz", "doctor"]
-    status = _supervise.run(doctor, env=env, cwd=ROOT)
-    _lend_compiled(Environment("cpu"), environment)
-    _compile(environment, env)
-    tests = [*workers(mode, []), *selection(mode), *OLDER[mode], *arguments]
-    return status or _pytest(environment, env, tests)
-
-
-def _lend_compiled(lender: Environment, borrower: Environment) -> None:
-    """Copy what numba has compiled of a package that is installed in both; it takes minutes."""
-    own, other = (environment.packages / "sglang_lz" for environment in (lender, borrower))
-    if digest(own, sources_of_compiled(own)) != digest(other, sources_of_compiled(other)):
-        return
-    for compiled in own.rglob("__pycache__/*.nb[ci]"):
-        to = other / compiled.relative_to(own)
-        to.parent.mkdir(exist_ok=True)
-        shutil.copyfile(compiled, to)
 
 
 def _compile(environment: Environment, env: dict[str, str]) -> None:

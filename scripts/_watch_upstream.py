@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _checkout import ROOT
-from _environment import CACHE, SetupError, main, releases, say, split_option
+from _environment import CACHE, PATCHES, SetupError, main, say, split_option
+from sglang_lz.distribution.sources import release
 
 USAGE = """\
 usage: scripts/watch-upstream [--version VERSION] [--report FILE]
@@ -126,7 +127,7 @@ def look_at(version: str, folder: Path) -> Iterator[Step]:
     yield bump
     if bump.status:
         return
-    test = [str(folder / "scripts" / "test"), "--upstream", version]
+    test = [str(folder / "scripts" / "test")]
     yield run("building it, and the quick tests", [*test, *QUICK], folder)
     yield run("the contract on one server", [*test, *SERVER], folder)
 
@@ -181,12 +182,16 @@ def watch(arguments: list[str]) -> int:
     folder = CACHE / f"watch-{version}"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        if version not in releases():
+        if version != release(PATCHES):
             steps += look_at(version, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     steps.append(audit())
-    known = "the patches are for it" if version in releases() else "the patches are not for it yet"
+    known = (
+        "the patches are for it"
+        if version == release(PATCHES)
+        else "the patches are not for it yet"
+    )
     text = f"# SGLang {version}: {known}\n\n" + "\n".join(step.markdown() for step in steps)
     print(text, flush=True)
     if report:

@@ -22,7 +22,6 @@ from sglang_lz.fields import repetition
 from sglang_lz.fields.refusal import Refusal
 from sglang_lz.fields.repetition import END_THINKING, STOP, RepetitionDetection
 from sglang_lz.loops.detector import Detector, Loop
-from sglang_lz.server.upstream import describes_thinking
 
 
 class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
@@ -117,7 +116,7 @@ def guard_thinking(req: Any, manager: Any) -> None:
     grammar = req.grammar
     if not isinstance(grammar, ReasonerGrammarObject) or (
         # This kind of grammar also covers outputs without a section, and decides what ends it.
-        describes_thinking(grammar)
+        grammar.reasoning_in_grammar and grammar.grammar is not None
     ):
         why = "this grammar describes the thinking section itself"
         refusal = Refusal(f"{repetition.FIELD}.action", f'"{STOP}"', "here", why)

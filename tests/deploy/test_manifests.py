@@ -36,7 +36,7 @@ from deployment import (
     probe_paths,
     read_query,
 )
-from releases import FOLDER, RELEASES
+from releases import PATCHES
 from sglang_lz.distribution.lock import Lock
 from sglang_lz.distribution.serve import RECOMMENDED, without_end_loops
 
@@ -45,7 +45,7 @@ KUBERNETES = ("1.30", "1.37")
 UID = 10001
 PORT = 30000
 
-LOCK = Lock.load(FOLDER / RELEASES[0] / "upstream.lock")
+LOCK = Lock.load(PATCHES / "upstream.lock")
 
 
 def image(flavour: str) -> str:

@@ -62,7 +62,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (world.patches / "series").write_text("# The order matters.\n\n" + "\n".join(EDITS) + "\n")
     write_lock(world.patches / "upstream.lock", world.wheel)
     (world.patches / "judged").write_text("algorithm NGRAM\nargument model_path\n")
-    world.releases.write_text("# Newest first.\n0.5.23\n")
     world.site(world.wheel, "installed")
     return root
 

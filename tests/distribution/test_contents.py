@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import zipfile
 from collections.abc import Iterator
@@ -12,13 +11,11 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from distribution.world import SOURCE, World
-from releases import FOLDER, RELEASES
+from releases import PATCHES
 from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 
 pytestmark = pytest.mark.slow
-
-PATCHES = [FOLDER / release for release in RELEASES]
 
 
 def package_names(wheel: Path) -> set[str]:
@@ -86,8 +83,7 @@ def uses_of_left_out(flavour: str) -> set[str]:
         for name, text in package_files(flavour, groups).items()
         if name.endswith(".py")
     }
-    patches = (PatchSet.load(folder).select(groups).patches for folder in PATCHES)
-    for patch in itertools.chain.from_iterable(patches):
+    for patch in PatchSet.load(PATCHES).select(groups).patches:
         named[patch.name] = "\n".join(re.findall(r"^\+.*", patch.data.decode(), re.MULTILINE))
     modules = [path.rstrip("/").removesuffix(".py").replace("/", ".") for path in NOT_FOR_CUDA]
     left_out = re.compile(rf"\bsglang_lz\.({'|'.join(map(re.escape, modules))})\b")

@@ -23,12 +23,9 @@ from distribution.world import (
     PYTHON,
     SOURCE,
     TAGS,
-    UPSTREAM,
     World,
     git,
     snapshot,
-    write_lock,
-    write_upstream_wheel,
 )
 
 pytestmark = pytest.mark.slow
@@ -60,7 +57,7 @@ class Release:
 
 def commit(world: World, when: int) -> Path:
     """Make the world's checkout a repository with one commit, its files last changed at `when`."""
-    checkout = world.releases.parents[1]
+    checkout = world.checkout
     for folder in ("scripts", "docker"):
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, checkout / folder, ignore=skipped)
@@ -78,7 +75,7 @@ def commit(world: World, when: int) -> Path:
 
 def run(world: World, *arguments: object, password: str = "") -> subprocess.CompletedProcess[str]:
     """Run scripts/release of the world's checkout, in the environment of the tests."""
-    checkout = world.releases.parents[1]
+    checkout = world.checkout
     env = os.environ | {
         "PYTHONPATH": str(checkout / "python"),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -262,7 +259,7 @@ def test_provenance(released: Release) -> None:
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"] == {"command": ["scripts/release"]}
     inputs = {part["name"]: part["digest"] for part in definition["resolvedDependencies"]}
-    checkout = released.world.releases.parents[1]
+    checkout = released.world.checkout
     assert inputs.pop("sglang-lz") == {"gitCommit": git(checkout, "rev-parse", "HEAD").strip()}
     upstream = inputs.pop(released.world.wheel.name)
     assert upstream["sha256"] == hashlib.sha256(released.world.wheel.read_bytes()).hexdigest()
@@ -274,7 +271,7 @@ def test_provenance(released: Release) -> None:
 
 def test_only(committed: World) -> None:
     out = committed.root / "out"
-    done = run(committed, "--only", f"cpu,{PYTHON}", "--upstream", "0.5.23", "--out", out)
+    done = run(committed, "--only", f"cpu,{PYTHON}", "--out", out)
     assert done.returncode == 0, done.stderr
     assert [file.name for file in out.glob("*.whl")] == [CPU]
     statement = json.loads((out / "provenance.json").read_text())
@@ -282,48 +279,14 @@ def test_only(committed: World) -> None:
         "scripts/release",
         "--only",
         f"cpu,{PYTHON}",
-        "--upstream",
-        "0.5.23",
     ]
-
-
-def test_two_upstream_releases(world: World) -> None:
-    older = world.wheel.with_name(world.wheel.name.replace("0.5.23", "0.5.22"))
-    files = {
-        path.replace("0.5.23", "0.5.22"): text.replace("0.5.23", "0.5.22").replace("23)", "22)")
-        for path, text in UPSTREAM.items()
-    }
-    write_upstream_wheel(older, files)
-    patches = shutil.copytree(world.patches, world.patches.with_name("0.5.22"))
-    write_lock(patches / "upstream.lock", older, version="0.5.22")
-    world.releases.write_text("0.5.23\n0.5.22\n")
-    commit(world, 1_200_000_000)
-    shutil.copy(older, world.cache)
-    out = world.root / "out"
-    done = run(world, "--only", "cpu", "--out", out)
-    assert done.returncode == 0, done.stderr
-    old = CPU.replace("0.5.23", "0.5.22")
-    assert {file.name for file in out.iterdir() if file.name not in SIGNED} == {
-        "provenance.json",
-        *(f"{name}{end}" for name in (CPU, old) for end in ("", ".cdx.json")),
-        *(name.replace("0.5.23", version) for name in IMAGES for version in ("0.5.23", "0.5.22")),
-    }
-    (ancestor,) = json.loads((out / f"{old}.cdx.json").read_text())["metadata"]["component"][
-        "pedigree"
-    ]["ancestors"]
-    assert sha256(ancestor) == hashlib.sha256(older.read_bytes()).hexdigest()
-    statement = json.loads((out / "provenance.json").read_text())
-    assert [part["name"] for part in statement["subject"]] == [CPU, old]
-    out = world.root / "newest"
-    assert run(world, "--upstream", "0.5.23", "--only", "cpu", "--out", out).returncode == 0
-    assert [file.name for file in out.glob("*.whl")] == [CPU]
 
 
 # What is refused
 
 
 def test_changed_checkout(committed: World) -> None:
-    checkout = committed.releases.parents[1]
+    checkout = committed.checkout
     (committed.package / "new.py").write_text("")
     assert "new.py differs from the commit" in refused(committed)
     (checkout / ".gitignore").write_text("")
@@ -335,7 +298,6 @@ def test_changed_checkout(committed: World) -> None:
     [
         (["--only", "cpu,windows,m68k"], "--only has m68k, windows; it takes of cp311, cp312"),
         (["--only", "aarch64" if TAGS.endswith("x86_64") else "x86_64"], "No wheel of upstream"),
-        (["--upstream", "0.1"], "0.1"),
         (["--out", "wheels"], "wheels exists; a release is never overwritten"),
         (["--key", "none.key"], "none.key: No such file"),
         (["--key", "wheels/../checkout/.gitignore"], "cannot be used (invalid number of lines)"),
@@ -351,7 +313,7 @@ def test_wrong_password(released: Release, committed: World) -> None:
 
 
 def test_what_was_not_tested_whole_is_not_signed(released: Release, committed: World) -> None:
-    tested = committed.releases.parents[1] / ".cache" / "full"
+    tested = committed.checkout / ".cache" / "full"
     tested.write_text("0123")
     said = refused(committed, "--key", released.secret, password=PASSWORD)
     assert "--key signs what `scripts/test full` has tested" in said
@@ -362,7 +324,7 @@ def test_what_was_not_tested_whole_is_not_signed(released: Release, committed: W
 
 
 def test_failed_build_leaves_nothing(committed: World) -> None:
-    (file,) = (committed.releases.parents[1] / ".cache" / "upstream").iterdir()
+    (file,) = (committed.checkout / ".cache" / "upstream").iterdir()
     file.write_bytes(b"another wheel")
     assert f"{CPU} could not be built" in refused(committed)
 
@@ -392,7 +354,7 @@ def test_whole(released: Release) -> None:
     wheel = ["wheel", "seal", "RECORD", "version", "files", "package", "patches", "file name"]
     file = ["sha256", "SBOM", "provenance", *wheel]
     assert names == ["signature", *file, "sha256", *file]
-    head = git(released.world.releases.parents[1], "rev-parse", "HEAD").strip()
+    head = git(released.world.checkout, "rev-parse", "HEAD").strip()
     assert f"signed: sglang-lz 0.5.23+lz1, commit {head}" in said
 
 

@@ -167,12 +167,12 @@ class World:
     env: dict[str, str] = field(default_factory=dict)
 
     @property
-    def releases(self) -> Path:
-        return self.root / "checkout" / "patches" / "releases"
+    def checkout(self) -> Path:
+        return self.root / "checkout"
 
     @property
     def patches(self) -> Path:
-        return self.releases.parent / "0.5.23"
+        return self.checkout / "patches" / "0.5.23"
 
     @property
     def cache(self) -> Path:

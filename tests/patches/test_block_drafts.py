@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from releases import RELEASE, RELEASES
 from sglang_lz.proper import drafts as forcing
 from sglang_lz.sampling import has_penalty
 
@@ -42,16 +41,13 @@ def sampling_info(rows: int, min_p: float) -> Any:
 def test_only_a_batch_without_a_penalty_takes_the_short_cut(
     fields: dict[str, float], greedy: bool
 ) -> None:
-    """It leaves the logits on the ranks; 0.5.22 has none."""
+    """It leaves the logits on the ranks."""
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
     reqs = [make_request([5, 6], **(LZ | {"lz_penalty": 0.0} | given)) for given in ({}, fields)]
     batch: Any = SimpleNamespace(reqs=reqs, has_grammar=False, return_logprob=False)
     assert has_penalty(batch) is bool(fields)
-    can_skip = getattr(DFlashWorkerV2, "_can_skip_verify_logits", None)
-    if can_skip is None:
-        assert RELEASES[0] != RELEASE
-        return
+    can_skip = DFlashWorkerV2._can_skip_verify_logits
     info = sampling_info(2, 0.0)
     info.is_all_greedy, info.sampling_mask_batch_indices = greedy, None
     worker: Any = SimpleNamespace(_selector_sample=None)
@@ -63,16 +59,13 @@ def test_only_a_batch_without_a_penalty_takes_the_short_cut(
 def test_what_a_cuda_graph_ignores_is_not_accepted_in_it(
     fields: dict[str, float], min_p: float
 ) -> None:
-    """DSPARK's graph samples by the temperature only; 0.5.22 has none."""
+    """DSPARK's graph samples by the temperature only."""
     from sglang.srt.speculative.dspark_components import dspark_verify
     from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
 
     reqs = [make_request([5, 6], **(LZ | {"lz_penalty": 0.0} | given)) for given in ({}, fields)]
     batch: Any = SimpleNamespace(reqs=reqs, has_grammar=False)
-    eligible = getattr(DSparkWorkerV2, "_sampling_graph_eligible", None)
-    if eligible is None:
-        assert RELEASES[0] != RELEASE
-        return
+    eligible = DSparkWorkerV2._sampling_graph_eligible
     info = sampling_info(2, min_p)
     worker: Any = SimpleNamespace(
         _sampling_accept_graph=SimpleNamespace(),

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from releases import RELEASE, RELEASES
-
 ROWS, HIDDEN = 3, 128
 
 
@@ -85,8 +83,6 @@ def test_nobody_else_makes_logits() -> None:
         return {str(path.relative_to(root)) for path in sources if found.search(sources[path])}
 
     made = holding(r"\bLogitsProcessorOutput\(")
-    assert made <= set(MAKERS)
-    # Older releases lack some.
-    assert made == set(MAKERS) or RELEASES[0] != RELEASE
+    assert made == set(MAKERS)
     own_steps = r"def (_get_logits|_copy_logits_to_buffer|_gather_softcap_fused)\("
     assert holding(own_steps) == {"layers/logits_processor.py"}

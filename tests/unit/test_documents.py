@@ -15,7 +15,7 @@ import pytest
 from _docs import BLOCKS, with_blocks
 from bench.guard import tables as guard_tables
 from bench.penalties import tables as penalty_tables
-from releases import FOLDER, RELEASES
+from releases import PATCHES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.fields.repetition import RECOMMENDED
@@ -24,7 +24,6 @@ from soak import tables as soak_tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/sglang_lz"
-PATCHES = [FOLDER / release for release in RELEASES]
 PAGES = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")),
     *sorted(ROOT.glob("docs/*.md")),
@@ -113,7 +112,7 @@ def test_every_attribute_of_ours_is_in_the_list_of_attributes() -> None:
 
 
 def test_notice_lists_every_changed_file() -> None:
-    patches = [patch for folder in PATCHES for patch in PatchSet.load(folder).patches]
+    patches = PatchSet.load(PATCHES).patches
     both = FLAVOUR_GROUPS["cuda"]
     lz = {c.path for p in patches if p.group in both for c in p.changes}
     cpu = {c.path for p in patches if p.group not in both for c in p.changes}

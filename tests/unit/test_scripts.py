@@ -246,7 +246,6 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
     assert run_tests.test(arguments) == 0
     pytest_alone = ["pytest", f"--basetemp={environment.CACHE / 'pytest'}"]
     tests = [[run_tests.COMPILE], pytest_alone]
-    older = [["sglang_lz", "doctor"], *tests] * (len(environment.releases()) - 1)
     assert [command[:2] for command in calls.commands] == [
         ["ruff", "check"],
         ["ruff", "format"],
@@ -254,16 +253,11 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
         ["sglang_lz", "check"],
         ["sglang_lz", "doctor"],
         *tests,
-        *(older if {"all", "full"} & {*arguments} else []),
     ]
     assert "-n" in calls.commands[-1]
     assert "PYTHONPATH" not in calls.env
-    is_last_with_tests = not {"all", "full"} & {*arguments}
-    assert calls.set_up == {
-        "tests": is_last_with_tests,
-        "clients": False,
-        "package_of_checkout": False,
-    }
+    clients = bool({"all", "full"} & {*arguments})
+    assert calls.set_up == {"tests": True, "clients": clients, "package_of_checkout": False}
 
 
 @pytest.mark.parametrize(
@@ -272,11 +266,9 @@ def test_whole_runs_check_style_and_types_and_the_wheel(calls: Calls, arguments:
         (["full"], "passed"),
         (["full"], "failed"),
         (["full"], "passed with changes"),
-        (["full"], "passed on another release"),
         (["full"], "passed while a commit was made"),
         (["full"], "passed without a repository"),
         (["full", "-k", "window"], "passed"),
-        (["--upstream", environment.releases()[-1], "full"], "passed"),
         (["all"], "passed"),
     ],
 )
@@ -299,8 +291,6 @@ def test_a_commit_that_passed_whole_is_recorded(
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     if outcome == "passed with changes":
         (checkout / "change").write_text("")
-    elif outcome == "passed on another release":
-        monkeypatch.setenv("SGLANG_LZ_UPSTREAM", environment.releases()[-1])
     elif outcome == "passed while a commit was made":
         monkeypatch.setattr(tools, "install", lambda _: subprocess.run(commit, check=True))
     elif outcome == "passed without a repository":
@@ -335,12 +325,11 @@ def test_clients_are_installed_where_their_tests_run(
         environment.Environment, "set_up", lambda _, **options: asked.append(options["clients"])
     )
     assert run_tests.test(arguments) == 0
-    assert asked == [are_needed] + [False] * (len(asked) - 1)
+    assert asked == [are_needed]
     assert (tools.ROOT / tools.CLIENTS.tests).exists()
 
 
 def test_clients_are_installed_once_and_by_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For an older release, too, whose environment borrows the newest one's packages."""
     done: list[str] = []
     monkeypatch.setattr(
         environment, "do_steps", lambda steps, _: done.extend(str(step.stamp) for step in steps)
@@ -349,9 +338,8 @@ def test_clients_are_installed_once_and_by_their_hashes(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         environment.Environment, "_run", lambda _, command, __: commands.append(command)
     )
-    for release in environment.releases():
-        environment.Environment("cpu", release).set_up(clients=True)
     newest = environment.Environment("cpu")
+    newest.set_up(clients=True)
     step = newest._clients_step()
     assert {stamp for stamp in done if stamp.endswith("clients")} == {str(step.stamp)}
     monkeypatch.setattr(environment.shutil, "rmtree", lambda *_, **__: None)
@@ -360,24 +348,6 @@ def test_clients_are_installed_once_and_by_their_hashes(monkeypatch: pytest.Monk
     assert made[-1] == str(environment.CLIENTS)
     assert installed[0] == str(environment.CLIENTS / "bin" / "python")
     assert "--require-hashes" in installed
-
-
-def test_another_release_is_tested_alone(calls: Calls) -> None:
-    release = environment.releases()[-1]
-    assert run_tests.test(["--upstream", release, "all", "-x"]) == 0
-    assert calls.env["SGLANG_LZ_UPSTREAM"] == release
-    assert [command[0] for command in calls.commands].count("pytest") == 1
-    assert calls.commands[-1][-1] == "-x"
-    with pytest.raises(environment.DistError, match=r"--upstream is '0.1'; this sglang-lz has "):
-        run_tests.test(["--upstream", "0.1"])
-
-
-def test_each_release_has_an_environment_of_its_own() -> None:
-    newest, *older = environment.releases()
-    assert environment.Environment("cpu").folder == environment.ROOT / ".venv" / "cpu"
-    assert environment.Environment("cpu", newest).folder == environment.ROOT / ".venv" / "cpu"
-    folders = {environment.Environment("cpu", release).stock for release in (newest, *older)}
-    assert len(folders) == 1 + len(older)
 
 
 def test_format_mends_and_checks_all(calls: Calls) -> None:
@@ -476,7 +446,6 @@ def test_only_a_changed_package_is_no_reason_for_a_wheel_where_the_checkouts_is_
     for name in ("patches/1.0/upstream.lock", "python/a.py", "python/cpu/requirements.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "patches" / "releases").write_text("1.0\n")
 
     def is_done(*, package_of_checkout: bool) -> bool:
         made = environment.Environment("cpu")

@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 def test_nothing_is_new(asked: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    newest = watch.releases()[0]
+    newest = watch.release(watch.PATCHES)
     titles = asked(versions=(0, f"sglang ({newest})\n"), pip_audit=(0, AUDITED))
     assert watch.watch(["--report", str(tmp_path / "report.md")]) == 0
     out = capsys.readouterr().out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,21 +14,20 @@ from . import carry, workspace
 from .carry import Carried
 from .errors import DistError
 from .fetch import download, fetch, made, pin_version, sha256
-from .files import replace_all
+from .files import remove_empty, replace_all
 from .gitapply import transform
-from .lint import differences, lint_patches
+from .lint import lint_patches
 from .lock import NAME, Lock, WheelPin
 from .modes import JUDGED, judged, modes
 from .names import undefined
-from .patchset import SELECTIONS, PatchSet, read_absent
+from .patchset import SELECTIONS, PatchSet
 from .sources import (
     LOCK,
     PACKAGE,
-    RELEASES,
     checkout_patches_dir,
     parse_release,
+    release,
     release_dir,
-    releases,
 )
 from .uses import Release, Uses, missing
 from .wheelfile import Wheel
@@ -45,13 +43,11 @@ OURS = ("python/sglang_lz", "tests")
 class State:
     """The progress of carrying the patches.
 
-    ``done`` maps each finished patch to how it was carried, ``absent`` maps each patch that the
-    release does not need to the reason, and ``stopped`` is the patch that needs manual work.
+    ``done`` maps each finished patch to how it was carried, and ``stopped`` is the patch that needs
+    manual work.
     """
 
-    old: str
     done: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
 
     def save(self, tree: Path) -> None:
@@ -59,7 +55,7 @@ class State:
         (tree / STATE).write_text(json.dumps(dataclasses.asdict(self), indent=1), "utf-8")
 
 
-def dry_run(version: str, old: str, cache: Path, say: Say) -> int:
+def dry_run(version: str, cache: Path, say: Say) -> int:
     """Carry every patch that can be carried into a temporary work tree.
 
     Prints a table and any other problems with the release. Changes nothing.
@@ -70,46 +66,47 @@ def dry_run(version: str, old: str, cache: Path, say: Say) -> int:
     lock = _lock_of_one(parse_release(version), cache, say)
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         tree = Path(folder) / "tree"
-        _make_tree(tree, lock, old, cache, say)
+        _make_tree(tree, lock, cache, say)
         rows = []
         for name, commit in carry.commits(tree):
             rows.append(carry.carry(tree, name, commit))
             if rows[-1].status == "conflict":
                 carry.abort(tree)
         print("\n".join(map(str, rows)))
-        absent = {row.name: "" for row in rows if row.status in ("conflict", "there already")}
-        notes = [*_wrong(tree, old, absent), *_to_do(lock, old, cache, say)]
+        notes = [*_wrong(tree), *_to_do(lock, cache, say)]
     counts = {row.status: sum(other.status == row.status for other in rows) for row in rows}
-    print(f"\n{old} to {version}: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    print(
+        f"\n{release()} to {version}: " + ", ".join(f"{n} {status}" for status, n in counts.items())
+    )
     for note in notes:
         print(note)
     return 1 if notes or "conflict" in counts else 0
 
 
-def begin(version: str, old: str, tree: Path, cache: Path, say: Say) -> int:
-    """Carry the patches of release ``old`` to ``version`` in the new folder ``tree``.
+def begin(version: str, tree: Path, cache: Path, say: Say) -> int:
+    """Carry the patches to release ``version`` in the new folder ``tree``.
 
     Returns:
-        0 if patches/``version`` was written, 1 if manual work is needed.
+        0 if patches/``version`` has replaced the old folder, 1 if manual work is needed.
     """
-    root = checkout_patches_dir() / parse_release(version)
-    if root.exists():
-        raise DistError(f"{root} exists already; delete it, and its line in {RELEASES}, first.")
+    checkout_patches_dir()
+    if parse_release(version) == release():
+        raise DistError(f"The patches are for {NAME} {version} already.")
     lock = pin_version(version, cache, say)
-    _make_tree(tree, lock, old, cache, say)
+    _make_tree(tree, lock, cache, say)
     (tree / STATE_LOCK).write_text(lock.dump(), "utf-8")
-    state = State(old)
+    state = State()
     state.save(tree)
     return _go_on(tree, state, cache, say)
 
 
-def resume(version: str, tree: Path, skip: str | None, cache: Path, say: Say) -> int:
+def resume(version: str, tree: Path, skip: bool, cache: Path, say: Say) -> int:
     """Continue after a conflict has been resolved by hand or, with ``skip``, without that patch.
 
     Args:
         version: the release, which must be the one the tree was made for.
         tree: the folder in which `begin` stopped.
-        skip: why the release does not need the patch.
+        skip: whether to leave the patch out, because the release does not need it.
         cache: the folder for downloaded wheels.
         say: receives a line about each action.
     """
@@ -123,18 +120,17 @@ def resume(version: str, tree: Path, skip: str | None, cache: Path, say: Say) ->
     return _go_on(tree, state, cache, say)
 
 
-def _settle(tree: Path, state: State, name: str, skip: str | None) -> None:
+def _settle(tree: Path, state: State, name: str, skip: bool) -> None:
     if skip:
         if carry.in_progress(tree):
             carry.run(tree, "cherry-pick", "--skip")
-        state.absent[name] = " ".join(skip.split())
     elif files := carry.unfinished(tree):
         raise DistError(f"{files[0]} is not settled; edit it, and `git add` it in {tree}.")
     elif carry.in_progress(tree):
         carry.finish(tree)
     if not skip and name not in carry.carried(tree):
-        raise DistError(f"{name} is in no commit of {tree}; say why with --skip REASON.")
-    state.done[name] = "absent" if skip else "by hand"
+        raise DistError(f"{name} is in no commit of {tree}; leave it out with --skip.")
+    state.done[name] = "left out" if skip else "by hand"
     state.stopped = None
     state.save(tree)
 
@@ -151,23 +147,21 @@ def _go_on(tree: Path, state: State, cache: Path, say: Say) -> int:
             state.save(tree)
             _tell_conflict(tree, row, lock.version)
             return 1
-        if row.status == "there already":
-            state.absent[name] = f"{NAME} {lock.version} does it by itself"
         state.done[name] = row.status
         state.save(tree)
-    if wrong := list(_wrong(tree, state.old, state.absent)):
+    if wrong := list(_wrong(tree)):
         print("\n".join(wrong))
         print(
             f"Nothing was written. Mend the commits in {tree} (git commit --amend, git rebase -i "
             f"{workspace.BASE}), then\n  sglang-lz bump {lock.version} --continue --tree {tree}"
         )
         return 1
-    _write(tree, lock, state, cache, say)
-    to_do = list(_to_do(lock, state.old, cache, say))
+    to_do = list(_to_do(lock, cache, say))
+    _write(tree, lock, cache, say)
     print("\n".join(to_do))
     print(
         f"patches/{lock.version} is written{': see to the lines above' if to_do else ''}. Next:\n"
-        f"  sglang-lz check\n  scripts/test --upstream {lock.version} full"
+        f"  sglang-lz check\n  scripts/test full"
     )
     return 0
 
@@ -181,15 +175,13 @@ def _tell_conflict(tree: Path, row: Carried, version: str) -> None:
         f"  git -C {tree} add --all\n"
         f"  sglang-lz bump {version} --continue --tree {tree}\n"
         "or, where this release does not need the patch,\n"
-        f"  sglang-lz bump {version} --continue --tree {tree} --skip 'why it does not'"
+        f"  sglang-lz bump {version} --continue --tree {tree} --skip"
     )
 
 
 def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
     """A lock for the one wheel that is examined, of a release that may not be pinned yet."""
-    if (release_dir(version) / LOCK).exists():
-        return Lock.load(release_dir(version) / LOCK)
-    here = Lock.load(release_dir(releases()[0]) / LOCK).select()
+    here = Lock.load(release_dir() / LOCK).select()
     with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
         say(f"fetching {NAME} {version}")
         file = download(version, here.python, here.arch, Path(folder))
@@ -198,12 +190,12 @@ def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
     return Lock(version, 1, (pin,))
 
 
-def _make_tree(tree: Path, lock: Lock, old: str, cache: Path, say: Say) -> None:
+def _make_tree(tree: Path, lock: Lock, cache: Path, say: Say) -> None:
     """Make an unpatched work tree of the release, with the old release's commits on a branch."""
-    old_lock = Lock.load(release_dir(old) / LOCK)
+    old_lock = Lock.load(release_dir() / LOCK)
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         other = Path(folder) / "old"
-        patches = PatchSet.load(release_dir(old))
+        patches = PatchSet.load(release_dir())
         for one, commits, place in ((old_lock, patches, other), (lock, PatchSet(()), tree)):
             with Wheel(fetch(one, one.select(), cache, say)) as wheel:
                 say(f"unpacking {NAME} {one.version}")
@@ -213,7 +205,7 @@ def _make_tree(tree: Path, lock: Lock, old: str, cache: Path, say: Say) -> None:
         carry.run(tree, "fetch", "--quiet", "--no-tags", str(other), *names)
 
 
-def _wrong(tree: Path, old: str, absent: dict[str, str]) -> Iterator[str]:
+def _wrong(tree: Path) -> Iterator[str]:
     """Yield the problems with the commits of a work tree, one line each."""
     for file in carry.run(tree, "diff", "--name-only", workspace.BASE, "HEAD").splitlines():
         before = carry.run(tree, "show", f"{workspace.BASE}:{file}")
@@ -231,17 +223,13 @@ def _wrong(tree: Path, old: str, absent: dict[str, str]) -> Iterator[str]:
     for groups in () if problems else SELECTIONS:
         selected = patches.select(groups)
         transform(selected, _read_upstream(tree), workspace.release(tree))
-    mine = {patch.name: patch for patch in patches.patches}
-    theirs = {p.name: p for p in PatchSet.load(release_dir(old)).patches}
-    missed = {**absent, **read_absent(release_dir(old))}
-    yield from differences(mine, theirs, missed, old)
 
 
 def _read_upstream(tree: Path) -> Callable[[str], bytes | None]:
     return lambda path: carry.show(tree, workspace.BASE, path)
 
 
-def _to_do(lock: Lock, old: str, cache: Path, say: Say) -> Iterator[str]:
+def _to_do(lock: Lock, cache: Path, say: Say) -> Iterator[str]:
     """Yield the changes that the release requires in our code, one line each."""
     say("looking for what our code uses and the release has not")
     uses = Uses()
@@ -249,39 +237,32 @@ def _to_do(lock: Lock, old: str, cache: Path, say: Say) -> Iterator[str]:
     for folder in OURS:
         for path in sorted((root / folder).rglob("*.py")):
             uses.read(path.relative_to(root).as_posix(), path.read_text("utf-8"))
-    old_lock = Lock.load(release_dir(old) / LOCK)
+    old_lock = Lock.load(release_dir() / LOCK)
     with (
         Wheel(fetch(lock, lock.select(), cache, say)) as wheel,
         Wheel(fetch(old_lock, old_lock.select(), cache, say)) as old_wheel,
     ):
         here, there = Release(wheel.names, wheel.read), Release(old_wheel.names, old_wheel.read)
         yield from (f"our code: {problem}" for problem in missing(uses, here, there))
-        known = set(judged(release_dir(old)))
+        known = set(judged(release_dir()))
         for mode in modes(wheel.names, wheel.read):
             if mode not in known:
                 yield f"{mode} is new: judge it, then add it to patches/{lock.version}/{JUDGED}"
 
 
-def _write(tree: Path, lock: Lock, state: State, cache: Path, say: Say) -> None:
-    """Write patches/VERSION and its line in patches/releases atomically."""
-    root = checkout_patches_dir()
-    patches = workspace.export(tree)
+def _write(tree: Path, lock: Lock, cache: Path, say: Say) -> None:
+    """Replace the folder of the old release by patches/VERSION, atomically."""
+    old, patches = release_dir(), workspace.export(tree)
     with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
         present = set(modes(wheel.names, wheel.read))
-    files: dict[str, bytes | None] = {patch.name: patch.data for patch in patches.patches}
-    absent = "".join(f"# absent {name}: {reason}\n" for name, reason in state.absent.items())
-    names = "".join(f"{patch.name}\n" for patch in patches.patches)
-    files["series"] = (absent + names).encode()
+    files = {patch.name: patch.data for patch in patches.patches}
+    files["series"] = "".join(f"{patch.name}\n" for patch in patches.patches).encode()
     files[LOCK] = lock.dump().encode()
-    kept = [mode for mode in judged(release_dir(state.old)) if mode in present]
+    kept = [mode for mode in judged(old) if mode in present]
     files[JUDGED] = "".join(f"{mode}\n" for mode in kept).encode()
-    head = re.match(r"(?:#.*\n)*", (root / RELEASES).read_text("utf-8"))
-    versions = sorted({*releases(), lock.version}, key=_order, reverse=True)
-    changes = {f"{lock.version}/{name}": data for name, data in files.items()}
-    listed = (head[0] if head else "") + "".join(f"{version}\n" for version in versions)
-    replace_all(root, {**changes, RELEASES: listed.encode()})
-
-
-def _order(version: str) -> list[int]:
-    """The sort key of a release: its numbers."""
-    return [int(number) for number in re.findall(r"\d+", version)]
+    root = checkout_patches_dir()
+    changes: dict[str, bytes | None] = {
+        path.relative_to(root).as_posix(): None for path in old.rglob("*") if path.is_file()
+    }
+    replace_all(root, changes | {f"{lock.version}/{name}": data for name, data in files.items()})
+    remove_empty(old)

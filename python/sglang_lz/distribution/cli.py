@@ -14,7 +14,7 @@ from .build import build
 from .errors import DistError
 from .fetch import fetch, verify
 from .gitapply import transform
-from .lint import compare, lint
+from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .manual import MAIN, PAGES, STATUS
 from .patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
@@ -22,10 +22,9 @@ from .serve import DEFAULT_SERVER, PLAYGROUND_PORT, serve
 from .sources import (
     LOCK,
     checkout_patches_dir,
-    choose_release,
     default_cache,
+    release,
     release_dir,
-    releases,
 )
 from .verify import examine_files
 from .wheelfile import Wheel
@@ -73,9 +72,7 @@ def _build(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace) -> int:
     groups = parse_groups(options.groups, "cuda")
-    found = inplace.installed_release(options.target)
-    version = options.upstream or (found if found in releases() else None)
-    root, seal = inplace.apply(options.target, _lock(choose_release(version)), groups)
+    root, seal = inplace.apply(options.target, _lock(), groups)
     print(f"{root}: {NAME} {seal.version}, {len(seal.patches)} patches applied")
     return 0
 
@@ -96,31 +93,21 @@ def _verify(options: argparse.Namespace) -> int:
     return _report(examine_files(options.files, options.public_key))
 
 
-def _lint(options: argparse.Namespace) -> int:
-    problems = []
-    versions = _versions(options)
-    for version in versions:
-        problems += lint(release_dir(version))
-    for version in versions if not problems else ():
-        if version != releases()[0]:
-            problems += compare(release_dir(version), release_dir(releases()[0]))
+def _lint(_: argparse.Namespace) -> int:
+    problems = lint(release_dir())
     for problem in problems:
         print(problem)
-    for version in versions if not problems else ():
-        count = len(PatchSet.load(release_dir(version)).patches)
-        print(f"lint: {NAME} {version}: {count} patches are well-formed")
+    if not problems:
+        count = len(PatchSet.load(release_dir()).patches)
+        print(f"lint: {NAME} {release()}: {count} patches are well-formed")
     return 1 if problems else 0
 
 
 def _check(options: argparse.Namespace) -> int:
     if status := _lint(options):
         return status
-    return max(_check_release(options, version) for version in _versions(options))
-
-
-def _check_release(options: argparse.Namespace, version: str) -> int:
-    patches = PatchSet.load(release_dir(version))
-    options = argparse.Namespace(**vars(options) | {"upstream": version})
+    version = release()
+    patches = PatchSet.load(release_dir())
     with _upstream_wheel(options) as wheel, tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         workspace.checkout(patches, list(patches.blobs), wheel.read, version, tree)
@@ -139,9 +126,9 @@ def _check_release(options: argparse.Namespace, version: str) -> int:
 
 
 def _checkout(options: argparse.Namespace) -> int:
+    version = release()
+    patches = PatchSet.load(release_dir())
     with _upstream_wheel(options) as wheel:
-        version = options.upstream
-        patches = PatchSet.load(release_dir(version))
         files = [name for name in wheel.names if name.endswith(".py")]
         workspace.checkout(patches, files, wheel.read, version, options.dir)
     print(f"{options.dir}: {NAME} {version} and {len(patches.patches)} commits")
@@ -149,9 +136,9 @@ def _checkout(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    root = checkout_patches_dir() / workspace.release(options.dir)
-    if not (root / LOCK).exists():
-        raise DistError(f"{root} does not exist; `sglang-lz bump` makes it.")
+    root = checkout_patches_dir() / release()
+    if (found := workspace.release(options.dir)) != root.name:
+        raise DistError(f"{options.dir} is of {found}, but the patches are for {root.name}.")
     changed = workspace.write(workspace.export(options.dir), root)
     for name in changed:
         print(f"{'wrote' if (root / name).exists() else 'deleted'} {root.name}/{name}")
@@ -160,18 +147,16 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _bump(options: argparse.Namespace) -> int:
-    checkout_patches_dir()
     if options.skip and not options.resume:
         raise DistError("--skip goes with --continue.")
     if options.resume and options.dry_run:
         raise DistError("--dry-run has nothing to continue; leave one of the two out.")
-    old = choose_release(options.old)
     if options.dry_run:
-        return bump.dry_run(options.version, old, options.cache, _say)
+        return bump.dry_run(options.version, options.cache, _say)
     tree = options.tree or default_cache().parent / f"bump-{options.version}"
     if options.resume:
         return bump.resume(options.version, tree, options.skip, options.cache, _say)
-    return bump.begin(options.version, old, tree, options.cache, _say)
+    return bump.begin(options.version, tree, options.cache, _say)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -237,37 +222,30 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _versions(options: argparse.Namespace) -> tuple[str, ...]:
-    """The releases that a command checks: the one of --upstream, or all."""
-    return (choose_release(options.upstream),) if options.upstream else releases()
-
-
-def _lock(version: str) -> Lock:
-    return Lock.load(release_dir(version) / LOCK)
+def _lock() -> Lock:
+    return Lock.load(release_dir() / LOCK)
 
 
 def _pin(options: argparse.Namespace) -> tuple[Lock, WheelPin]:
-    """The lock of the release, and the pin of the wheel, that the options choose."""
+    """The lock of the release, and the pin of the wheel that the options choose."""
+    lock = _lock()
     if not options.wheel:
-        lock = _lock(choose_release(options.upstream))
         return lock, lock.select(options.python, options.arch)
     if options.python or options.arch:
         raise DistError(
             "--wheel already says which Python and machine; leave --python and --arch out."
         )
-    locks = [_lock(version) for version in _versions(options)]
-    for lock in locks:
-        for pin in lock.wheels:
-            if pin.filename == options.wheel.name:
-                return lock, pin
-    found = "; ".join(lock.describe() for lock in locks)
-    raise DistError(f"{options.wheel.name} is not a pinned wheel: the patches are for {found}.")
+    for pin in lock.wheels:
+        if pin.filename == options.wheel.name:
+            return lock, pin
+    raise DistError(
+        f"{options.wheel.name} is not a pinned wheel: the patches are for {lock.describe()}."
+    )
 
 
 def _upstream_wheel(options: argparse.Namespace) -> Wheel:
-    """Open the pinned wheel that the options choose, and set their ``upstream`` to its release."""
+    """Open the pinned wheel that the options choose."""
     lock, pin = _pin(options)
-    options.upstream = lock.version
     if options.wheel:
         verify(options.wheel, pin)
     return Wheel(options.wheel or fetch(lock, pin, options.cache, _say))
@@ -316,16 +294,6 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR",
             help="where downloaded wheels stay (default: .cache/upstream of the checkout)",
         )
-    for name, what in (
-        ("build", "the newest"),
-        ("checkout", "the newest"),
-        ("apply", "what is there"),
-        ("lint", "all"),
-        ("check", "all"),
-    ):
-        pages[name].add_argument(
-            "--upstream", metavar="VERSION", help=f"upstream's release (default: {what})"
-        )
     for name in ("build", "apply"):
         pages[name].add_argument(
             "--groups",
@@ -352,10 +320,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     page = pages["bump"]
     page.add_argument("version", metavar="VERSION", help="upstream's release to carry to")
-    page.add_argument("--from", dest="old", metavar="VERSION", help="(default: the newest)")
     page.add_argument("--dry-run", action="store_true", help="say what would come of it")
     page.add_argument("--continue", dest="resume", action="store_true", help="after a conflict")
-    page.add_argument("--skip", metavar="REASON", help="why the release needs no such patch")
+    page.add_argument("--skip", action="store_true", help="the release does not need the patch")
     page.add_argument(
         "--tree", type=Path, metavar="DIR", help="the work tree (default: .cache/bump-VERSION)"
     )

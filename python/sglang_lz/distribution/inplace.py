@@ -44,13 +44,6 @@ def find_dist_info(root: Path) -> str | None:
     return names[0] if names else None
 
 
-def installed_release(target: Path | None) -> str | None:
-    """Return the version of the sglang in ``target``; None in a checkout, which has no metadata."""
-    root = find_root(target)
-    dist_info = find_dist_info(root)
-    return metadata_version(reader(root)(f"{dist_info}/METADATA") or b"") if dist_info else None
-
-
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
     """Patch the sglang in ``target`` and put sglang_lz beside it; return its root and seal.
 
@@ -69,7 +62,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
                 f"{root} has {NAME} {found}, but the patches are for {lock.version}, nothing was "
                 f"changed; install {NAME}=={lock.version} and run again."
             )
-    tree_state(PatchSet.load(release_dir(lock.version)).select(groups), read, lock.version)
+    tree_state(PatchSet.load(release_dir()).select(groups), read, lock.version)
     # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
     if found_file := first_file(root / "sglang_lz"):
         undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found_file} away"

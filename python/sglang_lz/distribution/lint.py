@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import DistError
-from .patchset import DIFFERS, FIELDS, GROUPS, Patch, PatchSet, read_absent
+from .patchset import FIELDS, GROUPS, Patch, PatchSet
 
 
 @dataclass(frozen=True)
@@ -38,39 +38,6 @@ def lint(root: Path) -> list[str]:
     unlisted = [f"{name} is not in series; list it or remove it." for name in files]
     problems = [text for name, text in zip(files, unlisted, strict=True) if name not in listed]
     return problems + lint_patches(patches)
-
-
-def compare(root: Path, newest: Path) -> list[str]:
-    """Return the unexplained differences of an older release's set in ``root`` from ``newest``."""
-    old = {patch.name: patch for patch in PatchSet.load(root).patches}
-    new = {patch.name: patch for patch in PatchSet.load(newest).patches}
-    absent = {**read_absent(root), **read_absent(newest)}
-    return [f"{root.name}/{text}." for text in differences(old, new, absent, newest.name)]
-
-
-def differences(
-    one: dict[str, Patch], other: dict[str, Patch], absent: Collection[str], version: str
-) -> Iterator[str]:
-    """Yield the unexplained differences between the patch sets of two releases.
-
-    Patches of the same name must have the same message. If they change different lines, one of them
-    must say why in ``Differs:``. If a release does not need a patch, its series must say why.
-
-    Args:
-        one: the patches of one release by name.
-        other: the patches of release ``version`` by name.
-        absent: the patches that either series lists as absent.
-        version: the release to name in the messages.
-    """
-    for name in sorted(one.keys() ^ other.keys()):
-        if name not in absent:
-            yield f"{name} is in one set only; name it in the other's series: # absent NAME: REASON"
-    for name in sorted(one.keys() & other.keys()):
-        told = DIFFERS in one[name].fields or DIFFERS in other[name].fields
-        if one[name].same_everywhere != other[name].same_everywhere:
-            yield f"{name} has another message than in {version}"
-        elif one[name].changed_lines != other[name].changed_lines and not told:
-            yield f"{name} changes other lines than in {version}; say why in {DIFFERS}:"
 
 
 def lint_patches(patches: PatchSet) -> list[str]:

@@ -3,7 +3,7 @@
 MAIN = """\
 SGLang with the LZ penalty: build, install, check and maintain the patched distribution.
 
-Everything that is particular to an upstream release lies in patches/VERSION/: upstream.lock (the
+Everything that is particular to the upstream release lies in patches/VERSION/: upstream.lock (the
 sha256 of its wheels), judged (its modes that were looked at), series (the order of the patches) and
 the patches, in groups:
 
@@ -229,8 +229,7 @@ it is; a new commit needs one too:
 
 Reads   patches/ and upstream's wheel, as `build` does. Writes DIR, which must be new or empty.""",
         """\
-  sglang-lz checkout /tmp/lz
-  sglang-lz checkout --upstream 0.5.22 /tmp/lz""",
+  sglang-lz checkout /tmp/lz""",
     ),
     "export": (
         "write the commits back as patches",
@@ -246,32 +245,30 @@ Reads   DIR, made by `checkout`. Writes patches/VERSION/, of the release that DI
   sglang-lz export /tmp/lz""",
     ),
     "bump": (
-        "carry the patches to another upstream release",
+        "carry the patches to the next upstream release",
         """\
-Carry the patches from one release to VERSION, newer or older: pin its wheels, pick the commits one
-by one, and hold the result against the release. Prints how each patch was carried:
+Carry the patches to upstream's release VERSION: pin its wheels, pick the commits one by one, and
+hold the result against the release. Prints how each patch was carried:
 
   clean          git carried it
   beside         upstream changed lines beside ours; both changes were put together. Look at each.
   conflict       the lines themselves were changed, or the file is gone: stops here. Settle it and
-                 go on with --continue, or leave the patch out with --skip REASON.
+                 go on with --continue, or leave the patch out with --skip.
   there already  the release has what the patch does; it is left out
 
 Then: every changed file compiles and uses no name that is not defined; each selection of groups
-applies; a patch that changes other lines than in the release it comes from says why in `Differs:`;
-what our package and tests import, call and read of upstream is there; and each server argument and
-speculative algorithm was judged (patches/VERSION/judged).
+applies; what our package and tests import, call and read of upstream is there; and each server
+argument and speculative algorithm was judged (patches/VERSION/judged).
 
 --dry-run prints all this for a work tree that it throws away.
 
 Reads   pip's index, patches/ and our own sources.
-Writes  DIR, a git work tree, and at the end patches/VERSION/ and patches/releases. --dry-run: only
-        the cache.""",
+Writes  DIR, a git work tree, and at the end patches/VERSION/, which replaces the folder of the old
+        release. --dry-run: only the cache.""",
         """\
   sglang-lz bump 0.5.24 --dry-run
   sglang-lz bump 0.5.24
   sglang-lz bump 0.5.24 --continue
-  sglang-lz bump 0.5.24 --continue --skip 'upstream has this fix since 0.5.24'
-  sglang-lz bump 0.5.22 --from 0.5.23""",
+  sglang-lz bump 0.5.24 --continue --skip""",
     ),
 }

@@ -16,7 +16,7 @@ from .gitapply import Read, transform
 from .lock import NAME, Lock
 from .patchset import LZ_GROUPS, PatchSet
 from .seal import SEAL, Seal, hashes
-from .sources import LOCK, PACKAGE, PACKED_PATCHES, RELEASES, release_dir
+from .sources import LOCK, PACKAGE, PACKED_PATCHES, release_dir
 
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
@@ -50,7 +50,7 @@ def make_overlay(
 
     Raises DistError if they do not match the lock.
     """
-    root = release_dir(lock.version)
+    root = release_dir()
     all_patches = PatchSet.load(root)
     patches = all_patches.select(groups)
     files = transform(patches, read, lock.version)
@@ -62,7 +62,6 @@ def make_overlay(
     files |= {f"sglang_lz/{path}": data for path, data in package_files(flavour, groups).items()}
     for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
         files[f"sglang_lz/{PACKED_PATCHES}/{lock.version}/{path}"] = (root / path).read_bytes()
-    files[f"sglang_lz/{PACKED_PATCHES}/{RELEASES}"] = f"{lock.version}\n".encode()
     if flavour == "cpu":
         kernel = _folder(PACKAGE / "cpu" / "sgl_kernel")
         if not kernel:

@@ -20,9 +20,6 @@ SELECTIONS = (FLAVOUR_GROUPS["cuda"], GROUPS, LZ_GROUPS, (*LZ_GROUPS, "cpu"), ("
 """What ``--groups`` can choose; see `parse_groups`."""
 FIELDS = ("Why", "Upstream", "Remove-when")
 """The fields of every patch header, below its subject."""
-DIFFERS = "Differs"
-"""A further field, which the header needs if the newest release's patch of that name changes other
-lines."""
 UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 
@@ -87,12 +84,6 @@ class Patch:
         """The header fields (FIELDS); lines that begin with a space continue the previous field."""
         pairs = re.findall(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", self.body, re.M)
         return {key: " ".join(value.split()) for key, value in pairs}
-
-    @property
-    def same_everywhere(self) -> str:
-        """The part of the message that is the same for every release, without ``Differs:``."""
-        message = f"{self.subject}\n{self.body}\n"
-        return re.sub(rf"^{DIFFERS}:.*\n([ \t].*\n)*", "", message, flags=re.M)
 
     @property
     def changed_lines(self) -> list[bytes]:
@@ -170,15 +161,6 @@ def read_series(root: Path) -> list[str]:
         return parse_series(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise DistError(f"{path} is missing; restore it with git.") from None
-
-
-def read_absent(root: Path) -> dict[str, str]:
-    """Return the patches that ``root``/series lists as absent, with the reason for each.
-
-    The series lists them in lines of the form ``# absent group/name.patch: reason``.
-    """
-    text = (root / "series").read_text("utf-8")
-    return dict(re.findall(r"^# absent (\S+): (.*\S)", text, re.M))
 
 
 def parse_series(text: bytes, where: str) -> list[str]:

@@ -1,13 +1,11 @@
 """Locates the patches: in a checkout's patches/, or inside an installed package.
 
-Both contain the file `releases`, which lists the supported upstream releases, and a folder for each
-release with `upstream.lock`, `series` and the patches. A built package contains only the release
-that it was built from.
+Either contains one folder, which has the name of the upstream release that the patches are for. It
+holds `upstream.lock`, `series`, `judged` and the patches.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -17,16 +15,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 """The sglang_lz that runs."""
 PACKED_PATCHES = "_patches"
 """Where a built package carries what a checkout keeps in patches/."""
-RELEASES = "releases"
 LOCK = "upstream.lock"
-UPSTREAM = "SGLANG_LZ_UPSTREAM"
-"""Environment variable that chooses the release where --upstream does not."""
 
 _RELEASE = re.compile(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?")
 
 
 def patches_dir() -> Path:
-    """Return the folder that contains `releases` and a folder for each release."""
+    """Return the folder that contains the folder of the release."""
     packed = PACKAGE / PACKED_PATCHES
     return packed if packed.is_dir() else PACKAGE.parent.parent / "patches"
 
@@ -42,38 +37,17 @@ def checkout_patches_dir() -> Path:
     return folder
 
 
-def releases(patches: Path | None = None) -> tuple[str, ...]:
-    """Return the supported upstream releases, newest first; DistError if there is no list.
+def release(patches: Path | None = None) -> str:
+    """Return the upstream release that the patches are for; DistError if there is not just one.
 
     Args:
-        patches: the folder with the list; by default `patches_dir()`.
+        patches: the folder with the release's folder; by default `patches_dir()`.
     """
-    path = (patches or patches_dir()) / RELEASES
-    try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
-    except FileNotFoundError:
-        raise DistError(f"{path} is missing; restore it with git.") from None
-    found = tuple(line for line in lines if line and not line.startswith("#"))
-    if not found or not all(map(_RELEASE.fullmatch, found)) or len(set(found)) < len(found):
-        raise DistError(f"{path} is not a list of releases, one a line; restore it with git.")
-    return found
-
-
-def choose_release(upstream: str | None, patches: Path | None = None) -> str:
-    """Return the release given by ``--upstream`` or the environment, or else the newest.
-
-    Raises DistError if it is not supported.
-
-    Args:
-        upstream: the value of ``--upstream``; None if it is not given.
-        patches: the folder with the list of releases; by default `patches_dir()`.
-    """
-    supported = releases(patches)
-    name = UPSTREAM if upstream is None else "--upstream"
-    chosen = os.environ.get(UPSTREAM) or supported[0] if upstream is None else upstream
-    if chosen not in supported:
-        raise DistError(f"{name} is {chosen!r}; this sglang-lz has {', '.join(supported)}.")
-    return chosen
+    folder = patches or patches_dir()
+    found = sorted(path.parent.name for path in folder.glob(f"*/{LOCK}"))
+    if len(found) != 1:
+        raise DistError(f"{folder} holds {len(found)} releases, not one; restore it with git.")
+    return found[0]
 
 
 def parse_release(text: str) -> str:
@@ -83,9 +57,9 @@ def parse_release(text: str) -> str:
     return text
 
 
-def release_dir(version: str) -> Path:
-    """Return the folder of one release's lock, series and patches."""
-    return patches_dir() / version
+def release_dir() -> Path:
+    """Return the folder of the release's lock, series and patches."""
+    return patches_dir() / release()
 
 
 def default_cache() -> Path:

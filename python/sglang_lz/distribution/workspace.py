@@ -148,8 +148,6 @@ def write(patches: PatchSet, root: Path) -> list[str]:
     series = root / "series"
     if not series.exists() or read_series(root) != names:
         text = series.read_text("utf-8") if series.exists() else ""
-        for name in names:  # no longer absent
-            text = re.sub(rf"^# absent {re.escape(name)}:.*\n", "", text, flags=re.M)
         head = re.match(r"(?:#.*\n|\s*\n)*", text)
         changes["series"] = ((head[0] if head else "") + "".join(f"{n}\n" for n in names)).encode()
     replace_all(root, changes)

@@ -38,7 +38,6 @@ from sglang_lz.proper.product import START, Late, Product, Spent, State
 from sglang_lz.proper.rules import ANY_TEXT, rules_of
 from sglang_lz.proper.tokenizer import Unsupported
 from sglang_lz.proper.waiting import MASKS, BriefWaiting, Waiting
-from sglang_lz.server.upstream import applies_constraint, frames_answers
 
 logger = logging.getLogger(__name__)
 
@@ -658,7 +657,7 @@ def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> 
         return key
     req.grammar_wait_ct = -PATIENCE
     kind = kind.partition(":")[0]
-    if isinstance(backend, ReasonerGrammarBackend) and frames_answers(backend, kind):
+    if isinstance(backend, ReasonerGrammarBackend) and backend._is_framed(kind):
         return FRAMED, text
     return PREFIX + kind, text
 
@@ -666,5 +665,5 @@ def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> 
 def walk_of(grammar: Any) -> ProperGrammar | None:
     """The walk that constrains the next token of a request; None if there is none."""
     if isinstance(grammar, ReasonerGrammarObject):
-        grammar = grammar.grammar if applies_constraint(grammar) else None
+        grammar = grammar.grammar if grammar._grammar_active() else None
     return grammar if isinstance(grammar, ProperGrammar) else None
