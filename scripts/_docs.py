@@ -9,28 +9,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS
 from bench.constraints import tables as constraints
-from bench.guard import tables as guard
 from bench.harm import result as harm
 from bench.kernel import names as steps
 from bench.kernel import tables as kernel
-from bench.penalties import tables as penalties
 from bench.repetition import tables as repetition
-from bench.serving.result import markdown as serving
-from bench.speculation import tables as speculation
 from hostile import judge
+from server import clients_table
 from sglang_lz.distribution.patchset import GROUPS, Patch, PatchSet
 from sglang_lz.distribution.sources import release
 from sglang_lz.fields import histories
 from sglang_lz.fields.lz import markdown_table
 from sglang_lz.proper import request_field
 from sglang_lz.server.hooks import HOOKS
-from soak import tables as soak
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
@@ -129,25 +124,8 @@ def seconds_of_tests() -> str:
     return "\n".join(("| tests | seconds |", "|---|---|", *rows[:12])) + "\n"
 
 
-def compiled_step() -> str:
-    """What the compiled step may take, by the size of its window."""
-    budget = json.loads((ROOT / "tests" / "unit" / "kernel_budget.json").read_text())
-    lines = [
-        f"| a step with a window of | {' | '.join(budget['counts'])} |",
-        "|---" * (1 + len(budget["counts"])) + "|",
-    ]
-    for name, counts in budget["3.7"].items():
-        if found := re.fullmatch(r"_step (\d+)", name):
-            lines.append(f"| {int(found[1]):,} | {' | '.join(map(str, counts))} |")
-    return "\n".join(lines) + "\n"
-
-
 def _result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def _served(name: str) -> str:
-    return serving(_result(name)) + "\n"
 
 
 def table_one() -> str:
@@ -187,51 +165,17 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "puzzles"): repetition.readme,
     ("README.md", "table-one"): table_one,
     ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
-    ("docs/RESULTS.md", "prompt"): repetition.prompt,
     ("docs/RESULTS.md", "step-summary"): kernel.step_summary,
-    **{
-        ("docs/RESULTS.md", f"speculation-{name}"): partial(speculation.variants, name)
-        for name in speculation.ON_THE_DEMO_MODEL
-    },
-    ("docs/RESULTS.md", "speculation-until-onset"): speculation.until_onset,
-    ("docs/GPU.md", "compiled-step"): compiled_step,
     ("docs/PATCHES.md", "patches"): patches,
     ("docs/PATCHES.md", "imports"): imports,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
     ("docs/PENALTIES.md", "fields"): lambda: markdown_table(histories.FIELDS),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
-    ("bench/README.md", "puzzles"): repetition.puzzles_by_kind,
-    ("bench/README.md", "demo"): repetition.demo,
+    ("docs/GUARD.md", "clients"): clients_table.clients,
     ("bench/README.md", "harm"): harm.lowered,
     ("bench/README.md", "hostile"): judge.section,
-    ("bench/README.md", "soak-configurations"): lambda: soak.configurations(soak.load()),
-    ("bench/README.md", "penalties-exactness"): penalties.exactness,
-    ("bench/README.md", "penalties-blocks"): penalties.blocks,
-    ("bench/README.md", "penalties-cost"): penalties.cost,
-    ("docs/GPU.md", "speculation-on-a-gpu"): speculation.on_gpu,
     ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,
-    ("bench/README.md", "step-in-other-cases-on-a-gpu"): kernel.step_in_other_cases_on_gpu,
-    ("bench/README.md", "bursts-on-a-gpu"): kernel.bursts_on_gpu,
-    ("bench/README.md", "decode-on-a-gpu"): kernel.decode_on_gpu,
-    ("bench/README.md", "served-on-a-gpu"): partial(_served, "serving-static-h200"),
-    ("bench/README.md", "penalties-strengths"): penalties.strengths,
-    ("docs/GUARD.md", "clients"): guard.clients,
-    ("bench/README.md", "guard-step"): guard.step,
-    ("bench/README.md", "guard-observed"): guard.observed,
-    ("bench/README.md", "guard-alarms"): guard.alarms,
-    ("bench/README.md", "guard-models"): guard.models,
-    ("bench/README.md", "speculation-pocket"): partial(speculation.variants, "pocket"),
-    ("bench/README.md", "served-on-a-cpu"): partial(_served, "serving-cpu"),
-    ("bench/README.md", "smoke-static"): partial(_served, "serving-smoke-static"),
-    ("bench/README.md", "smoke-live"): partial(_served, "serving-smoke-live"),
-    ("bench/README.md", "step-on-a-cpu"): kernel.step_on_cpu,
-    ("bench/README.md", "step-over-vocabularies"): kernel.step_over_vocabularies,
-    ("bench/README.md", "step-in-other-forms"): kernel.step_in_other_forms,
-    ("bench/README.md", "starts-of-requests"): partial(kernel.starts_of_requests, "host-cpu"),
-    ("bench/README.md", "starts-of-requests-on-a-gpu"): partial(
-        kernel.starts_of_requests, kernel.ON_H200
-    ),
-    ("bench/README.md", "batches-without-a-penalty"): kernel.batches_without_a_penalty,
+    ("bench/README.md", "starts-of-requests"): kernel.starts_of_requests,
 }
 """What makes each block, by its page and name."""
 

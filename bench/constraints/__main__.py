@@ -1,14 +1,13 @@
 """Measure constraints with proper tokens beside the libraries that enforce them on any tokens.
 
-    python -m bench.constraints --out bench/results/constraints/speed.json
-    python -m bench.constraints --tokenizer qwen --cases schemas \\
-        --out bench/results/constraints/schemas.json
+    python -m bench.constraints --out bench/results/constraints/schemas.json
 
-A tokenizer is trained here or published (`bench.published`). It is prepared, and read again as
-prepared. Then every engine gets every constraint, and follows the same texts, each as the tokenizer
-spells it, one engine at a time in one thread: how long until the first mask, how long a mask takes,
-and how much memory the engine holds in the end. The first pass over texts meets new states, the
-second only known ones. llguidance and outlines_core are measured where they are installed.
+The constraints are any JSON, a recursive schema and the schemas of bench/constraints/schemas, on
+a published tokenizer (`bench.published`). It is prepared, and read again as prepared. Then every
+engine gets every constraint, and follows the same texts, each as the tokenizer spells it, one
+engine at a time in one thread: how long until the first mask, how long a mask takes, and how much
+memory the engine holds in the end. The first pass over texts meets new states, the second only
+known ones. llguidance and outlines_core are measured where they are installed.
 
 Each engine gets each constraint in a fork of this process, which is ended if it takes longer than a
 minute to the first mask or more than 8 GB, because a call of a library cannot be interrupted.
@@ -42,7 +41,6 @@ from sglang_lz.proper.language import Language, Rules, language_of
 from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.product import BYTES_PER_LANGUAGE, START, Product
 
-TRAINED = {"llama3-32000": ("llama3", 32_000), "llama3-100000": ("llama3", 100_000)}
 PATIENCE_SECONDS = 60
 WHITESPACE = r"[ \n\t]*"
 """As XGrammar allows it where any whitespace is allowed."""
@@ -73,21 +71,14 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer",
         nargs="+",
-        choices=[*TRAINED, *SOURCES],
-        default=list(TRAINED),
-        help="trained here or published (default: those that are trained here)",
-    )
-    parser.add_argument(
-        "--cases",
-        choices=("flat", "schemas"),
-        default="flat",
-        help="flat: regexes and a flat schema; schemas: any JSON, a recursive schema, and the 20 "
-        "schemas of bench/constraints/schemas (default: %(default)s)",
+        choices=SOURCES,
+        default=["qwen"],
+        help="default: qwen",
     )
     parser.add_argument("--case", nargs="+", help="measure only these of them")
     arguments = parser.parse_args()
     os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
-    cases = CASES if arguments.cases == "flat" else schema_cases()
+    cases = schema_cases()
     if arguments.case:
         cases = {name: cases[name] for name in arguments.case}
     tokenizers: list[dict[str, Any]] = []
@@ -106,13 +97,9 @@ def main() -> None:
         # This loads what is compiled, without threads, which would be missing in a fork.
         Product(small, _language(*constraint)).compile_all()
     for name in arguments.tokenizer:
-        facts: dict[str, Any] = {"tokenizer": name}
-        if name in TRAINED:
-            facts["tokenizer"], facts["tokens"] = TRAINED[name]
-            text = vocabulary(*TRAINED[name], arguments.folder)
-        else:
-            text = tokenizer_json(name)
-            facts["tokens"] = len(json.loads(text)["model"]["vocab"])
+        text = tokenizer_json(name)
+        tokens = len(json.loads(text)["model"]["vocab"])
+        facts: dict[str, Any] = {"tokenizer": name, "tokens": tokens}
         (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
         _, facts["prepare_seconds"] = timed(prepare, text)
         own, facts["prepare_again_seconds"] = timed(prepare, text)
@@ -122,7 +109,7 @@ def main() -> None:
         followed = {case: tokens_of(text, case) for case in cases}
         for engine, make in engines(text, own).items():
             for case, constraint in cases.items():
-                row: dict[str, Any] = {"tokenizer": facts["tokenizer"], "tokens": facts["tokens"]}
+                row: dict[str, Any] = {"tokenizer": name, "tokens": tokens}
                 row |= {"engine": engine, "case": case}
                 row |= alone(measure, make, constraint, followed[case], PATIENCE_SECONDS)
                 rows.append(row)
@@ -345,14 +332,8 @@ def _llguidance(hugging: Any) -> Engine:
     mask = llguidance.numpy.allocate_token_bitmask(1, tokenizer.vocab_size)
 
     def make(kind: str, constraint: str) -> Callable[[], Walk]:
-        options = {
-            "whitespace_flexible": kind == "json",
-            **({} if kind == "json" else {"item_separator": ", ", "key_separator": ": "}),
-        }
-        grammar = (
-            llguidance.LLMatcher.grammar_from_regex(constraint)
-            if kind == "regex"
-            else llguidance.LLMatcher.grammar_from_json_schema(constraint, overrides=options)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(
+            constraint, overrides={"whitespace_flexible": True}
         )
 
         def begin() -> Walk:
@@ -381,9 +362,7 @@ def _outlines(tokenizer: Any) -> Engine:
     words = Vocabulary(tokenizer.token_to_id("<|endoftext|>"), by_text)
 
     def make(kind: str, constraint: str) -> Callable[[], Walk]:
-        space = " " if kind == "compact json" else WHITESPACE
-        regex = constraint if kind == "regex" else build_regex_from_schema(constraint, space)
-        index = Index(regex, words)
+        index = Index(build_regex_from_schema(constraint, WHITESPACE), words)
 
         def begin() -> Walk:
             guide = Guide(index)

@@ -24,9 +24,6 @@ from sglang_lz.proper import prepared
 from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.tokenizer import Unsupported, read
 
-SEQUENCES, WALKS = 4_000, 60
-"""Fewer than of small tokenizers, because these take minutes."""
-
 
 def main() -> None:
     """Run the command line."""
@@ -90,7 +87,7 @@ def look(text: str, corpus: str) -> dict[str, Any]:
         }
         for case in CASES
     ]
-    return row | pairs(text) | sequences(text, corpus, SEQUENCES, WALKS)
+    return row | pairs(text) | sequences(text, corpus)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -37,11 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write, a picture beside it")
     parser.add_argument("--kind", nargs="+", choices=corpora.KINDS, help="default: all")
     parser.add_argument("--tokenizer", nargs="+", choices=BOTH, default=list(BOTH))
-    parser.add_argument("--plot", type=Path, help="draw this result file, and measure nothing")
     arguments = parser.parse_args()
-    if arguments.plot:
-        draw(json.loads(arguments.plot.read_text()), arguments.plot.with_suffix(".png"))
-        return
     torch.set_num_threads(1)
     found = measure(corpora.texts(arguments.kind), arguments.tokenizer)
     if arguments.out:

@@ -7,7 +7,7 @@ import functools
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,10 +26,8 @@ NO_PENALTY = "decode without the penalty"
 PREFILL_NO_PENALTY = "prefill without the penalty"
 BATCHES = (1, 16, 64)
 WINDOWS = (0, 512, 8192)
-MOST_ALONE, MOST_TOGETHER = (5.0, 10.0, 60.0), (2.0, 8.0, 70.0)
-"""The targets for a request that starts alone and for each of many, in microseconds, by window."""
-OUTPUTS, ONSET, MOST_RESUMED = 32_768, 3, 500.0
-"""Of a request that resumes; the last is the target in microseconds."""
+OUTPUTS, ONSET = 32_768, 3
+"""Of a request that resumes."""
 POOLS = (4096, 100_000)
 DECODING = 64
 CALLS = 10  # between two readings of the clock, each of which takes about as long as a short call
@@ -198,33 +196,3 @@ def _idle_batches(device: torch.device, rounds: int, quick: bool) -> Iterator[di
                 times = _times(functools.partial(hooks, batch), rounds, 1)
                 words = f"{what}, {'a window held elsewhere' if held else 'no window held'}"
                 yield dict(zip(COLUMNS, (words, DECODING, None, None, rows), strict=False)) | times
-
-
-def targets(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:
-    """What a request's start may cost: words, limit and the slowest history."""
-    resumed = [row["median_us"] for row in rows if row["what"] == RESUMED]
-    title = f"resumption after {OUTPUTS:,} outputs, lz_onset {ONSET}, us"
-    found: list[tuple[str, float, float | None]] = [
-        (title, MOST_RESUMED, max(resumed, default=None))
-    ]
-    for window, *limits in zip(WINDOWS, MOST_ALONE, MOST_TOGETHER, strict=True):
-        for requests, limit in zip((BATCHES[0], BATCHES[-1]), limits, strict=True):
-            times = [
-                row["median_us"]
-                for row in rows
-                if (row["what"], row["seen"], row["requests"]) == (PREFILL, window, requests)
-            ]
-            title = f"prefill with {window} tokens seen, each of {requests}, us"
-            found.append((title, limit, max(times, default=None)))
-    return found
-
-
-def text_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of a result, to read on a terminal."""
-    lines = ["", "CPU time of the scheduler's thread"]
-    title = "{:<52}{:>9}{:>7}{:>13}{:>9}{:>12}{:>10}{:>10}"
-    lines.append(title.format("", *COLUMNS[1:5], *COLUMNS[5:]))
-    for row in rows:
-        cells = ["-" if row[name] is None else row[name] for name in COLUMNS]
-        lines.append(title.format(*cells))
-    return "\n".join(lines)

@@ -4,22 +4,17 @@ All take the same histories and logits, in one run:
 
 - ours: `sglang_lz.penalty.kernels`, `cuda` (Triton) on CUDA and `cpu` (numba) on a CPU;
 - reference: `sglang_lz.penalty.reference.steps`, the same in torch operators;
-- dense: compares every token of the vocabulary with every window position, B x V x W, as the code
-  published with the paper does, in slices of V that fit into memory;
-- frequency + repetition: what upstream's penalties run at each step: upstream's own classes if
-  sglang is installed, else the same operators (a stand-in, which the result says);
-- DRY style: penalises tokens that would extend a repetition, by its length, at any distance;
-- the limit: an empty kernel launched like ours, and a copy of as many bytes as ours must touch.
+- frequency + repetition: what upstream's own penalties run at each step;
+- the limit: a copy of as many bytes as ours must touch.
 
-Beside the steps it measures the work of the scheduler's thread for the penalty (`host.py`): when a
-request starts, and for batches without the penalty.
+It also measures the work of the scheduler's thread for the penalty (`host.py`): when a request
+starts, and for batches without the penalty.
 
-All that compute the LZ penalty must agree before anything is timed. Each row of the result serves
-several batches in turn (`sets`), so that no cache holds their logits, and every call appends one
-token to its windows: a steady state of decoding. Logits are restored outside of what is timed.
+Ours and the reference must agree before anything is timed. Each row of the result serves several
+batches in turn (`sets`), so that no cache holds their logits, and every call appends one token to
+its windows: a steady state of decoding. Logits are restored outside of what is timed.
 
     python -m bench.kernel --out bench/results/kernel-cpu.json
-    python -m bench.kernel --plot bench/results/kernel-cpu.png bench/results/kernel-cpu.json
     python -m bench.kernel --host --out bench/results/host-cpu.json
 
 GPU time is measured with events around a CUDA graph of one call for each set. An implementation
@@ -33,7 +28,6 @@ What it does not say: what a server loses (`bench.serving`), or how well a penal
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -42,19 +36,13 @@ from typing import Any
 
 import torch
 
+from bench import common
 from bench.common import command, write_result
 from bench.kernel import host
 from bench.kernel.cases import COLUMNS, Bench, cases
-from bench.kernel.implementations import (
-    DRY_ALLOWED_LENGTH,
-    DRY_BASE,
-    DRY_MULTIPLIER,
-    FREQUENCY_PENALTY,
-    REPETITION_PENALTY,
-)
-from bench.kernel.inputs import LZ_PENALTY, Case
-from bench.kernel.names import OURS, UPSTREAM
-from bench.kernel.result import environment, targets, targets_table, text_table
+from bench.kernel.implementations import FREQUENCY_PENALTY, REPETITION_PENALTY
+from bench.kernel.inputs import LZ_PENALTY
+from bench.kernel.names import OURS
 from bench.kernel.timing import EFFORTS
 
 
@@ -65,22 +53,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, help="JSON file to write (default: print the table)")
+    parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
     parser.add_argument("--quick", action="store_true", help="a few small cases")
     parser.add_argument("--host", action="store_true", help="only what the host does, no step")
     parser.add_argument("--device", choices=EFFORTS, help="default: cuda if there is one")
-    parser.add_argument("--note", action="append", default=[], help="to keep in the result")
-    parser.add_argument("--plot", type=Path, help="draw a result file here and measure nothing")
-    parser.add_argument("result", type=Path, nargs="?", help="the result file to draw")
     arguments = parser.parse_args()
-    if (arguments.plot is None) != (arguments.result is None):
-        parser.error("--plot and a result file go together")
-    if arguments.plot:
-        from bench.kernel.plot import plot
-
-        plot(json.loads(arguments.result.read_text()), arguments.plot)
-        return
-
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU.")
     torch.set_num_threads(1)
@@ -88,20 +65,21 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure, write the result after each case, and print its tables."""
+    """Measure, print each row, and write the result after each case."""
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     effort = EFFORTS[name]
     if arguments.quick:
-        effort = replace(effort, sets=2, repeats=5, seconds=0.1, cells=4e7, checked_cells=2e7)
+        effort = replace(effort, sets=2, repeats=5, seconds=0.1)
     bench = Bench(device, effort, arguments.quick)
     rows: list[dict[str, Any]] = []
-    result = header(bench, arguments.note)
+    result = header(bench)
     host_rows: list[dict[str, Any]] = []
 
     def keep(found: Iterator[dict[str, Any]], kept: list[dict[str, Any]] = rows) -> None:
-        kept.extend(found)
-        result["targets"] = targets(rows, host_rows)
+        for row in found:
+            kept.append(row)
+            print(*row.values(), sep="\t", flush=True)
         result["host"] = [[row[column] for column in host.COLUMNS] for row in host_rows]
         result["rows"] = [[row[column] for column in COLUMNS] for row in rows]
         if arguments.out:
@@ -113,15 +91,9 @@ def run(arguments: argparse.Namespace) -> None:
     for number, case in enumerate(chosen, 1):
         print(f"{number}/{len(chosen)}: {case}", file=sys.stderr, flush=True)
         keep(bench.measure(case))
-    if name == "cuda" and not arguments.host:
-        repeats = 50 if arguments.quick else 500
-        keep(bench.measure_single_calls(Case(rows=1), repeats))
-    print(text_table(rows))
-    print(host.text_table(host_rows))
-    print(targets_table(result["targets"]))
 
 
-def header(bench: Bench, notes: list[str]) -> dict[str, Any]:
+def header(bench: Bench) -> dict[str, Any]:
     """What a result says of all its rows."""
     is_cuda = bench.device.type == "cuda"
     return {
@@ -129,19 +101,31 @@ def header(bench: Bench, notes: list[str]) -> dict[str, Any]:
         "scheduler's thread, microseconds",
         "command": command("bench.kernel"),
         **environment(bench.device),
-        "notes": notes,
-        "implementations": {
-            OURS: bench.kernels.__name__,
-            UPSTREAM: "upstream's own" if bench.is_upstream else "a stand-in of the same operators",
-        },
+        "implementations": {OURS: bench.kernels.__name__},
         "settings": {
             "lz_penalty": LZ_PENALTY,
             "lz_cost": "marginal",
             "frequency_penalty": FREQUENCY_PENALTY,
             "repetition_penalty": REPETITION_PENALTY,
-            "dry": [DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED_LENGTH],
             **asdict(bench.effort),
         },
         "host_columns": host.COLUMNS,
         "row_columns": COLUMNS,
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The machine and the versions."""
+    is_cuda = device.type == "cuda"
+    return {
+        "date": common.date(),
+        "gpu": torch.cuda.get_device_name(device) if is_cuda else None,
+        "driver": common.output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        if is_cuda
+        else None,
+        "cuda": torch.version.cuda,
+        **common.machine(),
+        "threads": torch.get_num_threads(),
+        **common.versions("torch", "triton", "sglang"),
+        "commit": common.commit(),
     }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from bench.kernel.implementations import Empty, Implementation, Step
+from bench.kernel.implementations import Implementation
 from bench.kernel.inputs import Case, Inputs
-from bench.kernel.names import EMPTY, LAUNCH_TO_FINISH, OURS
 
 FLUSH_BYTES = 256 * 2**20  # several times the second-level cache of any GPU
 CHECKED_STEPS = 2
@@ -27,23 +25,17 @@ class Effort:
         sets: how many batches are served in turn, at most.
         repeats: rounds over the sets, at most.
         seconds: of one implementation in one case, about.
-        cells: B x V x W comparisons beyond which the dense formulation is skipped.
-        slice_bytes: memory of a slice of them.
-        checked_cells: of a step that is only checked.
     """
 
     logits_bytes: int
     sets: int
     repeats: int
     seconds: float
-    cells: float
-    slice_bytes: int
-    checked_cells: float
 
 
 EFFORTS = {
-    "cuda": Effort(8 * 2**30, 32, 30, 0.3, 2e10, 8 * 2**30, 2e10),
-    "cpu": Effort(160 * 2**20, 8, 30, 0.5, 4e8, 64 * 2**20, 1e8),
+    "cuda": Effort(8 * 2**30, 32, 30, 0.3),
+    "cpu": Effort(160 * 2**20, 8, 30, 0.5),
 }
 
 
@@ -63,14 +55,13 @@ class Times:
 
 
 def outputs(implementation: Implementation, inputs: Inputs) -> Tensor:
-    """The logits of the first set after each of some steps, [steps, logits rows, V]."""
+    """The logits of the first set after each of some steps, [steps, rows, V]."""
     inputs.rewind()
     found = []
     for _ in range(CHECKED_STEPS):
         inputs.advance(1)
         implementation.call(0)
         found.append(inputs.logits[0].clone())
-        implementation.between()
     return torch.stack(found)
 
 
@@ -94,7 +85,6 @@ def gpu_times(implementation: Implementation, inputs: Inputs, calls: int, rounds
     inputs.rewind()
     inputs.advance(calls)
     run()
-    implementation.between()
     if implementation.capturable:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -112,7 +102,6 @@ def gpu_times(implementation: Implementation, inputs: Inputs, calls: int, rounds
         end.record()
         torch.cuda.synchronize()
         samples.append(1e3 * start.elapsed_time(end) / calls)
-        implementation.between()
     return Times("graph" if implementation.capturable else "stream", samples)
 
 
@@ -127,7 +116,6 @@ def cpu_times(implementation: Implementation, inputs: Inputs, calls: int, rounds
             implementation.call(k)
         samples.append(1e6 * (time.thread_time() - cpu) / calls)
         wall.append(1e6 * (time.perf_counter() - clock) / calls)
-        implementation.between()
     # The first round meets cold caches of its own.
     return Times("CPU", samples[1:], wall[1:])
 
@@ -150,25 +138,3 @@ def synchronize(device: torch.device) -> None:
     """Wait for a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def single_calls(
-    case: Case, device: torch.device, kernels: ModuleType, repeats: int
-) -> dict[str, Times]:
-    """Time single calls by the host's clock, from the launch until the device has finished."""
-    inputs = Inputs(case, device, sets=1, steps=repeats)
-    both: dict[str, Implementation] = {
-        OURS: Step(inputs, kernels, None),
-        EMPTY: Empty(inputs),
-    }
-    samples: dict[str, list[float]] = {name: [] for name in both}
-    for _ in range(repeats):
-        inputs.advance()
-        for name, implementation in both.items():
-            torch.cuda.synchronize()
-            before = time.perf_counter()
-            implementation.call(0)
-            torch.cuda.synchronize()
-            samples[name].append(1e6 * (time.perf_counter() - before))
-    # The first calls compile.
-    return {name: Times(LAUNCH_TO_FINISH, times[10:]) for name, times in samples.items()}

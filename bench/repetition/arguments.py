@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.repetition.endpoint import PATHS
-from bench.repetition.grid import PRESETS
 
 AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 
 TEMPERATURES = [0.0, 0.3, 0.6, 0.8, 1.0, 1.2]
-RUN_HELP = f"""\
-Sample a grid, score it and draw the plots (which needs matplotlib).
+RUN_HELP = """\
+Sample a grid, score it and draw the plot (which needs matplotlib).
 
-tasks      jsonl: a file of {{"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}}, where
+tasks      jsonl: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
            "fields" are further fields of its request
            pocket: the held-out problems of the pocket reasoner, bench/repetition/pocket.jsonl
-penalties  none, or request fields, as lz_penalty=0.15,lz_cost=rate; several make a combination.
-           Presets, each for several strengths: {", ".join(list(PRESETS)[1:])}
+penalties  none, or request fields, as lz_penalty=0.15,lz_onset=3; several make a combination
 models     for --serve: a path or name as sglang takes it, or demo, or pocket
 key        of an endpoint that wants one: OPENAI_API_KEY of the environment
 
@@ -67,7 +65,7 @@ def _add_run(add_command: AddCommand) -> None:
         "--penalty",
         action="append",
         metavar="PENALTY",
-        help="a preset or field=value[,field=value...]; repeatable "
+        help="none or field=value[,field=value...]; repeatable "
         "(default: none and lz_penalty 0.15 in both costs)",
     )
     run.add_argument(

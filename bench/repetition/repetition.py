@@ -6,13 +6,13 @@ right, as figures 2, 3 and 4 of the paper do (arXiv 2504.20131).
 
     python -m bench.repetition run --serve pocket --task pocket --out DIR
     python -m bench.repetition run --base-url http://127.0.0.1:30000 --out DIR \\
-        --task jsonl=FILE --penalty none --penalty lz --penalty lz_penalty=0.15,lz_cost=rate \\
+        --task jsonl=FILE --penalty none --penalty lz_penalty=0.15,lz_onset=3 \\
         --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
     python -m bench.repetition report DIR
 
 `COMMAND --help` is the manual. However a `run` was stopped, the same command continues it: no
 finished sample is lost and none is asked for twice. DIR holds run.json (settings, machine,
-server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the plots.
+server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the plot.
 
 An output is degenerate if some unit of its token ids stands at least 20 times in a row
 (`detector.py`, the paper's definition), or of its characters if the endpoint returns no token ids.
@@ -153,10 +153,7 @@ def _settings(
         "endpoint": endpoints.PATHS[endpoint.kind],
         "items": len(items),
         "items_sha256": digest(items),
-        "variants": [
-            {"name": v.name, "fields": v.fields, "family": v.family, "strength": v.strength}
-            for v in wanted.variants
-        ],
+        "variants": [{"name": v.name, "fields": v.fields} for v in wanted.variants],
         "temperatures": wanted.temperatures,
         "seeds": wanted.seeds,
         "max_tokens": endpoint.max_tokens,

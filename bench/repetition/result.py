@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,6 @@ def result(
                     about = {
                         "task": task,
                         "variant": variant["name"],
-                        "family": variant["family"],
-                        "strength": variant["strength"],
                         "temperature": temperature,
                     }
                     found.append(about | cell(here, base, items))
@@ -88,11 +86,7 @@ def cell(
         "against_none": against,
         "groups": {
             name: {**_part(part, *names[:2], *names[3:]), "loops": loops(part)}
-            for name, part in _split(samples, lambda sample: items[sample.key.item].group)
-        },
-        "levels": {
-            name: _part(part, *names[:2])
-            for name, part in _split(samples, lambda sample: items[sample.key.item].level)
+            for name, part in _split(samples, items)
         },
     }
 
@@ -128,15 +122,13 @@ def loops(samples: Sequence[Scored]) -> dict[str, int]:
     }
 
 
-def _split(
-    samples: Sequence[Scored], of: Callable[[Scored], str]
-) -> list[tuple[str, list[Scored]]]:
-    """The samples by group or level, in order; nothing if they have none."""
+def _split(samples: Sequence[Scored], items: dict[str, Item]) -> list[tuple[str, list[Scored]]]:
+    """The samples by their items' group, in order; nothing if they have none."""
     parts: dict[str, list[Scored]] = {}
     for sample in samples:
-        parts.setdefault(of(sample), []).append(sample)
+        parts.setdefault(items[sample.key.item].group, []).append(sample)
     parts.pop("", None)
-    return sorted(parts.items(), key=lambda part: (len(part[0]), part[0]))
+    return sorted(parts.items())
 
 
 def _part(samples: Sequence[Scored], *names: str) -> dict[str, Any]:

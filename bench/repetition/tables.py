@@ -10,7 +10,6 @@ from bench.common import RESULTS
 
 Cell = dict[str, Any]
 
-LOOPS = ("degenerate", "most copies", "distinct 4-grams", "compressed")
 IN_README = ("none", "lz 0.15, onset 3", "lz 0.15", "repetition 1.1", "frequency 0.1")
 
 
@@ -43,54 +42,6 @@ def puzzles() -> str:
             right, loops = (_interval(cell[score], ".2f") for score in ("accuracy", "degenerate"))
             rows.append([f"{cell['temperature']:g}", cell["variant"], right, change, loops])
     return _table(["temperature", "penalty", "accuracy", "against none", "degenerate"], rows)
-
-
-def puzzles_by_kind() -> str:
-    """All that is measured of the puzzles, at temperatures 0 and 1."""
-    kinds = ("steps", "sort", "walk", "json")
-    rows = []
-    for cell in cells("pocket"):
-        if cell["temperature"] in (0, 1):
-            against = cell["against_none"]
-            rows.append(
-                [
-                    f"{cell['temperature']:g}",
-                    cell["variant"],
-                    f"{cell['accuracy']['mean']:.3f}",
-                    *(f"{cell['groups'][kind]['accuracy']['mean']:.2f}" for kind in kinds),
-                    *_loops(cell),
-                    f"{against['unchanged'] / cell['samples']:.2f}" if against else "-",
-                    f"{cell['tokens']['mean']:.0f}",
-                ]
-            )
-    head = ["temperature", "penalty", "accuracy", *kinds, *LOOPS, "unchanged", "tokens"]
-    return _table(head, rows)
-
-
-def prompt() -> str:
-    """What searching the prompt as well does to the puzzles."""
-    found = {cell["variant"]: cell for cell in cells("pocket-sizes")}
-    rows = []
-    for name in ("none", "lz 0.15", "lz 0.15, prompt"):
-        accuracies = (found[name], found[name]["groups"]["walk"])
-        means = (part["accuracy"]["mean"] for part in accuracies)
-        rows.append([name, *(f"{mean:.3f}" for mean in means)])
-    return _table(["penalty", "accuracy", "accuracy in walks"], rows)
-
-
-def demo() -> str:
-    """How far the demo model's outputs repeat."""
-    rows = [[cell["variant"], *_loops(cell)] for cell in cells("demo")]
-    return _table(["penalty", *LOOPS], rows)
-
-
-def _loops(cell: Cell) -> list[str]:
-    return [
-        f"{cell['degenerate']['mean']:.3f}",
-        str(cell["loops"]["most_copies"]),
-        f"{1 - cell['rep_4_gram']['mean']:.2f}",
-        f"{cell['compression_ratio']['mean']:.2f}",
-    ]
 
 
 def _interval(score: Cell, digits: str) -> str:

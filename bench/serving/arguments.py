@@ -41,8 +41,6 @@ def parse(argv: list[str], description: str | None = None) -> argparse.Namespace
     end = argv.index("--") if "--" in argv else len(argv)
     parser = _parser(description)
     arguments = parser.parse_args(argv[:end])
-    if arguments.mode == "plot":
-        return arguments
 
     arguments.sglang = argv[end + 1 :]
     asked = arguments.models or ["demo"]
@@ -79,7 +77,6 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     modes = parser.add_subparsers(dest="mode", required=True)
     static = modes.add_parser("static", help="a fixed batch, without a server")
     live = modes.add_parser("live", help="a server at request rates")
-    drawing = modes.add_parser("plot", help="draw a result file")
     for page in (static, live):
         page.add_argument("--out", type=Path, required=True, help="JSON file to write")
         page.add_argument("--smoke", action="store_true", help="the smoke test, even with a GPU")
@@ -105,8 +102,6 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         "--rates", type=float, nargs="+", help="requests/s, inf for all at once (default: 4 16)"
     )
     live.add_argument("--num-prompts", type=int, help="requests in a run (default: 128)")
-    drawing.add_argument("result", type=Path)
-    drawing.add_argument("out", type=Path)
     return parser
 
 

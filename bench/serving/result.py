@@ -1,9 +1,8 @@
-"""The result file of a measurement, its table and its plot."""
+"""The result file of a measurement, and its table."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from bench.common import command, date
@@ -81,44 +80,3 @@ def smoke_words(result: dict[str, Any]) -> str:
     if not result["smoke"]:
         return ""
     return "Smoke test: it shows that the benchmark runs, not what the penalty costs on a GPU."
-
-
-def plot(result: dict[str, Any], out: Path) -> None:
-    """Draw the slowdowns of a result file with their intervals, and the paper's."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.pyplot as plt
-
-    table = result["table"]
-    metrics = METRICS[result["mode"]]
-    figure, axes = plt.subplots(figsize=(8, 1.8 + 0.6 * len(table)), constrained_layout=True)
-    colours = ("#3b6ea5", "#c2693d", "#6b9e5b")
-    for i, (metric, colour) in enumerate(zip(metrics, colours, strict=False)):
-        for j, row in enumerate(table.values()):
-            found = row[metric.key]
-            low, high = found["interval"] or (found["percent"],) * 2
-            axes.errorbar(
-                found["percent"],
-                j + 0.2 * (i - (len(metrics) - 1) / 2),
-                xerr=[[found["percent"] - low], [high - found["percent"]]],
-                fmt="o",
-                capsize=4,
-                color=colour,
-                label=metric.title if j == 0 else None,
-            )
-    marks = [(row["paper_percent"], j) for j, row in enumerate(table.values())]
-    marks = [mark for mark in marks if mark[0] is not None]
-    if marks:
-        values, places = zip(*marks, strict=True)
-        axes.plot(values, places, "kD", mfc="none", label="throughput lost in the paper, 8 x H100")
-    axes.axvline(0, color="#999999", linewidth=0.8)
-    axes.set_yticks(range(len(table)), list(table))
-    axes.set_ylim(len(table) - 0.5, -0.5)
-    axes.set_xlabel("slowdown against no penalty, per cent; median and 95 % interval")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    where = f"{len(result['gpus'])} x {result['gpus'][0]}" if result["gpus"] else result["cpu"]
-    title = f"lz_penalty {result['lz']['lz_penalty']}, {result['mode']}, {where}"
-    figure.suptitle("\n".join(filter(None, [title, smoke_words(result)])), fontsize=9)
-    figure.savefig(out, dpi=160)

@@ -7,7 +7,6 @@ weights, because the cost does not depend on what the tokens say; with --model-p
 
     python -m bench.serving static --out bench/results/serving-static.json
     python -m bench.serving live --out bench/results/serving-live.json
-    python -m bench.serving plot bench/results/serving-static.json FILE.png    # needs matplotlib
 
 Runs come in blocks of four: off, on, on, off. A machine that slows down or speeds up steadily
 favours neither, because both have the same place on average. A block gives one slowdown; the result
@@ -25,7 +24,6 @@ Needs the Python that the patched sglang is installed for. Arguments after `--` 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -37,16 +35,13 @@ from bench.processes import ProcessError
 from bench.records import RecordError
 from bench.serving.arguments import parse, settings_of
 from bench.serving.record import Record
-from bench.serving.result import markdown, plot, result_of, smoke_words
+from bench.serving.result import markdown, result_of, smoke_words
 from bench.serving.runs import MEASURE
 
 
 def main() -> None:
     """Run the command line."""
     arguments = parse(sys.argv[1:], __doc__)
-    if arguments.mode == "plot":
-        plot(json.loads(arguments.result.read_text()), arguments.out)
-        return
     # As Ctrl-C: the processes that are started here must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if arguments.smoke:  # a model so small that more threads only wait for each other

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from _environment import CLIENTS
-from bench.guard import tables
+from server import clients_table as tables
 from server.configurations import on
 from server.launch import Server
 
@@ -48,7 +48,7 @@ def test_clients_do_with_a_loop_what_the_table_says(server: Server) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    recorded = tables.load("clients") if tables.CLIENTS.exists() else {}
+    recorded = json.loads(tables.CLIENTS.read_text()) if tables.CLIENTS.exists() else {}
     if WRITE in os.environ:
         tables.CLIENTS.write_text(lines_of({**recorded, setting: found}))
         return

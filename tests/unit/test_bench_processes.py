@@ -83,14 +83,6 @@ def test_what_is_left_of_the_group_is_killed(tmp_path: Path) -> None:
     process.stop()  # once more changes nothing
 
 
-def test_without_grace_nothing_is_asked(tmp_path: Path) -> None:
-    with Background(python(LEADER, tmp_path, SLEEP), grace=0) as process:
-        child = int(await_file(tmp_path / "child"))
-    assert process.poll() == -signal.SIGKILL
-    assert not runs(child)
-    assert not (tmp_path / "end").exists()
-
-
 def test_an_early_end_shows_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "new" / "log"
     text = "for i in range(100): print('line', i)\nraise SystemExit(3)"

@@ -32,18 +32,6 @@ def test_there_is_one_writer_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("line", "words"), [("{", "line 2 is not JSON"), ("[1]", "line 2 is no JSON object")]
-)
-def test_a_damaged_line_is_named_and_kept(tmp_path: Path, line: str, words: str) -> None:
-    file = tmp_path / "lines.jsonl"
-    file.write_text(f'{{"a": 1}}\n{line}\n')
-    for reader in (Lines, read_lines):
-        with pytest.raises(RecordError, match=words):
-            reader(file)
-    assert file.read_text().splitlines()[1] == line
-
-
 def test_each_setting_that_differs_is_named(tmp_path: Path) -> None:
     before = {"tp": 1, "sizes": [1, 2], "gone": "x"}
     require_same(tmp_path, {"sizes": [1, 2]}, {"sizes": (1, 2)})

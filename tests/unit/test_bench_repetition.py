@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import signal
@@ -12,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 
 from bench.repetition import grid, repetition, run_directory, sampling, scores
 from bench.repetition.detector import Repetition
-from bench.repetition.items import Item, digest
+from bench.repetition.items import Item
 from bench.repetition.result import unchanged
 from sglang_lz.fields.lz import LZParams
 
@@ -175,90 +174,49 @@ def kept(out: Path) -> dict[Any, dict[str, Any]]:
 
 class TestGrid:
     @pytest.mark.parametrize(
-        ("penalty", "names"),
+        ("penalty", "name"),
         [
-            ("none", ["none"]),
-            ("lz_penalty=0.15,lz_cost=marginal", ["lz 0.15"]),
-            ("lz_penalty=0.150,lz_cost=rate", ["lz rate 0.15"]),
-            ("lz_penalty=0.15,lz_onset=2", ["lz 0.15, onset 2"]),
-            ("repetition_penalty=1.2", ["repetition 1.2"]),
+            ("none", "none"),
+            ("lz_penalty=0.15,lz_cost=marginal", "lz 0.15"),
+            ("lz_penalty=0.150,lz_cost=rate", "lz rate 0.15"),
+            ("lz_penalty=0.15,lz_onset=2", "lz 0.15, onset 2"),
+            ("repetition_penalty=1.2", "repetition 1.2"),
             (
                 "lz_penalty=0.2,lz_cost=marginal,lz_window_size=64,lz_include_prompt=true",
-                ["lz 0.2, window 64, prompt"],
+                "lz 0.2, window 64, prompt",
             ),
-            ("frequency_penalty=0.2,repetition_penalty=1.1", ["frequency 0.2 + repetition 1.1"]),
-            ("lz_penalty=0.1,lz_cost=rate,top_k=5", ["lz rate 0.1 + top_k 5"]),
-            ("repetition", [f"repetition 1.{i}" for i in range(1, 6)]),
-            ("lz-rate", [f"lz rate {alpha}" for alpha in (0.05, 0.1, 0.15, 0.2, 0.3)]),
+            ("frequency_penalty=0.2,repetition_penalty=1.1", "frequency 0.2 + repetition 1.1"),
+            ("lz_penalty=0.1,lz_cost=rate,top_k=5", "lz rate 0.1 + top_k 5"),
         ],
     )
-    def test_names(self, penalty: str, names: list[str]) -> None:
-        assert [variant.name for variant in grid.expand([penalty])] == names
-
-    def test_a_family_is_the_name_without_the_strength(self) -> None:
-        given = ["lz_penalty=0.2,lz_cost=rate,lz_buffer_size=8", "presence_penalty=1", "none"]
-        found = [(variant.family, variant.strength) for variant in grid.expand(given)]
-        assert found == [("lz rate, buffer 8", 0.2), ("presence", 1.0), ("", None)]
-        (both,) = grid.expand(["presence_penalty=1,frequency_penalty=1"])
-        assert (both.family, both.strength) == ("", None)
+    def test_names(self, penalty: str, name: str) -> None:
+        assert [variant.name for variant in grid.expand([penalty, penalty])] == [name]
 
     def test_the_cost_is_sent_so_that_a_name_means_the_same_everywhere(self) -> None:
         (variant,) = grid.expand(["lz_penalty=0.15"])
         assert variant.fields == {"lz_penalty": 0.15, "lz_cost": DEFAULT_COST}
 
-    def test_each_variant_once(self) -> None:
-        names = [variant.name for variant in grid.expand(["lz", "lz_penalty=0.1", "none", "none"])]
-        assert len(names) == len(set(names)) == 6
-
     @pytest.mark.parametrize(
-        ("penalty", "parts"),
+        "penalty",
         [
-            ("lz_penalty=-1", ["lz_penalty", "-1", "[0, 10]"]),
-            ("lz_penalty=0.1,lz_cost=cheap", ["lz_cost", "'cheap'", '"marginal"']),
-            ("lz_window_size=64", ["lz_penalty", "above 0", "lz_window_size"]),
-            ("repetition_penalty=3", ["repetition_penalty", "3", "[0, 2]"]),
-            ("presence_penalty=much", ["presence_penalty", "'much'", "[-2, 2]"]),
-            ("frequency_penalty=NaN", ["frequency_penalty", "nan", "[-2, 2]"]),
-            ("lz-best", ["--penalty", "'lz-best'", "lz-rate"]),
-            ("lz_penalty=0.1,lz_penalty=0.2", ["lz_penalty", "twice"]),
+            *("lz_penalty=-1", "lz_penalty=0.1,lz_cost=cheap", "lz_window_size=64", "lz-best"),
+            *("repetition_penalty=3", "lz_penalty=0.1,lz_penalty=0.2"),
         ],
     )
-    def test_bad_penalties(self, penalty: str, parts: list[str]) -> None:
-        with pytest.raises(ValueError) as caught:  # noqa: PT011, the parts are checked below
+    def test_bad_penalties(self, penalty: str) -> None:
+        with pytest.raises(ValueError, match="--penalty"):
             grid.expand([penalty])
-        assert all(part in str(caught.value) for part in parts), caught.value
-
-    @pytest.mark.parametrize("bad", [-0.1, 2.1, float("nan")])
-    def test_bad_temperatures(self, bad: float) -> None:
-        with pytest.raises(ValueError, match=r"--temperature.*\[0, 2\].*"):
-            grid.check_temperatures([0.5, bad])
 
     def test_keys(self) -> None:
         items = [Item(f"t/{i}", "", None) for i in range(20)]
-        variants = grid.expand(["none", "lz"])
+        variants = grid.expand(["none", "lz_penalty=0.1"])
         keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
         assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
         greedy, sampled = keys[: 20 * len(variants)], keys[20 * len(variants) :]
-        assert {key.temperature for key in greedy} == {0.0}
-        assert {key.seed for key in greedy} == {0}
+        assert {(key.temperature, key.seed) for key in greedy} == {(0.0, 0)}
         assert [key.seed for key in sampled] == sorted(key.seed for key in sampled)
-        for part in (greedy, sampled):
-            first = [key.item for key in part[:: len(variants)]][:20]
-            assert len({key.item for key in part[: len(variants)]}) == 1, "item by item"
-            assert sorted(first) == sorted(item.id for item in items)
-            assert first != [item.id for item in items], "an order of the file may mean something"
-        assert keys == list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
-
-    def test_seeds_differ_by_item_and_not_by_variant(self) -> None:
-        seeds = {
-            (item, variant, seed): sampling.request_seed(grid.Key(item, variant, 0.5, seed))
-            for item in ("t/1", "t/2")
-            for variant in ("none", "lz 0.15")
-            for seed in (0, 1)
-        }
-        assert len(set(seeds.values())) == 4
-        assert seeds["t/1", "none", 0] == seeds["t/1", "lz 0.15", 0]
-        assert all(0 <= seed < 2**31 for seed in seeds.values())
+        seeds = {(key.item, key.seed): sampling.request_seed(key) for key in keys}
+        assert len(set(seeds.values())) == len(seeds) == 20 * 3
 
 
 class TestRun:
@@ -300,113 +258,14 @@ class TestRun:
         repetition.main(["report", str(out)])
         assert (out / "result.json").read_bytes() == result
 
-    def test_a_line_cut_short_is_sampled_again(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        run(stub, problems, tmp_path)
-        expected = kept(tmp_path)
-        samples = tmp_path / "samples.jsonl"
-        samples.write_bytes(samples.read_bytes()[:-20])
-        stub.asked.clear()
-        run(stub, problems, tmp_path)
-        assert stub.samples.total() == 1
-        assert kept(tmp_path) == expected
-
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_an_interrupt_keeps_what_is_there(
-        self, stub: Stub, problems: Path, tmp_path: Path, signum: int
-    ) -> None:
-        stub.seconds = 0.1
-        with process(stub, problems, tmp_path, 3, "--concurrency", "2") as started:
-            started.send_signal(signum)
-            _, printed = started.communicate(timeout=60)
-        assert started.returncode == 130
-        assert "the same command goes on" in printed
-        assert f"{len(kept(tmp_path))} samples are kept" in printed
-        assert "Traceback" not in printed
-
-    @pytest.mark.parametrize(
-        ("changed", "name"),
-        [
-            (("--max-tokens", "31"), "max_tokens was 30 and is 31"),
-            (("--penalty", "repetition_penalty=1.2"), "variants was"),
-            (("--seeds", "3"), "seeds was 2 and is 3"),
-            (("--endpoint", "completions"), "endpoint was"),
-            (("--field", "top_k=5"), "fields was {} and is"),
-            (("--limit", "3"), "items was 6 and is 3"),
-        ],
-    )
-    def test_other_settings_are_refused(
-        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], name: str
-    ) -> None:
+    def test_other_settings_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
         run(stub, problems, tmp_path)
         before = (tmp_path / "samples.jsonl").read_bytes()
-        assert name in refusal(stub, problems, tmp_path, *changed)
+        changed = ("--max-tokens", "31", "--field", "top_k=5", "--limit", "3")
+        found = refusal(stub, problems, tmp_path, *changed)
+        for name in ("max_tokens was 30 and is 31", "fields was {} and is", "items was 6 and is 3"):
+            assert name in found
         assert (tmp_path / "samples.jsonl").read_bytes() == before
-
-    def test_a_probe_that_finds_another_answer_is_no_other_setting(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        """Where seeds do not count, two short outputs may be the same by chance."""
-        run(stub, problems, tmp_path)
-        stub.honours_seeds = False
-        stub.asked.clear()
-        run(stub, problems, tmp_path)
-        assert stub.samples.total() == 0
-        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is True
-
-    @pytest.mark.parametrize(
-        ("given", "said"),
-        [
-            (("--limit", "0"), "--limit must be an integer of at least 1, got 0"),
-            (("--timeout", "nan"), "--timeout must be a number above 0, got nan"),
-            (("--timeout", "-1"), "--timeout must be a number above 0, got -1"),
-            (("--field", "max_tokens=3"), "must leave out max_tokens"),
-            (("--penalty", "temperature=1"), "must leave out temperature"),
-        ],
-    )
-    def test_wrong_arguments_are_refused(
-        self, stub: Stub, problems: Path, tmp_path: Path, given: tuple[str, ...], said: str
-    ) -> None:
-        assert said in refusal(stub, problems, tmp_path / "run", *given)
-        assert not (tmp_path / "run").exists()
-
-    def test_two_items_of_one_id_are_refused(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        other = problems.with_name("other.jsonl")
-        other.write_text('{"id": 3, "prompt": "another problem", "answer": "1"}\n')
-        found = refusal(stub, problems, tmp_path / "run", "--task", f"jsonl={other}")
-        assert "several items have the id 'jsonl/3'" in found
-
-    @pytest.mark.parametrize(
-        ("changed", "said"),
-        [
-            (lambda line: line, "has a sample twice"),
-            (lambda line: line.replace(b"jsonl/", b"other/"), "is damaged: KeyError: 'other/"),
-            (lambda line: line.replace(b'"seed"', b'"weed"'), "is damaged: KeyError: 'seed'"),
-        ],
-    )
-    def test_a_report_of_damaged_samples_is_one_sentence(
-        self,
-        stub: Stub,
-        problems: Path,
-        tmp_path: Path,
-        changed: Callable[[bytes], bytes],
-        said: str,
-    ) -> None:
-        run(stub, problems, tmp_path)
-        samples = tmp_path / "samples.jsonl"
-        first, *_ = samples.read_bytes().splitlines(keepends=True)
-        with samples.open("ab") as file:
-            file.write(changed(first))
-        with pytest.raises(SystemExit, match=said):
-            repetition.main(["report", str(tmp_path)])
-
-    def test_two_at_a_time_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
-        everything = grid.Grid(grid.expand(["none"]), [0.0], 1)
-        with run_directory.record(tmp_path, [], everything, {}, {}):
-            assert "another process" in refusal(stub, problems, tmp_path)
 
     def test_failures_that_pass_are_tried_again(
         self, stub: Stub, problems: Path, tmp_path: Path
@@ -423,46 +282,37 @@ class TestRun:
         assert 0 < len(kept(tmp_path)) < SAMPLES
 
     @pytest.mark.parametrize(
-        ("changed", "parts"),
+        ("changed", "said"),
         [
-            (("--seeds", "0"), ["--seeds", "0", "at least 1"]),
-            (("--max-tokens", "-3"), ["--max-tokens", "-3"]),
-            (("--penalty", "lz_penalty=11"), ["lz_penalty", "11", "[0, 10]"]),
-            (("--field", "top_k"), ["--field", "top_k", "NAME=JSON"]),
-            (("--serve-arg=--tp=2",), ["--serve-arg", "--serve"]),
-            (("--model", "m", "--base-url", "http://127.0.0.1:9"), ["http://127.0.0.1:9/v1"]),
+            (("--seeds", "0"), "--seeds must be an integer of at least 1, got 0"),
+            (("--timeout", "nan"), "--timeout must be a number above 0, got nan"),
+            (("--field", "max_tokens=3"), "must leave out max_tokens"),
+            (("--field", "top_k"), "--field must be NAME=JSON"),
+            (("--serve-arg=--tp=2",), "--serve-arg goes with --serve"),
         ],
     )
-    def test_bad_arguments(
-        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], parts: list[str]
+    def test_wrong_arguments_are_refused(
+        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], said: str
     ) -> None:
-        printed = refusal(stub, problems, tmp_path / "out", *changed)
-        assert all(part in printed for part in parts), printed
-        assert not stub.asked
+        assert said in refusal(stub, problems, tmp_path / "out", *changed)
+        assert not stub.samples
 
 
 class TestProbes:
-    @pytest.mark.parametrize("name", ["lz_penalty", "lz_cost"])
     def test_an_endpoint_that_ignores_a_penalty_is_refused(
-        self, stub: Stub, problems: Path, tmp_path: Path, name: str
+        self, stub: Stub, problems: Path, tmp_path: Path
     ) -> None:
-        stub.known.discard(name)
-        assert f"ignores {name}" in refusal(stub, problems, tmp_path)
+        stub.known.discard("lz_cost")
+        assert "ignores lz_cost" in refusal(stub, problems, tmp_path)
         assert not (tmp_path / "samples.jsonl").exists()
 
-    @pytest.mark.parametrize("honoured", [True, False])
-    def test_seeds(
-        self,
-        stub: Stub,
-        problems: Path,
-        tmp_path: Path,
-        honoured: bool,
-        capsys: pytest.CaptureFixture[str],
+    def test_an_endpoint_without_seeds_is_told_of(
+        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stub.honours_seeds = honoured
+        stub.honours_seeds = False
         run(stub, problems, tmp_path)
-        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is honoured
-        assert ("does not honour seeds" in capsys.readouterr().err) is not honoured
+        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is False
+        assert "does not honour seeds" in capsys.readouterr().err
 
     def test_without_token_ids_characters_are_looked_at(
         self, stub: Stub, problems: Path, tmp_path: Path
@@ -492,13 +342,6 @@ def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: P
     assert [json.loads(line).get("fields") for line in lines] == [own, None]
 
 
-def test_fields_are_part_of_the_digest_where_there_are_any() -> None:
-    plain = Item("t/1", "p", None)
-    assert digest([plain]) != digest([dataclasses.replace(plain, fields={"regex": "a"})])
-    before = [{"id": "t/1", "prompt": "p", "answer": None, "group": "", "level": ""}]
-    assert digest([plain]) == hashlib.sha256(json.dumps(before).encode()).hexdigest()
-
-
 class TestScores:
     def test_hand_computed(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
         """The stub: two of six problems loop without a penalty; every answer is right."""
@@ -523,7 +366,7 @@ class TestScores:
         assert none["loops"] == looped
         assert none["groups"]["a"]["loops"] == looped | {"cut_off": 1}
         assert penalised["loops"]["cut_off"] == penalised["loops"]["longest_period"] == 0
-        assert none["levels"] == {}
+        assert (tmp_path / "overview.png").stat().st_size > 10_000
 
     def test_summary(self) -> None:
         values = {"a": {0: 1.0, 1: 0.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 0.0, 1: 0.0}}
@@ -549,11 +392,6 @@ class TestScores:
             covered += low <= 0.3 <= high
         assert 180 <= covered <= 199
 
-    def test_bootstrap_is_as_wide_as_theory(self) -> None:
-        means = np.random.default_rng(1).normal(size=400)
-        low, high = scores.bootstrap(means)
-        assert high - low == pytest.approx(2 * 1.96 * means.std() / 20, rel=0.1)
-
     def test_what_ends_in_a_loop_is_cut_off_only_at_the_limit(self) -> None:
         item = Item("t/1", "p", None)
         ids = [5, *([1, 2] * 10)]
@@ -574,12 +412,6 @@ class TestScores:
         assert scores.compression_ratio("a" * 10_000) < 0.01
         noise = "".join(np.random.default_rng(0).choice(list("0123456789abcdef"), 4000))
         assert 0.5 < scores.compression_ratio(noise) < 0.7
-
-    def test_empty_outputs_have_no_ratio(self) -> None:
-        item = Item("t/1", "p", "1")
-        sample = sample_line("t/1", text="", token_ids=[])
-        found = scores.score(item, sample)
-        assert found.values == {"accuracy": 0.0, "degenerate": 0.0, "tokens": 0.0}
 
     def test_unchanged_compares_the_same_item_and_seed(self) -> None:
         item = Item("t/1", "p", None)

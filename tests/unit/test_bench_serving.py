@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,12 @@ import pytest
 
 from bench.records import RecordError
 from bench.serving import hardware
-from bench.serving.arguments import parse, settings_of
-from bench.serving.models import MODELS, write_model
+from bench.serving.arguments import parse
+from bench.serving.models import MODELS
 from bench.serving.record import Record
 from bench.serving.result import paper_percent, smoke_words
 from bench.serving.runs import measure_static, penalty_arguments, sglang_arguments
-from bench.serving.slowdowns import METRICS, Metric, median_interval, order, slowdown, summary
+from bench.serving.slowdowns import METRICS, Metric, median_interval, slowdown, summary
 from sglang_lz.fields.lz import FIELDS
 from sglang_lz.upstream_benchmarks import add_arguments
 
@@ -41,14 +40,9 @@ class TestSlowdown:
         assert slowdown(slower, LATENCY) == pytest.approx(1)
         assert slowdown(block(99, 100, 100, 99), THROUGHPUT) < 0
 
-    @pytest.mark.parametrize("step", [-3.0, 0.0, 5.0])
-    def test_a_steady_drift_cancels(self, step: float) -> None:
-        drifting = block(*(100 + step * i for i in range(4)))
+    def test_a_steady_drift_cancels(self) -> None:
+        drifting = block(*(100 + 5 * i for i in range(4)))
         assert slowdown(drifting, THROUGHPUT) == pytest.approx(0)
-
-    def test_runs_go_off_on_on_off(self) -> None:
-        assert order([0, 0.2], 2) == [0, 0.2, 0.2, 0, 0, 0.2, 0.2, 0]
-        assert order("abc", 1) == list("abccba")
 
 
 class TestInterval:
@@ -81,31 +75,14 @@ class TestSummary:
         assert (found["off"], found["on"]) == (100, 95)
 
 
-class TestRecord:
-    def test_it_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
-        file = tmp_path / "new" / "record.jsonl"
-        with Record(file, {"tp": 1}) as first:
-            first.add("a", block(1, 2, 3, 4))
-            first.add("b", block(5, 6, 7, 8))
-        with file.open("a") as torn:
-            torn.write('{"row": "a", "ru')
-        with Record(file, {"tp": 1}) as again:
-            assert again.finished("a") == [block(1, 2, 3, 4)]
-            again.add("a", block(4, 3, 2, 1))
-        with Record(file, {"tp": 1}) as third:
-            assert third.blocks == {
-                "a": [block(1, 2, 3, 4), block(4, 3, 2, 1)],
-                "b": [block(5, 6, 7, 8)],
-            }
-
-    def test_other_settings_are_refused_and_nothing_is_lost(self, tmp_path: Path) -> None:
-        file = tmp_path / "record.jsonl"
-        with Record(file, {"tp": 1, "gpus": ["A"]}) as record:
-            record.add("a", block(1, 2, 3, 4))
-        before = file.read_bytes()
-        with pytest.raises(RecordError, match=r"settings: tp was 1 and is 2\. .*another --out"):
-            Record(file, {"tp": 2, "gpus": ["A"]})
-        assert file.read_bytes() == before
+def test_a_record_goes_on_where_it_stopped_with_the_same_settings(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "record.jsonl"
+    with Record(file, {"tp": 1}) as first:
+        first.add("a", block(1, 2, 3, 4))
+    with Record(file, {"tp": 1}) as again:
+        assert again.blocks == {"a": [block(1, 2, 3, 4)]}
+    with pytest.raises(RecordError, match=r"tp was 1 and is 2"):
+        Record(file, {"tp": 2})
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, gpus: list[str], *arguments: str) -> Any:
@@ -147,22 +124,15 @@ class TestCommandLine:
         assert "Smoke test" in smoke_words({"smoke": True})
         assert not smoke_words({"smoke": False})
 
-    def test_a_named_model_is_measured_without_a_gpu_too(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert not parsed(monkeypatch, [], "--models", "qwen2.5-0.5b").smoke
-        assert parsed(monkeypatch, [], "--models", "demo").smoke
-
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--lz-penalty", "11"], r"lz_penalty must be a finite number in \[0, 10\], got 11"),
-            (["--lz-penalty", "0"], "must be above 0"),
-            (["--model-path", "qwen2.5-7b=/weights"], "qwen2.5-7b is not one of --models"),
-            (["--model-path", "demo"], "--model-path must be NAME=PATH"),
-            (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
-            (["--blocks", "-1"], "--blocks must be at least 1, got -1"),
-            (["--out", "x.jsonl"], "take .json"),
+            (["static", "--lz-penalty", "0"], "must be above 0"),
+            (["static", "--model-path", "qwen2.5-7b=/w"], "qwen2.5-7b is not one of --models"),
+            (["static", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+            (["static", "--out", "x.jsonl"], "take .json"),
+            (["live", "--rates", "4", "nan"], "--rates must be above 0, got nan"),
+            (["live", "--base-url", "http://x", "--tp", "2"], "for a server that is started"),
         ],
     )
     def test_what_cannot_be_measured_is_refused(
@@ -172,30 +142,11 @@ class TestCommandLine:
         arguments: list[str],
         words: str,
     ) -> None:
+        monkeypatch.setattr(hardware, "torch_facts", lambda: {"gpus": []})
+        mode, *others = arguments
         with pytest.raises(SystemExit):
-            parsed(monkeypatch, [], *arguments)
-        assert re.search(words, capsys.readouterr().err)
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["--rates", "4", "0"], "--rates must be above 0, got 0"),
-            (["--rates", "nan"], "--rates must be above 0, got nan"),
-            (["--base-url", "http://127.0.0.1:30000", "--tp", "2"], "for a server that is started"),
-        ],
-    )
-    def test_so_it_is_at_a_request_rate(
-        self, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-    ) -> None:
-        with pytest.raises(SystemExit):
-            parse(["live", "--out", "x.json", *arguments])
+            parse([mode, "--out", "x.json", *others])
         assert words in capsys.readouterr().err
-
-    def test_of_a_server_that_runs_already_nothing_is_claimed(self) -> None:
-        given = ["live", "--out", "x.json", "--base-url", "http://127.0.0.1:30000"]
-        settings = settings_of(parse(given))
-        assert settings["base_url"] == given[-1]
-        assert not {"tp", "model_path", "sglang_arguments"} & settings.keys()
 
     def test_the_penalty_reaches_upstreams_tools_as_arguments(self) -> None:
         fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}
@@ -203,19 +154,6 @@ class TestCommandLine:
         add_arguments(parser)
         found = vars(parser.parse_args(penalty_arguments(fields, 0.5)))
         assert found == {**dict.fromkeys(FIELDS), **fields, "lz_penalty": 0.5}
-
-    def test_the_variants_share_the_penaltys_other_fields(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        given = ("--lz-penalty", "0.2", "--lz-window-size", "64")
-        lz = {"lz_penalty": 0.2, "lz_window_size": 64}
-        assert parsed(monkeypatch, [], *given).variants == {"": lz}
-        found = parsed(monkeypatch, [], *given, "--beside", "waiting", "frequency")
-        assert list(found.variants.values()) == [
-            lz,
-            lz | {"lz_onset": 2},
-            {"frequency_penalty": 0.1},
-        ]
 
 
 class Tool:
@@ -267,8 +205,6 @@ class TestModels:
         ("name", "parameters"),
         [
             ("qwen2.5-0.5b", 494_032_768),
-            ("qwen2.5-1.5b", 1_543_714_304),
-            ("qwen2.5-7b", 7_615_616_512),
             ("qwen2.5-32b", 32_763_876_352),
         ],
     )
@@ -282,33 +218,3 @@ class TestModels:
         layer = attention + 3 * hidden * config["intermediate_size"] + 2 * hidden
         embeddings = (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * hidden
         assert config["num_hidden_layers"] * layer + embeddings + hidden == parameters
-
-    def test_every_id_of_the_tokenizer_has_text(self, tmp_path: Path) -> None:
-        tokenizers = pytest.importorskip("tokenizers")
-        write_model(MODELS["demo"].config, tmp_path / "demo")
-        tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "demo" / "tokenizer.json"))
-        size = json.loads((tmp_path / "demo" / "config.json").read_text())["vocab_size"]
-        assert tokenizer.get_vocab_size() == size
-        assert all(tokenizer.decode([i], skip_special_tokens=False) for i in range(size))
-        assert len(tokenizer.encode("Hello").ids) > 0
-
-
-@pytest.mark.parametrize(
-    "file", sorted((BENCH / "results").glob("serving-*.json")), ids=lambda file: file.stem
-)
-def test_the_table_of_a_result_file_is_that_of_its_runs(file: Path) -> None:
-    result = json.loads(file.read_text())
-    columns = len(METRICS[result["mode"]])
-    for row in result["table"].values():
-        blocks = [
-            [
-                {
-                    metric.key: runs[columns * i + j]
-                    for j, metric in enumerate(METRICS[result["mode"]])
-                }
-                for i in range(4)
-            ]
-            for runs in row["runs"]
-        ]
-        found = summary(blocks, METRICS[result["mode"]])
-        assert found == {name: row[name] for name in found}

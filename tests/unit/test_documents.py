@@ -8,19 +8,14 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from _docs import BLOCKS, with_blocks
-from bench.guard import tables as guard_tables
-from bench.penalties import tables as penalty_tables
 from releases import PATCHES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 from sglang_lz.fields.lz import LZParams
-from sglang_lz.fields.repetition import RECOMMENDED
 from sglang_lz.server.hooks import HOOKS
-from soak import tables as soak_tables
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/sglang_lz"
@@ -128,100 +123,3 @@ def test_spec_defines_every_field_and_its_default() -> None:
     )
     defaults = {f"lz_{field.name}": field.default for field in dataclasses.fields(LZParams)}
     assert {name: json.loads(default) for name, default in rows} == defaults
-
-
-def cells(name: str) -> dict[tuple[str, float], dict[str, Any]]:
-    """A committed repetition run's cells, by variant and temperature."""
-    result = json.loads((ROOT / "bench/results" / name / "result.json").read_text())
-    return {(cell["variant"], cell["temperature"]): cell for cell in result["cells"]}
-
-
-@pytest.mark.parametrize("name", ["pocket", "demo"])
-def test_no_output_with_an_onset_is_degenerate(name: str) -> None:
-    found = [cell for (variant, _), cell in cells(name).items() if "onset" in variant]
-    assert found
-    assert not any(cell["degenerate"]["mean"] for cell in found)
-    assert any(cell["degenerate"]["mean"] for cell in cells(name).values())
-
-
-def test_no_kind_of_puzzle_loses_answers_to_the_recommended_setting() -> None:
-    pocket = cells("pocket")
-    for (variant, temperature), cell in pocket.items():
-        if variant == "lz 0.15, onset 3":
-            for kind, part in cell["groups"].items():
-                plain = pocket["none", temperature]["groups"][kind]
-                assert part["accuracy"]["mean"] >= plain["accuracy"]["mean"]
-
-
-def test_the_recommended_setting_leaves_most_kinds_of_right_text_alone() -> None:
-    rows = json.loads((ROOT / "bench/results/harm.json").read_text())["rows"]
-    waiting = {tuple(row[:3]): row[6] for row in rows if row[3] == "lz 0.15, onset 3"}
-    touched = {kind for (_, _, kind), lowered in waiting.items() if lowered > 0}
-    assert touched == {"C headers", "reST", "CSV", "tables", "numbers"}
-    assert all(lowered < 50 for lowered in waiting.values())
-
-
-def test_other_windows_and_buffers_end_every_loop_too() -> None:
-    found = {variant: cell for (variant, _), cell in cells("pocket-sizes").items()}
-    names = [name for name in found if "window" in name or "buffer" in name]
-    ends = [found[name] for name in (*names, "lz 0.15", "lz 0.15, prompt")]
-    assert not any(cell["degenerate"]["mean"] for cell in ends)
-
-
-def test_stock_sglang_gets_every_request_with_a_frequency_penalty_wrong() -> None:
-    wrong = {
-        row["server"]: (row["wrong"], row["requests"])
-        for row in penalty_tables.load("exactness.json")["rows"]
-        if row["penalty"] == {"frequency_penalty": 0.5}
-    }
-    _, requests = wrong["stock"]
-    assert wrong == {"stock": (requests, requests), "ours": (0, requests)}
-
-
-def test_the_soak_found_nothing() -> None:
-    result = soak_tables.load()
-    assert result["positions"] >= 1_000_000
-    assert result["largest"] <= result["tolerance"]
-    assert result["deviations"] == result["errors"] == 0
-    assert not any(row["beyond"] for row in result["configurations"].values())
-
-
-def test_the_guard_stops_no_right_text_but_data_that_repeats() -> None:
-    alarms = guard_tables.load("alarms")
-    assert alarms["recommended"] == dataclasses.asdict(RECOMMENDED)
-    assert {alarm[1] for alarm in alarms["alarms"]} <= {"tables", "numbers", "CSV"}
-
-
-def test_the_guard_takes_less_than_a_hundredth_of_a_step() -> None:
-    cost = guard_tables.load("cost")
-    (row,) = (
-        row
-        for row in cost["table"]
-        if (row["text"], row["min_count"]) == ("varied tokens", RECOMMENDED.min_count)
-    )
-    assert row["detector"][0] < 0.01 * cost["step_microseconds"]
-
-
-def test_every_result_of_the_guard_is_shown() -> None:
-    names = {path.stem for path in (ROOT / "bench/results/guard").glob("*.json")}
-    assert names == {"cost", "alarms", "clients", *guard_tables.MODELS}
-
-
-@pytest.mark.parametrize("model", guard_tables.MODELS)
-def test_the_recommended_guard_makes_no_answer_wrong(model: str) -> None:
-    variants = guard_tables.load(model)["variants"]
-    recommended = [v for variant, v in variants.items() if "4 copies" not in variant]
-    assert not any(v.get("right without, wrong now", 0) for v in recommended)
-
-
-def test_a_step_on_a_cpu_meets_its_target() -> None:
-    result = json.loads((ROOT / "bench/results/kernel-cpu.json").read_text())
-    (target,) = (row for row in result["targets"] if row["target"].startswith("CPU time"))
-    assert target["met"]
-
-
-def test_the_start_of_a_request_meets_its_targets_on_a_cpu() -> None:
-    result = json.loads((ROOT / "bench/results/host-cpu.json").read_text())
-    met = {row["target"]: row["met"] for row in result["targets"] if "prefill" in row["target"]}
-    assert len(met) == 6
-    assert all(met.values())

@@ -1,8 +1,6 @@
 """The pocket reasoner: its puzzles are right, its training seeded, its model what it says."""
 
 import itertools
-import json
-import random
 from pathlib import Path
 
 import pytest
@@ -10,57 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.demo import puzzles, train_reasoner
-from bench.demo.puzzles import Puzzle
 from sglang_lz.demo import REASONER_PATH
 from short_trainings import trained_twice
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def solve(puzzle: Puzzle) -> str:
-    """The answer, from the question alone and by other means than the puzzle's own."""
-    task, _, rest = puzzle.question.partition(": ")
-    if puzzle.kind == "steps":
-        number = int(rest)
-        while number >= 20:
-            number = (number // 2, 3 * number + 1)[number % 2]
-        return str(number)
-    if puzzle.kind == "sort":
-        return " ".join(sorted(rest.split()))
-    if puzzle.kind == "walk":
-        arrows = dict(arrow.split(">") for arrow in rest.split(", "))
-        place, seen = task[-1], set[str]()
-        while place in arrows and place not in seen:
-            seen.add(place)
-            place = arrows[place]
-        return place
-    people = [record.split() for record in rest.split(", ")]
-    return json.dumps([{"name": name, "age": int(age)} for name, age in people])
-
-
-def size(puzzle: Puzzle, thoughts: list[str]) -> int:
-    """How many steps, letters, arrows or records it has."""
-    if puzzle.kind == "steps":
-        return len(thoughts[0].split()) - 1
-    if puzzle.kind == "sort":
-        return len(thoughts)
-    if puzzle.kind == "walk":
-        return thoughts[0].count(">")
-    return len(json.loads(puzzle.answer))
-
-
-@pytest.mark.parametrize("kind", puzzles.KINDS)
-def test_solutions_are_right_and_levels_are_sizes(kind: str) -> None:
-    rng = random.Random(kind)
-    for level in {1, 2, 3, *puzzles.HELD_OUT_LEVELS[kind]}:
-        for _ in range(20):
-            puzzle = puzzles.KINDS[kind](rng, level)
-            assert puzzle.answer == solve(puzzle)
-            *thoughts, last = puzzle.solution.split("\n")
-            assert last == f"Answer: {puzzle.answer}"
-            assert size(puzzle, thoughts) == level
 
 
 def test_thoughts_are_right() -> None:
@@ -88,16 +41,6 @@ def test_held_out_problems_are_the_committed_ones_and_never_trained_on(
     for kind, levels in puzzles.HELD_OUT_LEVELS.items():
         found = [puzzle.level for puzzle in held_out if puzzle.kind == kind]
         assert sorted(found) == sorted(levels * 6)
-
-
-def test_only_the_solution_is_learned() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(REASONER_PATH)
-    puzzle = puzzles.held_out()[0]
-    tokens, wanted = train_reasoner.exchange(tokenizer, puzzle)
-    learned = [token for token in wanted if token != train_reasoner.NOT_WANTED]
-    assert tokenizer.decode(learned).startswith(puzzle.solution + "<|im_end|>")
-    for token, want in zip(tokens[1:], wanted, strict=False):
-        assert want in (token, train_reasoner.NOT_WANTED)
 
 
 @pytest.mark.full

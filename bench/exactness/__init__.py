@@ -1,1 +1,0 @@
-"""Whether penalties are what they say, here and on stock SGLang."""

@@ -1,1 +1,0 @@
-"""Benchmarks of the loop guard (docs/GUARD.md)."""

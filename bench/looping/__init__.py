@@ -1,1 +1,0 @@
-"""Models and prompts that loop in harder ways than the demo's: `python -m bench.looping`."""

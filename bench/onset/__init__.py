@@ -1,1 +1,0 @@
-"""What `lz_onset` guarantees: every loop ends."""

@@ -1,1 +1,0 @@
-"""What a step of the penalties over whole histories costs."""

@@ -1,1 +1,0 @@
-"""What the penalty costs speculative decoding."""
