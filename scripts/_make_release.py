@@ -208,7 +208,7 @@ def _provenance(
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": f"{PROJECT}#docs/SECURITY.md",
+                "buildType": f"{PROJECT}#docs/MAINTAINING.md",
                 "externalParameters": {"command": ["scripts/release", *command]},
                 "internalParameters": {"zlib": zlib.ZLIB_RUNTIME_VERSION},
                 "resolvedDependencies": materials,

@@ -23,7 +23,7 @@ PASSWORD = "SGLANG_LZ_KEY_PASSWORD"
 DESCRIPTION = """\
 Make all files of a release from the commit that is checked out, and sign them: every wheel, an SBOM
 for each wheel and each image with a lock file, provenance.json, SHA256SUMS, SHA256SUMS.minisig.
-docs/SECURITY.md says what is in them. The same commit gives the same bytes.
+docs/MAINTAINING.md says what is in them. The same commit gives the same bytes.
 
 The folder appears when everything in it has been made and verified. A checkout with changes is
 refused. Set-up is in .venv/release, upstream's wheels are in .cache/upstream.

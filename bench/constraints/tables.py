@@ -10,9 +10,6 @@ from typing import Any
 from bench.common import RESULTS
 from bench.constraints.cases import ANY_JSON, RECURSIVE
 
-SHOWN = ("date", "JSON of 10 fields", "free text to 200")
-"""The constraints whose figures stand in the page for published tokenizers."""
-
 
 def load(name: str) -> Any:
     """A committed result."""
@@ -29,31 +26,12 @@ def published_exact() -> str:
     """What differs from published tokenizers, and which are refused."""
     lines = []
     for row in load("published")["rows"]:
-        cells: tuple[str, ...] = ("refused", "", "")
+        wrong: object = "refused"
         if "refused" not in row:
-            cells = (
-                f"{row['pairs']:,} ({row['wrong_pairs']})",
-                f"{row['sequences']:,} ({row['wrong_sequences']})",
-                f"{row['walks']:,} ({row['dead_walks'] + row['improper_walks']})",
-            )
-        lines.append((row["tokenizer"], row["models"], f"{row['tokens']:,}", *cells))
-    head = ("pairs (wrong)", "sequences (wrong)", "walks (dead or improper)")
-    return table(("tokenizer", "models", "tokens", *head), lines)
-
-
-def published_speed() -> str:
-    """What published tokenizers cost."""
-    lines = []
-    for row in load("published")["rows"]:
-        if "refused" not in row:
-            by_case = {one["case"]: one for one in row["cases"]}
-            cells = (
-                f"{one['compile_ms']:,.0f} ms; {one['warm_us_median']:,.0f} us; "
-                f"{one['new_state_ms_median']:,.1f} / {one['new_state_ms_p99']:,.0f} ms"
-                for one in (by_case[case] for case in SHOWN)
-            )
-            lines.append((row["tokenizer"], f"{row['prepare_seconds']:.1f} s", *cells))
-    return table(("tokenizer", "preparing", *SHOWN), lines)
+            kinds = ("wrong_pairs", "wrong_sequences", "dead_walks", "improper_walks")
+            wrong = sum(row[kind] for kind in kinds)
+        lines.append((row["tokenizer"], row["models"], f"{row['tokens']:,}", wrong))
+    return table(("tokenizer", "models", "tokens", "wrong"), lines)
 
 
 def schemas() -> str:
@@ -78,10 +56,6 @@ def schemas() -> str:
         return {key: of(row[key] for row in served) for key in keys} if served else None
 
     lines = [(group, *(_cell(figures(engine, group)) for engine in engines)) for group in groups]
-    failed = {
-        engine: {case: row["error"] for case, row in rows.items() if "error" in row}
-        for engine, rows in by_engine.items()
-    }
     counts = [
         f"{len([name for name in names if name in rows and 'error' not in rows[name]])} of "
         f"{len(names)}"
@@ -97,9 +71,6 @@ def schemas() -> str:
         )
         for group, found in own.items()
     ]
-    reasons = "".join(
-        f"- {engine}: {_reasons(errors)}.\n" for engine, errors in failed.items() if errors
-    )
     return (
         f"On the tokenizer {facts['tokenizer']} with {facts['tokens']:,} tokens, {len(names)} "
         "schemas. Milliseconds to the first mask; microseconds of a mask where its state is "
@@ -107,17 +78,7 @@ def schemas() -> str:
         + table(("", *engines), lines)
         + "\nStates of our engine that were not known yet, each computed once:\n\n"
         + table(("", "ms, median / 99th percentile", "MB in all"), states)
-        + "\nWhat is not served:\n\n"
-        + reasons
     )
-
-
-def _reasons(errors: dict[str, str]) -> str:
-    """The names of what fails for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for case, reason in errors.items():
-        by_reason.setdefault(" ".join(reason.split()), []).append(case)
-    return "; ".join(f"{', '.join(cases)} (`{reason}`)" for reason, cases in by_reason.items())
 
 
 def _cell(row: dict[str, Any] | None) -> str:
@@ -131,6 +92,5 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 TABLES = {
     "published-exact": published_exact,
-    "published-speed": published_speed,
     "schemas": schemas,
 }

@@ -20,7 +20,7 @@ from server.launch import Server, vocab_size
 Json = dict[str, Any]
 Rows = npt.NDArray[np.float64]
 STREAM_TRIES = 5
-MOST_LOGPROBS = 1 << 20  # of one request, all its positions together (docs/LIMITS.md)
+MOST_LOGPROBS = 1 << 20  # of one request, all its positions together (docs/MODES.md)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What clients of other projects make of a loop, beside the table of docs/GUARD.md."""
+"""What clients of other projects make of a loop, beside the table of clients.md."""
 
 from __future__ import annotations
 

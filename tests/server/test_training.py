@@ -1,6 +1,6 @@
 """`proper_tokens` alone, as reinforcement learning needs it: outputs survive decoding and encoding.
 
-docs/TRAINING.md tells trainers what holds.
+docs/PROPER_TOKENS.md tells trainers what holds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_without_the_field_outputs_do_not_survive(server: Server) -> None:
 
 @on("reasoner")
 def test_what_is_cut_survives_without_its_last_tokens(server: Server) -> None:
-    """As docs/TRAINING.md says, a few tokens at most have to go."""
+    """As docs/PROPER_TOKENS.md says, a few tokens at most have to go."""
     cut = 0
     fields = {"proper_tokens": True, "max_new_tokens": 9}
     for _, tokens, end in turns(server, stream=False, temperature=1.5, **fields):

@@ -57,7 +57,7 @@ def unjudged(root: Path, present: list[str]) -> list[str]:
     known = set(judged(root))
     return [
         *(
-            f"nobody has reviewed {mode}: see docs/PORTING.md"
+            f"nobody has reviewed {mode}: see docs/MAINTAINING.md"
             for mode in present
             if mode not in known
         ),

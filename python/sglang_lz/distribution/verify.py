@@ -57,7 +57,7 @@ def _public_key(text: str) -> Any:
         import minisign  # a third-party library that nothing else needs
     except ImportError:
         raise DistError(
-            "verify needs py-minisign: `pip install py-minisign`. docs/SECURITY.md says how to "
+            "verify needs py-minisign: `pip install py-minisign`. docs/DEPLOY.md says how to "
             "check a release without it."
         ) from None
     # Try it as text first, because a downloaded folder might contain a file of that name with
