@@ -52,29 +52,3 @@ def test_the_lock_has_what_the_wheel_requires_and_no_index() -> None:
             assert locked[normal] == (pin or locked[normal])
     assert "://" not in lock
     assert "--index-url" not in lock
-
-
-PAGES = [
-    file.relative_to(ROOT).as_posix() for file in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
-]
-DEPLOY = "docs/DEPLOY.md"
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_printed_commands_let_requests_finish(page: str) -> None:
-    """docker would kill a server 10 s after SIGTERM."""
-    text = (ROOT / page).read_text().replace("\\\n", "")
-    runs = re.findall(r"^    (docker run .+)$", text, re.M)
-    servers = [run for run in runs if "--entrypoint" not in run]
-    assert len(servers) == (2 if page in (DEPLOY, "README.md") else 0)
-    assert all(" --stop-timeout 300 " in run for run in servers)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_compose_starts_is_shown_how_to_end(page: str) -> None:
-    """`down` without the profiles of `up` ends nothing and does not say so."""
-    text = (ROOT / page).read_text()
-    started = set(re.findall(r"docker compose ((?:--profile \w+ )+)up", text))
-    ended = set(re.findall(r"docker compose ((?:--profile \w+ )+)down", text))
-    assert started == ended
-    assert bool(started) is (page == DEPLOY)

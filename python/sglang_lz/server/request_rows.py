@@ -1,4 +1,4 @@
-"""What the penalties need of upstream's requests: the state in which a request's row starts."""
+"""Builds a row's initial state from `Req`."""
 
 from __future__ import annotations
 

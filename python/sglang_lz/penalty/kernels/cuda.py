@@ -489,7 +489,7 @@ def _parts(memory: Tensor, at: int, numbers: NDArray[np.int32]) -> tuple[Tensor,
 
 def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """See `reference.steps.seed`. The host writes the windows, and the device fetches them."""
-    # One column, where there are no tokens to copy, which means nothing.
+    # Without tokens, copy one dummy column.
     has_tokens = any(one.tokens for one in windows.values())
     count, width = len(windows), state.capacity if has_tokens else 1
     size = count * (torch.int64.itemsize + bytes_of_row(width))
