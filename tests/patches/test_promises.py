@@ -24,7 +24,6 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from sglang_lz import admission
 from sglang_lz.admission import FIELDS, UNPENALISED
 from sglang_lz.fields.histories import NEUTRAL, HistoryParams
 from sglang_lz.fields.lz import LZParams
@@ -145,67 +144,6 @@ class TestAdmission:
         assert caught.value.args == (0.5, None, {"lz_penalty": 0.5}, facts)
 
 
-class TestGenerate:
-    """requests/generate-contract"""
-
-    def test_our_fields_pass_and_unknown_ones_do_not(self) -> None:
-        from sglang.srt.entrypoints.api_contract import generate_contract_error
-
-        assert generate_contract_error({"text": "a", "sampling_params": GIVEN}) is None
-        unknown = generate_contract_error({"text": "a", "sampling_params": {"lz_penalti": 1}})
-        assert unknown is not None
-        assert "lz_penalti" in unknown
-
-
-class TestOpenAI:
-    """requests/openai-fields"""
-
-    def test_completions_forward_given_fields_only(self) -> None:
-        from sglang.srt.entrypoints.openai.protocol import CompletionRequest
-        from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
-
-        build = OpenAIServingCompletion._build_sampling_params
-        request = CompletionRequest(prompt="a", **GIVEN)
-        assert lz_part(build(SimpleNamespace(), request)) == GIVEN
-        assert lz_part(build(SimpleNamespace(), CompletionRequest(prompt="a"))) == {}
-
-    def test_chat_completions_forward_given_fields_only(self) -> None:
-        from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
-
-        messages = [{"role": "user", "content": "a"}]
-        request = ChatCompletionRequest(messages=messages, **GIVEN)
-        assert lz_part(request.to_sampling_params([], {})) == GIVEN
-        assert lz_part(ChatCompletionRequest(messages=messages).to_sampling_params([], {})) == {}
-
-    def test_responses_forward_given_fields_only(self) -> None:
-        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
-
-        assert lz_part(ResponsesRequest(input="a", **GIVEN).to_sampling_params()) == GIVEN
-        assert lz_part(ResponsesRequest(input="a").to_sampling_params()) == {}
-
-
-def test_anthropic_messages_become_chat_requests_with_our_fields() -> None:
-    """requests/anthropic-fields"""
-    from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-    from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
-
-    request = AnthropicMessagesRequest(
-        model="m", max_tokens=4, messages=[{"role": "user", "content": "a"}], **GIVEN
-    )
-    serving = AnthropicServing(SimpleNamespace(supports_inline_system=True))
-    chat = serving._convert_to_chat_completion_request(request)
-    assert admission.given_fields(vars(chat)) == GIVEN
-
-
-def test_ollama_options_become_sampling_parameters() -> None:
-    """requests/ollama-options"""
-    from sglang.srt.entrypoints.ollama.serving import OllamaServing
-
-    convert = OllamaServing(SimpleNamespace())._convert_options_to_sampling_params
-    assert lz_part(convert({"temperature": 0, **GIVEN})) == GIVEN
-    assert lz_part(convert({"temperature": 0})) == {}
-
-
 def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     """requests/rebootstrap: no way was found to reach it, so what is sent is all that is held."""
     from sglang.srt.entrypoints.api_contract import generate_contract_error
@@ -257,28 +195,6 @@ def test_what_only_scores_has_no_preferred_penalty() -> None:
     assert UNPENALISED == {"lz_penalty": 0, "proper_tokens": False, **NEUTRAL}
 
 
-def test_the_openapi_document_describes_the_fields_of_every_endpoint() -> None:
-    """requests/generate-openapi, and the OpenAPI side of the other request patches"""
-    from sglang.srt.entrypoints.http_server import app
-
-    schemas = app.openapi()["components"]["schemas"]
-    for model in (
-        "CompletionRequest",
-        "ChatCompletionRequest",
-        "ResponsesRequest",
-        "AnthropicMessagesRequest",
-    ):
-        for name in FIELDS:
-            assert len(schemas[model]["properties"][name]["description"]) > 40, (model, name)
-    for model, untyped in (
-        ("GenerateReqInput", "sampling_params"),
-        ("OllamaChatRequest", "options"),
-        ("OllamaGenerateRequest", "options"),
-    ):
-        for name in FIELDS:
-            assert f"`{name}`" in schemas[model]["properties"][untyped]["description"], model
-
-
 class TestFinishReasons:
     """guard/finish-reasons"""
 
@@ -310,25 +226,9 @@ class TestFinishReasons:
             assert choice.get("stop_reason") == found
             assert (choice["finish_reason"], choice["matched_stop"]) == (reason, matched)
 
-    def test_its_name_is_a_server_argument(self, model_path: str) -> None:
-        from sglang.srt.server_args import prepare_server_args
-
-        given = ["--model-path", model_path, "--device", "cpu"]
-        assert prepare_server_args(given).lz_loop_finish_reason == "repetition"
-        changed = prepare_server_args([*given, "--lz-loop-finish-reason", "length"])
-        assert changed.lz_loop_finish_reason == "length"
-
 
 class TestServer:
     """server/max-window-size and server/startup-check"""
-
-    def test_the_maximum_window_is_a_server_argument(self, model_path: str) -> None:
-        from sglang.srt.server_args import prepare_server_args
-
-        given = ["--model-path", model_path, "--device", "cpu"]
-        assert prepare_server_args(given).lz_max_window_size == 1024
-        changed = prepare_server_args([*given, "--lz-max-window-size", "64"])
-        assert changed.lz_max_window_size == 64
 
     def test_a_server_checks_itself_before_it_starts(
         self, model_path: str, monkeypatch: pytest.MonkeyPatch
@@ -499,50 +399,6 @@ class TestResponsesLength:
 
 class TestClients:
     """fixes/stop-regex, fixes/abort-by-whole-id and fixes/session-replace"""
-
-    def test_stop_regex_does_not_backtrack(self) -> None:
-        req = make_request([5])
-        req.sampling_params.stop_regex_strs = ["(a|a)+b", "a{3}$"]
-        req.sampling_params.stop_regex_max_len = 4096
-        req.tokenizer = SimpleNamespace(decode=lambda ids: "a" * len(ids))
-        req.output_ids.extend([7] * 2)
-        assert not req._check_str_based_finish(1)
-        req.output_ids.extend([7] * 5000)
-        assert req._check_str_based_finish(2)
-        assert req.finished_reason.matched == "a{3}$"
-
-    def test_an_abort_names_one_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sglang.srt.constrained.grammar_manager import GrammarManager
-        from sglang.srt.managers import scheduler as module
-        from sglang.srt.managers.io_struct import AbortReq
-        from sglang.srt.managers.scheduler import Scheduler
-
-        waiting, running = ([make_request([5]) for _ in range(2)] for _ in range(2))
-        for reqs in (waiting, running):
-            for rid, req in zip(("a", "ab"), reqs, strict=True):
-                req.rid = rid
-        queued = [MagicMock(rid=rid, grammar=None) for rid in ("a", "ab")]
-        monkeypatch.setattr(module, "_make_abort_req", MagicMock())
-        scheduler: Any = MagicMock(spec=Scheduler)
-        grammars = SimpleNamespace(grammar_queue=queued)
-        grammars.abort_requests = lambda request: GrammarManager.abort_requests(grammars, request)
-        scheduler.configure_mock(
-            chunked_req=None,
-            mm_receiver=None,
-            dllm_config=None,
-            waiting_queue=waiting,
-            disaggregation_mode=None,
-            grammar_manager=grammars,
-            beam_coordinator=MagicMock(),
-            ipc_channels=MagicMock(),
-            collect_inflight_reqs=lambda: running,
-        )
-        Scheduler.abort_request(scheduler, AbortReq(rid="a"))
-        assert [req.rid for req in waiting] == ["ab"]
-        assert running[0].to_finish is not None
-        assert running[1].to_finish is None
-        queued[0].set_finish_with_abort.assert_called_once()
-        queued[1].set_finish_with_abort.assert_not_called()
 
     @pytest.mark.slow
     def test_a_session_replaces_its_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
