@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import random
-import subprocess
-import tarfile
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import oracle
-from bench.harm import archives, corpora, penalties, result
-from bench.harm.corpora import Piece, Text
+from bench.harm import corpora, penalties, result
+from bench.harm.corpora import Piece
 from bench.harm.penalties import LZ_PENALTY, Onset, Outcome, Penalty
-from bench.harm.vocabulary import Vocabulary
-from bench.published import QWEN, SOURCES, Source
 
-ROOT = Path(__file__).parents[2]
 VOCAB = 24
 
 
@@ -62,13 +53,6 @@ def test_lz_lowers_what_the_oracle_lowers(onset: int, monkeypatch: pytest.Monkey
         assert (outcome.onset and outcome.onset.position) == next(iter(reached), None)
 
 
-def test_lz_names_the_shortest_period_that_reached_the_onset() -> None:
-    line = list(range(20))
-    texts = as_tokens([line * 3 + [1], [5, 6] * 30, line * 2 + [1]])
-    onsets = [outcome.onset for outcome in penalties.lz_outcomes(texts, VOCAB, onset=2)]
-    assert onsets == [Onset(60, 20), Onset(26, 2), None]
-
-
 def test_dry_lowers_what_would_make_a_repetition_longer() -> None:
     breaker = VOCAB - 1
     is_breaker = np.arange(VOCAB) == breaker
@@ -99,38 +83,6 @@ def test_count_penalties_lower_what_stood_there() -> None:
     assert not by_name["repetition 1.1"].has_nats
 
 
-def tiny_ranks() -> bytes:
-    tokens = [bytes([byte]) for byte in range(256)]
-    tokens += [b"ab", b"bc", b"abc", b" a", b"12", b"==", b"====", b":\n"]
-    lines = (f"{base64.b64encode(t).decode()} {n}" for n, t in enumerate(tokens))
-    return "\n".join(lines).encode()
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Vocabulary:
-    monkeypatch.setitem(SOURCES, "tiny", Source("some", "ranks", "none", 300, QWEN))
-    monkeypatch.setattr(archives, "files", lambda _: {"ranks": tiny_ranks()})
-    return Vocabulary("tiny")
-
-
-def test_a_vocabulary_knows_which_tokens_hold_a_breaker(tiny: Vocabulary) -> None:
-    found = np.flatnonzero(tiny.holding(["\n", ":"])).tolist()
-    assert found == [ord("\n"), ord(":"), 263]
-    assert len(tiny.holding(["\n"])) == tiny.size
-
-
-def test_texts_are_cut_to_outputs(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "TEXT_TOKENS", 250)
-    texts = [Text("prose", "long", "a" * 1000), Text("logs", "short", "b" * 63)]
-    pieces = corpora.pieces(texts, tiny, 100)
-    assert [(piece.kind, piece.name, len(piece.tokens)) for piece in pieces] == [
-        ("prose", "long:0", 100),
-        ("prose", "long:100", 100),
-    ]
-    (whole,) = corpora.pieces(texts, tiny, 4096)
-    assert len(whole.tokens) == 250
-
-
 def test_texts_are_the_same_each_time() -> None:
     kinds = ("documentation", "logs", "diagrams")
     texts = corpora.texts(kinds)
@@ -139,35 +91,6 @@ def test_texts_are_the_same_each_time() -> None:
     assert corpora.digest(texts) != corpora.digest(texts[1:])
     assert len({(text.kind, text.name) for text in texts}) == len(texts)
     assert max(len(text.text) for text in texts) <= corpora.TEXT_CHARACTERS
-
-
-def test_archives_are_read_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archives.files.cache_clear()
-    monkeypatch.setattr(archives, "FOLDER", tmp_path / "kept")
-    monkeypatch.setattr(archives, "REQUIREMENTS", tmp_path / "pins")
-    archives.REQUIREMENTS.write_text("wheeled==1.0\nSourced==1.0\n")
-    asked = []
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        asked.append(Path(command[-1]).read_text())
-        folder = Path(command[command.index("--dest") + 1])
-        folder.mkdir()
-        if asked[-1] == "wheeled==1.0":
-            with zipfile.ZipFile(folder / "wheeled-1.0-py3-none-any.whl", "w") as wheel:
-                wheel.writestr("wheeled/data.txt", "in a wheel")
-            return subprocess.CompletedProcess(command, 0)
-        with tarfile.open(folder / "Sourced-1.0.tar.gz", "w:gz") as archive:
-            member = tarfile.TarInfo("Sourced-1.0/data.txt")
-            member.size = 9
-            archive.addfile(member, io.BytesIO(b"in a tar!"))
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", pip)
-    for _ in range(2):
-        assert archives.files("wheeled") == {"wheeled/data.txt": b"in a wheel"}
-        assert archives.files("sourced") == {"data.txt": b"in a tar!"}
-        archives.files.cache_clear()
-    assert asked == ["wheeled==1.0", "Sourced==1.0"]
 
 
 def outcome(*lowered: float, onset: Onset | None = None) -> Outcome:
@@ -188,19 +111,3 @@ def test_rows_say_how_much_of_each_kind_is_lowered() -> None:
     assert result.reached(pieces, outcomes, penalty) == [["some", "JSON", "b:0", 4, 1, 7, 3]]
     by_logit = Penalty("some", False, lambda texts, vocab: [])
     assert [row[5] for row in result.rows(pieces, outcomes, by_logit)] == [None, None]
-
-
-def test_only_nothing_is_shown_as_nothing() -> None:
-    row = ["qwen", 4096, "prose"]
-    nothing = [[*row, name, 1, 9, 0.0, 0.0, 0, 0] for name in (result.COUNTING, "DRY")]
-    little = [[*row, "lz 0.15", 1, 9, 0.04, 0.0004, 1, 0]]
-    shown = result.markdown(
-        {
-            "settings": {"longest": [1024, 4096]},
-            "vocabularies": {"qwen": {}},
-            "row_columns": result.ROW_COLUMNS,
-            "rows": nothing + little,
-        }
-    )
-    assert "| lowered per 1000 | count penalties | DRY | lz 0.15 |" in shown
-    assert "| prose | 0 | 0 | < 0.1 |" in shown

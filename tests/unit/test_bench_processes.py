@@ -95,17 +95,6 @@ def test_an_early_end_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert "line 59" not in str(caught.value)
 
 
-def test_lateness_shows_the_end_of_the_log(tmp_path: Path) -> None:
-    text = "print('still loading', flush=True); " + SLEEP
-    log = tmp_path / "log"
-    with Background(python(text), name="the tool", log=log, grace=0) as process:
-        process.wait_until(lambda: "still" in log.read_text(), 60)
-        with pytest.raises(ProcessError, match=r"not ready after 0\.1 s\n.*\nstill loading"):
-            process.wait_until(lambda: False, 0.1)
-        assert process.poll() is None
-        assert process.wait(0.01) is None
-
-
 def test_it_ends_with_us_even_if_we_are_killed(tmp_path: Path) -> None:
     text = (
         "import sys; from pathlib import Path; from bench.processes import Background\n"

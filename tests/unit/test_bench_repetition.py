@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from bench.repetition import grid, repetition, run_directory, sampling, scores
-from bench.repetition.detector import Repetition
 from bench.repetition.items import Item
 from bench.repetition.result import unchanged
 from sglang_lz.fields.lz import LZParams
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "again"
-DEFAULT_COST = LZParams().cost
 
 
 class Stub(ThreadingHTTPServer):
@@ -47,7 +45,6 @@ class Stub(ThreadingHTTPServer):
         self.fails: Counter[int] = Counter()
         self.asked: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.refuses_after: int | None = None
 
     @property
     def samples(self) -> Counter[str]:
@@ -73,8 +70,6 @@ class Handler(BaseHTTPRequestHandler):
             if name in stub.known and body.get(name) == value:
                 return self.answer(400, {"error": {"message": f"{name} out of range"}})
         stub.asked.append(body)
-        if stub.refuses_after is not None and len(stub.asked) > stub.refuses_after:
-            return self.answer(422, {"error": {"message": "not that"}})
         time.sleep(stub.seconds)
         used = {name: body[name] for name in sorted(stub.known & body.keys()) if "_p" in name}
         seed = body["seed"] if stub.honours_seeds else len(stub.asked)
@@ -177,14 +172,8 @@ class TestGrid:
         ("penalty", "name"),
         [
             ("none", "none"),
-            ("lz_penalty=0.15,lz_cost=marginal", "lz 0.15"),
             ("lz_penalty=0.150,lz_cost=rate", "lz rate 0.15"),
-            ("lz_penalty=0.15,lz_onset=2", "lz 0.15, onset 2"),
-            ("repetition_penalty=1.2", "repetition 1.2"),
-            (
-                "lz_penalty=0.2,lz_cost=marginal,lz_window_size=64,lz_include_prompt=true",
-                "lz 0.2, window 64, prompt",
-            ),
+            ("lz_penalty=0.15,lz_onset=2,lz_window_size=64", "lz 0.15, window 64, onset 2"),
             ("frequency_penalty=0.2,repetition_penalty=1.1", "frequency 0.2 + repetition 1.1"),
             ("lz_penalty=0.1,lz_cost=rate,top_k=5", "lz rate 0.1 + top_k 5"),
         ],
@@ -194,15 +183,9 @@ class TestGrid:
 
     def test_the_cost_is_sent_so_that_a_name_means_the_same_everywhere(self) -> None:
         (variant,) = grid.expand(["lz_penalty=0.15"])
-        assert variant.fields == {"lz_penalty": 0.15, "lz_cost": DEFAULT_COST}
+        assert variant.fields == {"lz_penalty": 0.15, "lz_cost": LZParams().cost}
 
-    @pytest.mark.parametrize(
-        "penalty",
-        [
-            *("lz_penalty=-1", "lz_penalty=0.1,lz_cost=cheap", "lz_window_size=64", "lz-best"),
-            *("repetition_penalty=3", "lz_penalty=0.1,lz_penalty=0.2"),
-        ],
-    )
+    @pytest.mark.parametrize("penalty", ["lz_penalty=-1", "lz-best", "repetition_penalty=3"])
     def test_bad_penalties(self, penalty: str) -> None:
         with pytest.raises(ValueError, match="--penalty"):
             grid.expand([penalty])
@@ -273,13 +256,6 @@ class TestRun:
         stub.fails = Counter({503: 1, 429: 1})
         run(stub, problems, tmp_path)
         assert len(kept(tmp_path)) == SAMPLES
-
-    def test_a_refusal_ends_the_run_in_the_endpoints_words(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        stub.refuses_after = 20
-        assert "HTTP 422: not that" in refusal(stub, problems, tmp_path, "--concurrency", "1")
-        assert 0 < len(kept(tmp_path)) < SAMPLES
 
     @pytest.mark.parametrize(
         ("changed", "said"),
@@ -392,43 +368,15 @@ class TestScores:
             covered += low <= 0.3 <= high
         assert 180 <= covered <= 199
 
-    def test_what_ends_in_a_loop_is_cut_off_only_at_the_limit(self) -> None:
-        item = Item("t/1", "p", None)
-        ids = [5, *([1, 2] * 10)]
-        cut, whole = (
-            scores.score(item, sample_line("t/1", token_ids=ids) | {"finish_reason": reason})
-            for reason in ("length", "stop")
-        )
-        assert cut.cut_off == Repetition(1, 2, 10)
-        assert whole.cut_off is None
-
-    def test_rep_4_gram(self) -> None:
-        assert scores.rep_n_gram([1, 2, 3, 4, 5], 4) == 0
-        assert scores.rep_n_gram([1, 1, 1, 1, 1, 1], 4) == pytest.approx(2 / 3)
-        assert scores.rep_n_gram([1, 2, 3], 4) is None
-
-    def test_compression_ratio(self) -> None:
-        assert scores.compression_ratio("") is None
-        assert scores.compression_ratio("a" * 10_000) < 0.01
-        noise = "".join(np.random.default_rng(0).choice(list("0123456789abcdef"), 4000))
-        assert 0.5 < scores.compression_ratio(noise) < 0.7
-
     def test_unchanged_compares_the_same_item_and_seed(self) -> None:
-        item = Item("t/1", "p", None)
-
         def samples(*texts: str) -> list[scores.Scored]:
-            lines = (sample_line("t/1", seed=i, text=text) for i, text in enumerate(texts))
-            return [scores.score(item, line) for line in lines]
+            found = {"token_ids": [], "completion_tokens": 0, "finish_reason": "stop"}
+            keys = (grid.Key("t/1", "none", 0.5, seed) for seed in range(len(texts)))
+            lines = [
+                {**key._asdict(), **found, "text": text}
+                for key, text in zip(keys, texts, strict=True)
+            ]
+            return [scores.score(Item("t/1", "p", None), line) for line in lines]
 
         assert unchanged(samples("a", "b", "c"), samples("a", "c", "b")) == 1
         assert unchanged(samples("a", "b"), samples("a")) == 1
-        assert unchanged(samples("a"), []) == 0
-
-
-def sample_line(item: str, **changed: Any) -> dict[str, Any]:
-    ids = changed.get("token_ids", [])
-    return {
-        **{"item": item, "variant": "none", "temperature": 0.5, "seed": 0, "text": "x"},
-        **{"token_ids": ids, "completion_tokens": len(ids), "finish_reason": "stop"},
-        **changed,
-    }

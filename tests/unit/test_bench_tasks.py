@@ -41,26 +41,17 @@ def test_limit_takes_the_first(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"prompt": "?"}\n{"prompt": \n', "row 2: not JSON"),
-        ('{"prompt": ["?"]}\n', "row 1: 'prompt' is neither text nor"),
         ('{"prompt": " "}\n', "row 1: 'prompt' is missing or empty"),
         ('{"prompt": "?", "id": 1}\n' * 2, "2 rows with the id 'jsonl/1'"),
         ('{"prompt": "?", "fields": {"seed": 1}}\n', "must leave out seed"),
-        ("\n", "has no row"),
     ],
 )
 def test_a_bad_file_is_named_with_row_and_field(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match="x") as error:
+    with pytest.raises(ValueError, match=r"x\.jsonl") as error:
         load(f"jsonl={path}")
     assert message in str(error.value)
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("spec", ["aime2024=x.jsonl", "jsonl="])
-def test_what_is_no_task(spec: str) -> None:
-    with pytest.raises(ValueError, match="is no task; a task is pocket or jsonl=FILE"):
-        load(spec)
 
 
 def test_the_task_of_lm_eval_asks_what_the_reasoner_was_trained_on() -> None:
