@@ -148,58 +148,6 @@ def test_build_tree(kernels: ModuleType, drafts: list[Proposals]) -> None:
             assert written["retrive_next_sibling"][request].tolist() == following
 
 
-def test_build_tree_of_sglangs_own_example(kernels: ModuleType) -> None:
-    """Depths 0, 1, 1, 2 behind 7 tokens are at positions 7, 8, 8, 9 (eagle_utils.py)."""
-    draft = Proposals(topk=2, steps=2, parent_list=[-1, 0, 1], selected=[0, 1, 4])
-    written = outputs(1, 4)
-    mask = torch.zeros(16, dtype=torch.bool)
-
-    kernels.build_tree_kernel_efficient_cpu(
-        torch.tensor([draft.parent_list]),
-        torch.tensor([draft.selected]),
-        torch.tensor([7]),
-        mask,
-        *written.values(),
-        2,
-        2,
-        4,
-        1,
-    )
-
-    assert written["positions"].tolist() == [7, 8, 8, 9]
-    assert written["retrive_next_token"].tolist() == [[1, -1, 3, -1]]
-    assert written["retrive_next_sibling"].tolist() == [[-1, 2, -1, -1]]
-    rows = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
-    assert mask.view(4, 4).int().tolist() == rows
-
-
-def test_other_tree_masks_are_refused(kernels: ModuleType) -> None:
-    empty = torch.zeros(1, 0, dtype=torch.int64)
-    with pytest.raises(NotImplementedError, match="mode 0"):
-        kernels.build_tree_kernel_efficient_cpu(empty, empty, *[empty] * 6, 1, 1, 1, 0)
-
-
-@given(forest=forests(), data=st.data())
-def test_reconstruct_from_mask(
-    kernels: ModuleType, forest: list[Tree], data: st.DataObject
-) -> None:
-    batch, nodes = len(forest), len(forest[0].parents)
-    mask = torch.zeros(batch, nodes, nodes, dtype=torch.bool)
-    for request, tree in enumerate(forest):
-        for node in range(nodes):
-            mask[request, node, tree.path(node)] = True
-    noise = data.draw(st.lists(st.booleans(), min_size=nodes, max_size=nodes))
-    mask |= torch.tensor(noise).expand(nodes, nodes).triu(1)  # must not count
-    written = outputs(batch, nodes)
-
-    kernels.speculative.reconstruct_indices_from_tree_mask(
-        mask.flatten(), torch.arange(batch) + 5, *written.values(), batch, nodes
-    )
-
-    for request, tree in enumerate(forest):
-        assert_tree(written, request, tree, request + 5)
-
-
 def tree_tensors(forest: list[Tree]) -> list[torch.Tensor]:
     """Numbers and links of trees, as the kernels that verify take them."""
     batch, nodes = len(forest), len(forest[0].parents)
@@ -215,45 +163,6 @@ def verdict(batch: int, nodes: int, width: int) -> dict[str, torch.Tensor]:
         "accept_index": torch.full((batch, width), -1, dtype=torch.int32),
         "accept_token_num": torch.full((batch,), UNSET, dtype=torch.int32),
     }
-
-
-@given(forest=forests(), data=st.data())
-def test_verify_greedily(kernels: ModuleType, forest: list[Tree], data: st.DataObject) -> None:
-    batch, nodes = len(forest), len(forest[0].parents)
-    width = data.draw(st.integers(1, nodes + 1))
-    tokens = st.lists(st.integers(0, 2), min_size=nodes, max_size=nodes)
-    candidates = [data.draw(tokens) for _ in forest]
-    predicted = [data.draw(tokens) for _ in forest]
-    written = verdict(batch, nodes, width)
-
-    kernels.verify_tree_greedy_cpu(
-        **written,
-        candidates=torch.tensor(candidates),
-        **dict(
-            zip(
-                ("retrive_index", "retrive_next_token", "retrive_next_sibling"),
-                tree_tensors(forest),
-                strict=True,
-            )
-        ),
-        target_predict=torch.tensor(predicted),
-    )
-
-    predicts = [UNSET] * (batch * nodes)
-    for request, tree in enumerate(forest):
-        way = [0]
-        while len(way) < width:
-            wanted = predicted[request][way[-1]]
-            fitting = [c for c in tree.children(way[-1]) if candidates[request][c] == wanted]
-            if not fitting:
-                break
-            way.append(fitting[0])
-        numbers = [request * nodes + node for node in way]
-        assert written["accept_index"][request].tolist() == numbers + [-1] * (width - len(way))
-        assert written["accept_token_num"][request] == len(way) - 1
-        for node in way:
-            predicts[request * nodes + node] = predicted[request][node]
-    assert written["predicts"].tolist() == predicts
 
 
 TRIALS = 10_000
@@ -361,21 +270,6 @@ def test_tree_sampling_follows_the_target(kernels: ModuleType, shape: str) -> No
         assert_frequencies(following, probs[node])
 
 
-def test_tree_sampling_stops_at_the_width(kernels: ModuleType) -> None:
-    tree = SHAPES["chain"]
-    probs = torch.eye(VOCAB)[[1, 2, 3, 4]]  # all of the chain is certain
-    text = sample(
-        kernels,
-        "tree_speculative_sampling_target_only",
-        tree,
-        2,
-        candidates=torch.tensor([[0, 1, 2, 3]]),
-        target_probs=probs[None],
-        draft_probs=torch.zeros(1),
-    )
-    assert text.tolist() == [[1, 2]]
-
-
 def test_tree_sampling_takes_a_certain_token_at_any_coin(kernels: ModuleType) -> None:
     """Coins of 0 and next to 1, probabilities that sum to a little less than 1."""
     tree = Tree([None, 0])
@@ -421,22 +315,6 @@ def test_chain_rejection_sampling_follows_the_target(
     for place in range(nodes):
         reached = text[:, place] != UNSET
         assert_frequencies(text[reached, place], target[place])
-
-
-def test_chain_sampling_takes_no_token_that_the_draft_cannot_draw(kernels: ModuleType) -> None:
-    """Like upstream's kernel: code that changes a draft must change its probability too."""
-    rows = torch.eye(VOCAB)
-    for draft, wanted in ((3, [1, UNSET]), (1, [1, 2])):
-        text = sample(
-            kernels,
-            "chain_speculative_sampling_triton",
-            Tree([None, 0]),
-            2,
-            candidates=torch.tensor([[0, 1]]),
-            target_probs=rows[None, [1, 2]],
-            draft_probs=rows[None, [draft]],
-        )
-        assert text.tolist() == [wanted]
 
 
 @given(data=st.data())
@@ -601,96 +479,3 @@ def test_attention_of_a_prefill(
             wanted = attention(query[start + i], keys[seen], values[seen])
             torch.testing.assert_close(output[start + i], wanted, atol=1e-5, rtol=0)
         start += count
-
-
-@given(prefixes=st.lists(st.integers(0, 6), min_size=3, max_size=3), nodes=st.integers(1, 5))
-def test_attention_of_a_block(kernels: ModuleType, prefixes: list[int], nodes: int) -> None:
-    """A block is drafted at once: each of its tokens sees all of it, and all before it."""
-    pool = Pool.random()
-
-    query, output = extend(kernels, pool, [(p, nodes) for p in prefixes], is_causal=False)
-
-    for request, prefix in enumerate(prefixes):
-        seen = [pool.slot(request, place) for place in range(prefix + nodes)]
-        for i in range(request * nodes, (request + 1) * nodes):
-            wanted = attention(query[i], pool.keys[seen], pool.values[seen])
-            torch.testing.assert_close(output[i], wanted, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("window", [0, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_a_decode(kernels: ModuleType, window: int, dtype: torch.dtype) -> None:
-    """One new token a request; its key and value go into the cache before it looks there."""
-    pool = Pool.random(dtype)
-    expected_keys, expected_values = pool.keys.clone(), pool.values.clone()
-    generator = torch.Generator().manual_seed(9)
-    query = torch.randn(3, HEADS, WIDTH, generator=generator)
-    key = torch.randn(3, GROUPS, WIDTH, generator=generator)
-    value = torch.randn(3, GROUPS, VALUE_WIDTH, generator=generator)
-    totals = [1, 5, 9]
-    new = [pool.slot(request, total - 1) for request, total in enumerate(totals)]
-    expected_keys[new], expected_values[new] = key.to(dtype), value.to(dtype)
-    output = torch.full((3, HEADS, VALUE_WIDTH), math.nan)
-
-    kernels.decode_attention_cpu(
-        query,
-        pool.keys,
-        pool.values,
-        1.0,
-        1.0,
-        output,
-        key.flatten(1),
-        value.flatten(1),
-        torch.tensor(new),
-        torch.zeros(0),
-        pool.req_to_token,
-        pool.rows,
-        torch.tensor(totals),
-        SCALE,
-        0.0,
-        False,
-        window,
-        None,
-        None,
-    )
-
-    assert torch.equal(pool.keys, expected_keys)
-    assert torch.equal(pool.values, expected_values)
-    for request, total in enumerate(totals):
-        slots = [pool.slot(request, place) for place in range(total)][-window:]
-        wanted = attention(
-            query[request], expected_keys[slots].float(), expected_values[slots].float()
-        )
-        torch.testing.assert_close(output[request], wanted, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [
-        ({"logit_cap": 30.0}, "logit_cap"),
-        ({"sinks": torch.zeros(HEADS)}, "sinks"),
-        ({"is_cross_attn": True}, "cross_attention"),
-        ({"is_causal": False, "sliding_window": 2}, "bidirectional_window"),
-    ],
-)
-def test_attention_refuses_what_it_does_not_do(
-    kernels: ModuleType, option: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(NotImplementedError, match=f"{name}: not supported by speculative"):
-        extend(kernels, Pool.random(), [(1, 1)] * 3, **option)
-
-
-def test_rows_of_draft_branches(kernels: ModuleType) -> None:
-    pool = torch.arange(3 * 12, dtype=torch.int32).view(3, 12)
-    rows, lengths, topk, steps = torch.tensor([2, 0]), torch.tensor([3, 6]), 2, 3
-
-    branches = kernels.build_draft_decode_metadata_cpu(pool, rows, lengths, topk, steps, 12)
-
-    for request, (row, length) in enumerate(((2, 3), (0, 6))):
-        for branch in range(topk):
-            places = [
-                *range(length),
-                *range(length + branch * steps, length + (branch + 1) * steps),
-            ]
-            got = branches[request * topk + branch, : length + steps]
-            assert got.tolist() == pool[row, places].tolist()

@@ -11,69 +11,20 @@ from typing import Any
 
 import pytest
 
-from soak.check import Answer, check, outputs_of
-from soak.drive import Driver, Log, body_of
+from soak.check import Answer, check
+from soak.drive import Driver, Log
 from soak.schedule import (
     ANSWER,
     HOSTILE,
     LEAVE,
     REFUSED,
-    SHARES,
     STREAM,
-    TOKENS,
     Action,
     Request,
-    Schedule,
     Wave,
 )
 
 REQUEST = Request(prompt=[300, 301], new_tokens=2)
-
-
-def test_a_seed_gives_the_same_waves_again() -> None:
-    waves = [Schedule("overlap", 3).wave(number, kill=True) for number in (0, 1, 1)]
-    assert waves[1] == waves[2]
-    assert waves[0].actions != waves[1].actions
-    assert waves[0].actions != Schedule("overlap", 4).wave(0).actions
-    assert waves[0].kill
-
-
-def test_schedules_ask_for_everything_and_for_nothing_that_is_wrong() -> None:
-    schedule = Schedule("overlap", 0)
-    actions = [action for number in range(8) for action in schedule.wave(number).actions]
-    assert {action.how for action in actions} == set(SHARES)
-    for action in actions:
-        request, sampling = action.request, body_of(action)["sampling_params"]
-        assert bool(request.wrong) == (action.how in (REFUSED, HOSTILE))
-        assert bool(action.reason) == (action.how == REFUSED)
-        if action.how == HOSTILE:
-            assert set(body_of(action)) == {"input_ids", "sampling_params"}
-            continue
-        assert len(request.prompt) + request.new_tokens <= 640
-        assert sampling.get("min_new_tokens", 0) <= request.new_tokens
-        if request.regex is not None:
-            assert not sampling.get("min_new_tokens")
-            assert not sampling.get("no_repeat_ngram_size")
-    requests = [action.request for action in actions]
-    for is_drawn in (
-        lambda r: r.regex,
-        lambda r: r.stop,
-        lambda r: r.bias,
-        lambda r: r.count > 1,
-        lambda r: r.lz.onset and r.lz.penalty,
-        lambda r: r.penalties.dry_multiplier,
-        lambda r: r.penalties.no_repeat_ngram_size,
-        lambda r: r.penalties.repetition_penalty != 1,
-        lambda r: r.penalties.frequency_penalty,
-        lambda r: r.penalties.min_new_tokens and r.penalties.stops,
-    ):
-        assert sum(bool(is_drawn(request)) for request in requests) > 10
-
-
-def test_every_other_wave_of_a_server_that_mixes_chunks_has_tokens_only() -> None:
-    schedule = Schedule("mixed-chunk", 0, mixes=True)
-    assert {action.how for action in schedule.wave(1).actions} == {TOKENS, REFUSED, HOSTILE}
-    assert ANSWER in {action.how for action in schedule.wave(2).actions}
 
 
 def row(token: int, logprob: float) -> Any:
@@ -95,34 +46,12 @@ def stream(*outputs: list[int], deltas: bool) -> Answer:
     return Answer("c", "w", STREAM, REQUEST, {}, content, deltas)
 
 
-@pytest.mark.parametrize("deltas", [True, False])
-def test_a_stream_that_breaks_off_is_read_as_far_as_it_came(deltas: bool) -> None:
-    whole = stream([7], [8, 9], [3], deltas=deltas)
-    (output,) = outputs_of(whole)
-    assert output.tokens == [7, 8, 9, 3]
-    assert output.rows is not None
-    assert output.rows.shape == (4, 2048)
-    cut = Answer(*("c", "w", STREAM, REQUEST, {}), whole.content[:-9], deltas)
-    (output,) = outputs_of(cut)
-    assert output.tokens == [7, 8, 9]
-    assert outputs_of(Answer(*("c", "w", STREAM, REQUEST, {}), b"data: {", deltas)) == []
-
-
 def test_a_logprob_that_is_not_its_row_s_is_a_failure() -> None:
     answer = stream([7], [8], deltas=True)
     changed = answer.content.replace(b"[-1.0, 8, null]]", b"[-1.5, 8, null]]", 1)
     (verdict,) = check(Answer(*("c", "w", STREAM, REQUEST, {}), changed, True))
     assert verdict.failure is not None
     assert "not that of its row" in verdict.failure["reason"]
-
-
-def test_an_improper_token_is_a_failure() -> None:
-    request = Request([300], 2, temperature=1.0, regex=r"[ \na]{1,5}")
-    answer = {"output_ids": [1000, 1000], "meta_info": {"finish_reason": {"type": "length"}}}
-    found = Answer("c", "w", TOKENS, request, {}, json.dumps(answer).encode())
-    (verdict,) = check(found)
-    assert verdict.failure is not None
-    assert verdict.beyond
 
 
 class Handler(BaseHTTPRequestHandler):
