@@ -24,9 +24,9 @@ from bench.http_client import HTTP, answers
 from bench.processes import Background, free_port
 from browser import Browser
 from server.configurations import on
-from server.launch import Server, model_path, vocab_size
+from server.launch import Server, vocab_size
 from sglang_lz.fields.lz import RECOMMENDED
-from sglang_lz.playground.app import DEMO, EXAMPLES, SESSION
+from sglang_lz.playground.app import EXAMPLES, SESSION
 
 SECONDS = 60
 MARKUP = '<img src="x" onerror="window.broken = 1"><script>window.broken = 1</script>'
@@ -301,10 +301,6 @@ def test_one_file_shows_the_session_in_a_frame_of_another_page(
             assert not [one for one in found if "favicon.ico" not in json.dumps(one)]
         finally:
             server.shutdown()
-
-
-def test_the_demo_model_is_the_one_of_texts_without_a_server() -> None:
-    assert (DEMO / "config.json").read_bytes() == (model_path() / "config.json").read_bytes()
 
 
 @pytest.mark.full

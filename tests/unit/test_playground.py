@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 import oracle
-from bench.harm.penalties import lz_outcomes
 from sglang_lz.fields import lz
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.playground import app, command, single_file
-from sglang_lz.playground.explain import COLUMNS, MOST_NATS, Explainer, counters, loops_in
-from sglang_lz.playground.upstream import Upstream, pieces
+from sglang_lz.playground.explain import COLUMNS, Explainer, counters, loops_in
+from sglang_lz.playground.upstream import Upstream
 
 V = 32
 HOST = "127.0.0.1:30080"
@@ -86,26 +85,6 @@ def test_explaining_in_pieces_changes_nothing() -> None:
     )
 
 
-def test_another_token_of_a_step_can_be_explained() -> None:
-    """The token that would have gone on with the loop, where the output left it."""
-    text = [*LOOP, 20]
-    row = Explainer(params(), V).explain(text, [*LOOP, 1])[-1]
-    assert row == Explainer(params(), V).explain([*LOOP, 1])[-1]
-    assert row[0] > 0
-    assert row[1] == 4
-
-
-@pytest.mark.parametrize("onset", [0, 3])
-def test_a_text_gives_the_figures_of_the_harm_benchmark(onset: int) -> None:
-    setting, text = params(lz_onset=onset), [*TEXT, *LOOP * 4]
-    rows = Explainer(setting, V).explain(text)
-    (outcome,) = lz_outcomes([np.array(text)], V, onset)
-    found = counters(text, rows, loops_in(text, setting))
-    assert (max(row[0] for row in rows) > MOST_NATS) == (onset > 0)
-    assert found["touched_per_1000"] == pytest.approx(1000 * (outcome.lowered > 0).mean())
-    assert found["mean_nats"] == pytest.approx(outcome.lowered.mean(dtype=np.float64), abs=1e-5)
-
-
 def test_loops_are_those_that_reach_the_onset() -> None:
     found = loops_in(TEXT, params())
     assert [(one.pattern_size, one.begin, one.end) for one in found] == [
@@ -114,16 +93,6 @@ def test_loops_are_those_that_reach_the_onset() -> None:
         (4, 107, 155),
     ]
     assert counters(TEXT, [[0.0]] * len(TEXT), found)["tokens_in_loops"] == 44 + 29 + 44
-
-
-def test_texts_of_tokens_add_up_to_the_text() -> None:
-    # A tokenizer that leaves out spaces in front, and characters of several tokens.
-    assert pieces("Hello big world", 0, ["Hello", "big", "world"])[0] == ["Hello", " big", " world"]
-    text = "a\N{GRINNING FACE}\N{GRINNING FACE}b<end>"
-    parts, end = pieces(text, 0, ["a", *["\ufffd"] * 8, "b", "<end>"])
-    assert "".join(parts) == text
-    assert end == len(text)
-    assert pieces("ab", 0, ["a", "<|im_end|>", "b"])[0] == ["a", "<|im_end|>", "b"]
 
 
 # The application
@@ -229,20 +198,6 @@ def test_an_output_that_fills_the_context(column: str) -> None:
     assert told[-1]["end"] == "length"
 
 
-def test_each_column_asks_for_its_penalty_only() -> None:
-    for column, penalty in (
-        ("none", {"lz_penalty": 0}),
-        ("known", {"lz_penalty": 0, "repetition_penalty": 1.2}),
-        ("lz", LZParams.parse(lz.RECOMMENDED, 600).request_fields()),
-    ):
-        server = Server()
-        events(server, column=column)
-        (body,) = [body for body in server.bodies if body.get("stream")]
-        sampling = {"temperature": 0, "max_new_tokens": len(LOOP), "stream_interval": 1}
-        guard = {"repetition_detection": {"max_pattern_size": 0}}
-        assert body["sampling_params"] == sampling | guard | penalty
-
-
 def test_a_server_that_is_not_ours_runs_the_other_columns() -> None:
     assert ask("GET", "/api/server", Server(is_ours=False)).json()["sentence"] == app.STOCK
     refused = ask("POST", "/api/generate", Server(is_ours=False), json=ASKED)
@@ -269,42 +224,6 @@ def test_a_stream_that_breaks_is_a_sentence(stream: str, sentence: str) -> None:
 
 def dead(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("refused", request=request)
-
-
-def test_without_a_server_the_session_and_the_text_are_there() -> None:
-    told = ask("GET", "/api/server", dead).json()
-    assert told["sentence"] == "No server answers at http://127.0.0.1:1."
-    assert set(ask("GET", "/api/session", dead).json()["columns"]) == {"none", "known", "lz"}
-    request = {"text": "and so on " * 40, "fields": ASKED["fields"]}
-    found = ask("POST", "/api/explain", dead, json=request).json()
-    assert "".join(token[1] for token in found["tokens"]) == request["text"]
-    ids = [token[0] for token in found["tokens"]]
-    (outcome,) = lz_outcomes([np.array(ids)], app.demo_vocab_size(), 3)
-    assert found["counters"]["touched"] == (outcome.lowered > 0).sum() > 0
-
-
-def test_the_session_shows_a_loop_and_what_ended_it() -> None:
-    columns = json.loads(app.SESSION.read_text())["columns"]
-    sums = {name: told[-1]["counters"] for name, told in columns.items()}
-    assert sums["none"]["tokens_in_loops"] > 2 * sums["lz"]["tokens_in_loops"] > 0
-    (before,) = [event["before"] for event in columns["lz"] if "before" in event]
-    assert any(one[0] < one[1] and one[3] > 0 for one in before)
-
-
-def test_only_looping_outputs_of_a_log_are_shown() -> None:
-    lines = [{"text": "so be it, " * 30}, {"output_ids": [5, 6] * 30}, {"text": "no loop"}]
-    data = "\n".join(map(json.dumps, lines)).encode()
-    headers = {"content-type": "application/json"}
-    told = ask("POST", "/api/log", content=data, headers=headers).json()
-    assert told["outputs"] == 3
-    assert [one["place"] for one in told["looping"]] == ["the file, line 1", "the file, line 2"]
-    assert told["looping"][0]["text"] == lines[0]["text"]
-    assert told["looping"][1]["ids"] == [5, 6] * 30
-    shown = ask("POST", "/api/explain", json={"ids": [5, 6] * 30, "fields": ASKED["fields"]})
-    assert shown.json()["tokens"][1][:2] == [6, "<6>"]
-    refused = ask("POST", "/api/log", content=b'{"text": 3}', headers=headers)
-    assert refused.status_code == 400
-    assert refused.json()["error"].startswith("The file, line 1 holds no output")
 
 
 @pytest.mark.parametrize(
@@ -383,22 +302,6 @@ def test_the_page_needs_no_other_host_and_writes_no_html() -> None:
     assert "http" not in page
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert way not in script
-
-
-def test_controls_come_from_the_table_of_fields() -> None:
-    controls = ask("GET", "/api/fields").json()["lz"]
-    assert [one["name"] for one in controls] == list(lz.FIELDS)
-    for one in controls:
-        assert one["description"] == lz.description(one["name"])
-        assert lz.json_schema(one["name"])["anyOf"][0] == one["schema"]
-
-
-def test_the_request_can_be_copied() -> None:
-    told = ask("POST", "/api/request", json=ASKED | {"chat": True, "prompt": "it's"}).json()
-    compile(told["python"], "request.py", "exec")
-    assert "/v1/chat/completions" in told["curl"]
-    assert '"lz_onset": 3' in told["curl"]
-    assert "'\"'\"'" in told["curl"]  # the apostrophe, for a shell
 
 
 def test_wrong_addresses_are_named() -> None:
