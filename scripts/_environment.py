@@ -1,22 +1,23 @@
-"""Creates and maintains the virtual environment in which the patched SGLang runs.
+"""Creates and maintains the environments of this checkout, with the standard library alone.
 
-This uses only the standard library, because it runs before anything is installed. Everything is
-inside the checkout:
+Everything is inside the checkout:
 
-    .venv/<flavour>/         the environment
+    .venv/uv/                uv, which installs all else
+    .venv/<flavour>/         the environment in which the patched SGLang runs
     .venv/clients/           clients of other projects, which the tests serve
-    .venv/<flavour>/stamps/  one file for each set-up step, written when the step is done
     .cache/upstream/         upstream's wheels, downloaded and verified
-    .cache/dist/             our wheels
+    .cache/dist/             our wheel
     .cache/stock/            SGLang without the LZ patches, for comparison in tests
     .cache/drafts/           draft models for tests, by what they are made from
-    .cache/pip/              pip's cache
+    .cache/uv/, .cache/pip/  what was downloaded
+    .cache/numba-installed/  what numba compiled of the installed package
     .cache/home/             HOME of child processes, so that no library writes to the user's home
     .cache/tmp/<pid>/        TMPDIR of child processes
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import hashlib
@@ -28,34 +29,47 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import _supervise
 from _checkout import ROOT
 from sglang_lz.distribution import sources
 from sglang_lz.distribution.errors import DistError
 
-Flavour = Literal["cpu", "cuda"]
-FLAVOURS: tuple[Flavour, ...] = ("cpu", "cuda")
-
+FLAVOURS = ("cpu", "cuda")
 CACHE = ROOT / ".cache"
 FULL = CACHE / "full"
 """The commit at which `scripts/test full` passed last; scripts/release signs no other."""
 PATCHES = ROOT / "patches"
+SCRIPTS = ROOT / "scripts"
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
-TEST_REQUIREMENTS = ROOT / "scripts" / "requirements-test.txt"
-COMPILER = ROOT / "scripts" / "requirements-compiler.txt"
-CLIENTS = ROOT / ".venv" / "clients"
+CPU_REQUIREMENTS = CPU / "requirements.txt"
+UV = ROOT / ".venv" / "uv"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+TEST_TOOLS, TEST_LOCK = SCRIPTS / "requirements-test.txt", SCRIPTS / "test.lock"
+COMPILER = "ziglang==0.17.1"
+"""A C++ compiler: SGLang compiles its n-gram drafts when a server starts."""
+CLIENTS, CLIENTS_LOCK = ROOT / ".venv" / "clients", SCRIPTS / "clients.lock"
 """The environment of clients of other projects, whose requirements contradict SGLang's."""
-CLIENTS_LOCK = ROOT / "scripts" / "clients.lock"
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
 SOCKET = "/tmpabcdefgh"
 COMPILED_ROOMS = (".", "fields", "penalty", "penalty/kernels", "loops", "bounds", "proper")
 """The folders of our package that hold what numba compiles, and the constants in it."""
-NOT_COMPILED = "/sglang/(multimodal_gen|test)/"
-"""Modules of SGLang that serving text never imports, a third of it."""
+UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "constraint": "UV_CONSTRAINT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+}
+"""uv's environment variables for settings of pip, which uv does not read."""
 
 
 class SetupError(DistError):
@@ -64,7 +78,7 @@ class SetupError(DistError):
 
 def detect_flavour(
     environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")
-) -> Flavour:
+) -> str:
     """Return SGLANG_LZ_FLAVOUR if set, else "cuda" on a machine with an NVIDIA GPU, else "cpu".
 
     Args:
@@ -75,44 +89,15 @@ def detect_flavour(
         SetupError: SGLANG_LZ_FLAVOUR is not a flavour.
     """
     if wanted := environ.get("SGLANG_LZ_FLAVOUR"):
-        return parse_flavour(wanted, "SGLANG_LZ_FLAVOUR")
+        if wanted not in FLAVOURS:
+            raise SetupError(f"SGLANG_LZ_FLAVOUR is {wanted!r}; it must be cpu or cuda.")
+        return wanted
     if driver.is_dir() and any(driver.iterdir()):
         return "cuda"
     smi = shutil.which("nvidia-smi", path=environ.get("PATH", ""))  # WSL has no /proc/driver/nvidia
     if smi and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0:
         return "cuda"
     return "cpu"
-
-
-def parse_flavour(text: str, name: str) -> Flavour:
-    """Return `text` as a flavour; otherwise raise a SetupError that names the option `name`."""
-    for flavour in FLAVOURS:
-        if text == flavour:
-            return flavour
-    raise SetupError(f"{name} is {text!r}; it must be cpu or cuda.")
-
-
-def split_option(name: str, arguments: list[str]) -> tuple[str | None, list[str]]:
-    """Remove an option with a value from the arguments; if it is repeated, the last one counts.
-
-    Returns:
-        its value, or None if it is not given, and the other arguments in order.
-    """
-    value, rest = None, []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument == name:
-            value = next(remaining, "")
-        elif argument.startswith(f"{name}="):
-            value = argument.removeprefix(f"{name}=")
-        else:
-            rest.append(argument)
-    return value, rest
-
-
-def has_compiler(environ: Mapping[str, str]) -> bool:
-    """Whether SGLang finds a C++ compiler: the user's CXX, which is not checked, or `c++`."""
-    return "CXX" in environ or shutil.which("c++", path=environ.get("PATH", "")) is not None
 
 
 @dataclass(frozen=True)
@@ -124,6 +109,7 @@ class Step:
         stamp: the file that stores the `made_from` of the last completed run.
         made_from: a digest of the inputs.
         action: does the step; it can be repeated after an interruption at any point.
+        made: a file without which the step is not done.
         suffices: the prefix of `made_from` that must be unchanged; all of it if empty.
     """
 
@@ -131,6 +117,7 @@ class Step:
     stamp: Path
     made_from: str
     action: Callable[[], None]
+    made: Path = ROOT
     suffices: str = ""
 
     def is_done(self) -> bool:
@@ -139,9 +126,9 @@ class Step:
             made_from = self.stamp.read_text()
         except OSError:
             return False
-        return made_from == self.made_from or bool(
-            self.suffices and made_from.startswith(self.suffices)
-        )
+        is_same = made_from == self.made_from
+        is_enough = bool(self.suffices) and made_from.startswith(self.suffices)
+        return (is_same or is_enough) and self.made.exists()
 
     def do(self) -> None:
         """Do the step. The stamp is deleted before it and created by a rename afterwards."""
@@ -153,30 +140,23 @@ class Step:
         new.replace(self.stamp)
 
 
-def do_steps(steps: list[Step], lock: Path) -> None:
-    """Do the outstanding steps in order, in one process at a time (`lock` is a file)."""
+def do_steps(steps: list[Step]) -> None:
+    """Do the outstanding steps in order, in one process of this checkout at a time."""
     if all(step.is_done() for step in steps):
         return
-    with _locked(lock):
-        number = 0
-        while todo := [step for step in steps if not step.is_done()]:  # a step may undo later ones
-            step, number = todo[0], number + 1
-            say(f"[{number}/{number - 1 + len(todo)}] {step.title}")
-            began = time.monotonic()
-            step.do()
-            say(f"[{number}/{number - 1 + len(todo)}] done in {time.monotonic() - began:.0f} s")
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "setup.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("waiting for another set-up in this checkout to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        for step in steps:
+            if not step.is_done():  # an earlier step may have undone it
+                say(step.title)
+                began = time.monotonic()
+                step.do()
+                say(f"done in {time.monotonic() - began:.0f} s")
 
 
 def digest(root: Path, files: Iterable[Path], *words: str) -> str:
@@ -212,21 +192,144 @@ def date_by_contents(package: Path) -> None:
         os.utime(source, (seconds, seconds))
 
 
+def uv_settings(listed: str) -> dict[str, str]:
+    """Environment variables that give uv the settings of pip.
+
+    Args:
+        listed: the output of `pip config list`.
+    """
+    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best file of all indexes
+    for section in ("global.", "install.", ":env:."):  # the later one wins, as in pip
+        for line in listed.splitlines():
+            key, _, value = line.partition("=")
+            if key.startswith(section) and (name := UV_NAMES.get(key.removeprefix(section))):
+                separator = "," if name == "UV_FIND_LINKS" else " "
+                found[name] = separator.join(ast.literal_eval(value).split())
+    return found
+
+
+def uv_step() -> Step:
+    """Install uv, by its hash and with pip."""
+
+    def install() -> None:
+        shutil.rmtree(UV, ignore_errors=True)
+        run([sys.executable, "-m", "venv", str(UV)], "Python's venv module does not work")
+        pip = [str(UV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes"]
+        run([*pip, "--requirement", str(SCRIPTS / "uv.lock")], "pip could not install uv")
+
+    program = UV / "bin" / "uv"
+    return Step(
+        "installing uv", UV / "stamp", made_from(UV, [SCRIPTS / "uv.lock"]), install, program
+    )
+
+
+def environment_step(folder: Path, what: str, files: list[Path], *packages: str) -> Step:
+    """Make an environment, in place of what is there.
+
+    Args:
+        folder: where.
+        what: what it is for, for the user.
+        files: the inputs.
+        packages: arguments of `install`.
+    """
+
+    def make() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        run_uv("venv", "--quiet", "--seed", f"--python={sys.executable}", str(folder))
+        install(folder, *packages)
+
+    title = f"installing {what} into {folder.relative_to(ROOT)}"
+    stamp = folder / "stamps" / "environment"
+    return Step(title, stamp, made_from(folder, files), make, folder / "bin" / "python")
+
+
+def install(folder: Path, *arguments: str) -> None:
+    """Install packages into an environment; arguments as those of `uv pip install`."""
+    run_uv("pip", "install", "--quiet", f"--python={folder}/bin/python", *arguments)
+
+
+def uv_variables() -> dict[str, str]:
+    """Environment variables for uv, with the settings of pip."""
+    pip = [str(UV / "bin" / "python"), "-m", "pip", "config", "list"]
+    listed = subprocess.run(pip, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return uv_settings(listed) | own_variables()
+
+
+def run_uv(*arguments: str) -> None:
+    """Run uv; SetupError if it fails."""
+    command = [str(UV / "bin" / "uv"), *arguments]
+    run(command, "uv could not install what is needed", **uv_variables())
+
+
+def run(command: list[str], failure: str, **more: str) -> None:
+    """Run a command of the set-up; SetupError with `failure` if it does not succeed.
+
+    Args:
+        command: the command.
+        failure: the beginning of a sentence.
+        more: environment variables.
+    """
+    if _supervise.run(command, env=own_variables() | more, cwd=ROOT):
+        raise SetupError(f"{failure}, see the lines above; run this again to go on from here.")
+
+
+def made_from(folder: Path, files: Iterable[Path], *words: str) -> str:
+    """A digest of files, of the Python, and of the location, on which environments depend."""
+    return digest(ROOT, files, VERSION, str(folder), *words)
+
+
+def own_variables() -> dict[str, str]:
+    """Ours without what leads a child to another environment, and with caches in the checkout."""
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if name not in unwanted}
+    folders = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "UV_TOOL_DIR": "uv-tools"}
+    caches = {name: str(CACHE / folder) for name, folder in folders.items()}
+    always = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    return caches | env | always | {"TMPDIR": str(temporary())}
+
+
+def temporary() -> Path:
+    """The TMPDIR for this process's children."""
+    return CACHE / "tmp" / str(os.getpid())
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make `temporary()` and remove it afterwards, as those of dead processes.
+
+    Raises:
+        SetupError: its path is too long for the sockets that the server creates in it.
+    """
+    folder = temporary()
+    longest = len(os.fsencode(f"{folder}{SOCKET}"))
+    if longest > SOCKET_PATH_BYTES:
+        raise SetupError(
+            f"the path of this checkout is {longest - SOCKET_PATH_BYTES} bytes too long for "
+            f"the Unix sockets in {folder}; move the checkout to a shorter path."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for other in folder.parent.iterdir():
+        if other == folder or not Path("/proc", other.name).exists():
+            shutil.rmtree(other, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Environment:
     """The environment of one flavour: sets it up and runs programs in it."""
 
-    def __init__(self, flavour: Flavour) -> None:
+    def __init__(self, flavour: str) -> None:
         self.flavour = flavour
-        self.release = sources.release(PATCHES)
         self.folder = ROOT / ".venv" / flavour
         self.stock = CACHE / "stock"
-        self._patches = PATCHES / self.release
-        self._lock = self._patches / "upstream.lock"
         self.python = self.folder / "bin" / "python"
         self._stamps = self.folder / "stamps"
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        self.packages = self.folder / "lib" / f"python{version}" / "site-packages"
-        self._version = version
+        self._patches = PATCHES / sources.release(PATCHES)
+        # Upstream's own requirements, of the CUDA flavour, are not locked.
+        self._locked = ["--constraints", str(TEST_LOCK)] if flavour == "cpu" else []
 
     def set_up(
         self, *, tests: bool = False, clients: bool = False, package_of_checkout: bool = False
@@ -242,31 +345,17 @@ class Environment:
         Raises:
             SetupError: a step failed; the completed steps are kept for the next time.
         """
-        if not self.python.exists():  # never created, or its base Python is gone
-            shutil.rmtree(self._stamps, ignore_errors=True)
-        with self.temporary_folder():
-            steps = self._steps(package_of_checkout=package_of_checkout)
-            steps += self._test_steps() if tests else []
-            steps += [self._clients_step()] if clients else []
-            do_steps(steps, CACHE / "setup.lock")
-
-    def _steps(self, *, package_of_checkout: bool = False) -> list[Step]:
         # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
-        patched = self._digest(files_below(self._patches, CPU))
-        package = self._digest(files_below(ROOT / "python"))
-        own = [CPU / "requirements.txt"] if self.flavour == "cpu" else []
-        dependencies = Step(
-            "installing what SGLang needs (the longest step: gigabytes)",
-            self._stamps / "dependencies",
-            self._digest([self._lock, *own]),
-            self._install_dependencies,
-        )
-        return [
-            Step(
-                f"making {self.folder.relative_to(ROOT)} with Python {self._version}",
-                self._stamps / "environment",
-                self._digest([]),
-                self._make,
+        patched = made_from(self.folder, files_below(self._patches, CPU))
+        package = made_from(self.folder, files_below(ROOT / "python"))
+        steps = [
+            uv_step(),
+            environment_step(
+                self.folder,
+                "what SGLang needs",
+                [self._patches / "upstream.lock", CPU_REQUIREMENTS, TEST_LOCK],
+                *(["--requirement", str(CPU_REQUIREMENTS)] if self.flavour == "cpu" else ["pip"]),
+                *self._locked,
             ),
             Step(
                 f"building the patched SGLang, {self.flavour} flavour, and installing it",
@@ -275,67 +364,55 @@ class Environment:
                 self._install_package,
                 suffices=patched if package_of_checkout else "",
             ),
-            dependencies,
+            *(self._test_steps() if tests else []),
         ]
+        if clients:
+            locked = ("--require-hashes", "--requirement", str(CLIENTS_LOCK))
+            steps.append(environment_step(CLIENTS, "the tests' clients", [CLIENTS_LOCK], *locked))
+        with temporary_folder():
+            do_steps(steps)
 
     def _test_steps(self) -> list[Step]:
+        tools = Step(
+            "installing the tools of the tests",
+            self._stamps / "tools",
+            made_from(self.folder, [TEST_TOOLS, TEST_LOCK]),
+            lambda: install(self.folder, "--requirement", str(TEST_TOOLS), *self._locked),
+        )
         compiler = Step(
             "installing a C++ compiler, because there is none",
             self._stamps / "compiler",
-            self._digest([COMPILER]),
+            made_from(self.folder, [], COMPILER),
             self._install_compiler,
         )
-        tools = Step(
-            "installing the tools of the tests",
-            self._stamps / "test-tools",
-            self._digest([TEST_REQUIREMENTS]),
-            lambda: self._pip("install", "--requirement", str(TEST_REQUIREMENTS)),
-        )
-        return [
-            tools,
-            *([] if has_compiler(os.environ) else [compiler]),
-            Step(
-                "building SGLang without the LZ patches, to compare with",
-                self._stamps / "stock",
-                self._digest([self._lock, *files_below(self._patches / "cpu", CPU)]),
-                self._install_stock,
+        stock = Step(
+            "building SGLang without the LZ patches, to compare with",
+            self._stamps / "stock",
+            made_from(
+                self.folder,
+                [self._patches / "upstream.lock", *files_below(self._patches / "cpu", CPU)],
             ),
-        ]
-
-    def _clients_step(self) -> Step:
-        return Step(
-            "installing the clients of other projects that the tests serve",
-            self._stamps / "clients",
-            self._digest([CLIENTS_LOCK]),
-            self._install_clients,
+            self._install_stock,
+            self.stock,
         )
-
-    def _digest(self, files: Iterable[Path]) -> str:
-        """A digest of files, and of the Python and the location, on which every step depends."""
-        return digest(ROOT, files, self._version, str(self.folder))
-
-    def _make(self) -> None:
-        self._make_at(self.folder)
-
-    def _make_at(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        self._run(
-            [sys.executable, "-m", "venv", str(folder)],
-            f"Python's venv module could not make {folder}",
-        )
+        # SGLang takes the user's CXX, or `c++`.
+        has_compiler = "CXX" in os.environ or shutil.which("c++")
+        return [tools, *([] if has_compiler else [compiler]), stock]
 
     def _install_package(self) -> None:
         wheel = self._build("dist")
-        self._pip("install", "--no-deps", "--no-compile", "--force-reinstall", str(wheel))
-        date_by_contents(self.packages / "sglang_lz")
-        self._compile("sglang", "sglang_lz", "sgl_kernel")
+        options = ["--no-deps"] if self.flavour == "cpu" else []
+        # uv's cache would keep every wheel of ours.
+        install(self.folder, "--no-cache", "--reinstall-package=sglang", *options, wheel)
+        date_by_contents(self.folder / "lib" / f"python{VERSION}" / "site-packages" / "sglang_lz")
 
-    def _install_dependencies(self) -> None:
-        self._pip("install", "--no-compile", "sglang")  # already installed: only its requirements
-        self._compile(".")
+    def _install_stock(self) -> None:
+        shutil.rmtree(self.stock, ignore_errors=True)
+        wheel = self._build("stock-dist", "--groups", "cpu")
+        install(self.folder, "--no-cache", "--no-deps", f"--target={self.stock}", wheel)
 
     def _install_compiler(self) -> None:
-        self._pip("install", "--no-compile", "--requirement", str(COMPILER))
+        install(self.folder, COMPILER)
         wrapper, cache = self.folder / "bin" / "c++", self.folder / "zig"
         # nodelete: libraries built by g++ are never unloaded, and a thread of SGLang's relies on
         # that.
@@ -349,108 +426,30 @@ class Environment:
         # server.
         cache.mkdir(exist_ok=True)
         nothing = ["-shared", "-xc++", os.devnull, "-o", str(cache / "nothing.so")]
-        self._run([str(wrapper), *nothing], "the compiler does not compile")
+        run([str(wrapper), *nothing], "the compiler does not compile")
 
-    def _install_clients(self) -> None:
-        self._make_at(CLIENTS)
-        locked = ("--require-hashes", "--requirement", str(CLIENTS_LOCK))
-        self._pip("install", "--no-compile", *locked, python=CLIENTS / "bin" / "python")
-
-    def _install_stock(self) -> None:
-        shutil.rmtree(self.stock, ignore_errors=True)
-        wheel = self._build("stock-dist", "--groups", "cpu")
-        self._pip("install", "--no-deps", "--no-compile", "--target", str(self.stock), str(wheel))
-        self._compile(str(self.stock))
-
-    def _build(self, folder: str, *options: str) -> Path:
+    def _build(self, folder: str, *options: str) -> str:
         out = CACHE / folder
         shutil.rmtree(out, ignore_errors=True)
-        command = [str(self.python), "-m", "sglang_lz", "build", "--flavour", self.flavour]
-        command += ["--out", str(out), "--cache", str(CACHE / "upstream"), *options]
-        self._run(command, "the patched wheel could not be built", checkout=True)
+        command = [str(UV / "bin" / "python"), "-m", "sglang_lz", "build", "--out", str(out)]
+        command += ["--flavour", self.flavour, "--cache", str(CACHE / "upstream"), *options]
+        run(command, "the patched wheel could not be built", PYTHONPATH=str(ROOT / "python"))
         (wheel,) = out.glob("*.whl")
-        return wheel
+        return str(wheel)
 
-    def _pip(self, *arguments: str, python: Path | None = None) -> None:
-        self._run(
-            [str(python or self.python), "-m", "pip", *arguments],
-            "pip could not install what is needed",
-        )
-
-    def _compile(self, *names: str) -> None:
-        """Compile packages to bytecode; otherwise every start takes twice as long."""
-        folders = [str(self.packages / name) for name in names if (self.packages / name).exists()]
-        # Some packages contain files for other Python versions; those that fail are ignored.
-        command = [
-            str(self.python),
-            "-Wignore",
-            "-m",
-            "compileall",
-            "-qq",
-            "-j0",
-            "-x",
-            NOT_COMPILED,
-        ]
-        self._run([*command, *folders], None)
-
-    def _run(self, command: list[str], failure: str | None, *, checkout: bool = False) -> None:
-        env = self.variables(home=False)
-        if checkout:
-            env["PYTHONPATH"] = str(ROOT / "python")
-        status = _supervise.run(command, env=env, cwd=ROOT)
-        if status and failure:
-            raise SetupError(f"{failure}, see the lines above; run this again to go on from here.")
-
-    @contextlib.contextmanager
-    def temporary_folder(self) -> Iterator[Path]:
-        """The TMPDIR for this process's children; those of dead processes are removed.
-
-        Raises:
-            SetupError: its path is too long for the sockets that the server creates in it.
-        """
-        folder = _temporary_folder()
-        longest = len(os.fsencode(f"{folder}{SOCKET}"))
-        if longest > SOCKET_PATH_BYTES:
-            raise SetupError(
-                f"the path of this checkout is {longest - SOCKET_PATH_BYTES} bytes too long for "
-                f"the Unix sockets in {folder}; move the checkout to a shorter path."
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for other in folder.parent.iterdir():
-            if other == folder or not Path("/proc", other.name).exists():
-                shutil.rmtree(other, ignore_errors=True)
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def variables(self, *, home: bool = True) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
         """Environment variables for a child process, so that it uses only this environment.
 
-        If the user has set HF_HOME or PIP_CACHE_DIR, they are kept, because those caches may be
-        shared.
-
-        Args:
-            home: also replace HOME. Not for pip, because HOME contains its configuration.
+        If the user has set HF_HOME, it is kept, because that cache may be shared.
         """
-        unwanted = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
-        env = {name: value for name, value in os.environ.items() if name not in unwanted}
-        env["PATH"] = os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)])
-        env["PYTHONUNBUFFERED"] = "1"
-        env["TMPDIR"] = str(_temporary_folder())
-        env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-        env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))
-        if home:
-            folder = CACHE / "home"
-            folder.mkdir(parents=True, exist_ok=True)
-            env = {name: value for name, value in env.items() if not name.startswith("XDG_")}
-            env["HOME"] = str(folder)
-        return env
-
-
-def _temporary_folder() -> Path:
-    return CACHE / "tmp" / str(os.getpid())
+        home = CACHE / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        env = own_variables()
+        return {name: value for name, value in env.items() if not name.startswith("XDG_")} | {
+            "PATH": os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)]),
+            "HOME": str(home),
+            "NUMBA_CACHE_DIR": str(CACHE / "numba-installed"),
+        }
 
 
 def say(text: str) -> None:

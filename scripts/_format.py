@@ -6,15 +6,14 @@ import os
 
 import _supervise
 from _checkout import ROOT
-from _environment import Environment, main, say
+from _environment import Environment, main, say, temporary_folder
 from _test import variables
 
 USAGE = """\
 usage: scripts/format
 
-Mend what ruff can mend, format, and check style and types, in this checkout, and write the tables
+Fix what ruff can fix, format, and check style and types, in this checkout, and write the tables
 of the documents that come from code, patches and result files. scripts/test checks all of this.
-Seconds once set up.
 """
 
 
@@ -25,21 +24,14 @@ def format_all(arguments: list[str]) -> int:
         return 0 if arguments in (["-h"], ["--help"]) else 2
     environment = Environment("cpu")
     environment.set_up(tests=True, package_of_checkout=True)
-    python = str(environment.python)
-    commands = [
-        [python, "-m", "ruff", "check", "--fix", "."],
-        [python, "-m", "ruff", "format", "."],
-        [python, "-m", "mypy"],
-        [python, "-m", "_docs"],
-    ]
-    own = ("python", "scripts", "tests")
-    folders = os.pathsep.join(map(str, (ROOT, *(ROOT / name for name in own))))
-    env = variables(environment) | {"PYTHONPATH": folders}
+    folders = (ROOT, *(ROOT / name for name in ("python", "scripts", "tests")))
+    env = variables(environment) | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
     statuses = []
-    with environment.temporary_folder():
-        for command in commands:
-            say(" ".join(command[2:]))
-            statuses.append(_supervise.run(command, env=env, cwd=ROOT))
+    with temporary_folder():
+        for command in ("ruff check --fix .", "ruff format .", "mypy", "_docs"):
+            say(command)
+            program = [str(environment.python), "-m", *command.split()]
+            statuses.append(_supervise.run(program, env=env, cwd=ROOT))
     return next(filter(None, statuses), 0)
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import sys
 from pathlib import Path
 
-import _supervise
 from _checkout import ROOT
-from _environment import CACHE, SetupError, Step, digest, do_steps, main
+from _environment import SCRIPTS, do_steps, environment_step, main, temporary_folder, uv_step
 
 FOLDER = ROOT / ".venv" / "release"
-REQUIREMENTS = ROOT / "scripts" / "release.lock"
+LOCK = SCRIPTS / "release.lock"
 PASSWORD = "SGLANG_LZ_KEY_PASSWORD"
 
 DESCRIPTION = """\
@@ -48,63 +45,32 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=ROOT / "dist" / "release",
-        help="a folder that does not exist yet (default: dist/release)",
-    )
-    parser.add_argument(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help="a secret key of minisign; without, unsigned. `scripts/test full` must have passed",
-    )
-    parser.add_argument(
-        "--new-key",
-        type=Path,
-        metavar="FILE",
-        help="make a secret key, with its public key in FILE.pub, and nothing else",
-    )
+    for name, of, text in (
+        ("--out", "DIR", "a folder that does not exist yet (default: dist/release)"),
+        ("--key", "FILE", "a secret key of minisign; `scripts/test full` must have passed"),
+        ("--new-key", "FILE", "only make a secret key, with its public key in FILE.pub"),
+    ):
+        parser.add_argument(name, type=Path, metavar=of, help=text)
     parser.add_argument(
         "--only",
         metavar="WORD,WORD",
         help="make only the wheels of these Pythons (cp311), machines (x86_64), flavours (cpu)",
     )
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    given.out = (given.out or ROOT / "dist" / "release").absolute()
+    return given
 
 
 def release(arguments: list[str]) -> int:
     """Run the script; does not return if the environment can be created."""
     parse(arguments)  # so that -h and usage errors need no environment
-    python = FOLDER / "bin" / "python"
-    if not python.exists():
-        shutil.rmtree(FOLDER, ignore_errors=True)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    made_from = digest(ROOT, [REQUIREMENTS], version, str(FOLDER))
-    step = Step(
-        f"making {FOLDER.relative_to(ROOT)} with Python {version}",
-        FOLDER / "stamp",
-        made_from,
-        _make,
-    )
-    do_steps([step], CACHE / "setup.lock")
-    script = ROOT / "scripts" / "_make_release.py"
+    locked = ("--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={LOCK}")
+    with temporary_folder():
+        do_steps([uv_step(), environment_step(FOLDER, "what makes a release", [LOCK], *locked)])
     # Replace this process, so that the password prompt can use its terminal.
+    python, script = FOLDER / "bin" / "python", SCRIPTS / "_make_release.py"
     env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     os.execve(python, [str(python), "-B", str(script), *arguments], env)
-
-
-def _make() -> None:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    install = ["-m", "pip", "install", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    for command in (
-        [sys.executable, "-m", "venv", str(FOLDER)],
-        [str(FOLDER / "bin" / "python"), *install, "--requirement", str(REQUIREMENTS)],
-    ):
-        if _supervise.run(command, env=os.environ, cwd=ROOT):
-            raise SetupError(f"{FOLDER} could not be made, see the lines above; run this again.")
 
 
 if __name__ == "__main__":

@@ -6,28 +6,19 @@ outlives it to remove the temporary folder and what a server that was killed lea
 
 from __future__ import annotations
 
+import argparse
 import os
-import time
 from pathlib import Path
 
 import _supervise
-from _environment import (
-    Environment,
-    detect_flavour,
-    main,
-    parse_flavour,
-    say,
-    split_option,
-)
+from _environment import FLAVOURS, Environment, detect_flavour, main, say, temporary_folder
 
-USAGE = """\
-usage: scripts/serve [--flavour cpu|cuda] [--end-loops] [--playground] [argument ...]
-
+USAGE = "scripts/serve [--flavour cpu|cuda] [--end-loops] [--playground] [argument ...]"
+DESCRIPTION = """\
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
-
-  --flavour cpu|cuda   default: cuda on a machine with an NVIDIA GPU, else cpu
-
+"""
+EPILOG = """\
   --end-loops          end loops in every request that says nothing else: the recommended lz_penalty
                        and lz_onset, and the loop guard (in --preferred-sampling-params, where your
                        own keys win)
@@ -44,24 +35,27 @@ environment:
   SGLANG_LZ_HOST       as --host (default: 127.0.0.1)
   SGLANG_LZ_PORT       as --port (default: 30000)
   HF_HOME              where downloaded models are (default: inside the checkout)
-  PIP_CACHE_DIR        where pip keeps downloads (default: inside the checkout)
-  PIP_...              any setting of pip, such as another index
+  UV_..., PIP_...      any setting of uv or pip, such as another index
 """
 
 
 def serve(arguments: list[str]) -> int:
     """Run the script; return its exit status."""
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE, end="")
-        return 0
-    began = time.monotonic()
-    wanted, rest = split_option("--flavour", arguments)
-    flavour = detect_flavour(os.environ) if wanted is None else parse_flavour(wanted, "--flavour")
-    environment = Environment(flavour)
+    parser = argparse.ArgumentParser(
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--flavour", choices=FLAVOURS, help="default: cuda on a machine with an NVIDIA GPU"
+    )
+    given, rest = parser.parse_known_args(arguments)
+    environment = Environment(given.flavour or detect_flavour(os.environ))
     environment.set_up()
-    what = f"the {flavour} flavour of SGLang {environment.release}"
-    say(f"ready to launch {what} after {time.monotonic() - began:.1f} s")
-    with environment.temporary_folder():
+    say(f"starting the {environment.flavour} flavour of SGLang")
+    with temporary_folder():
         command = [str(environment.folder / "bin" / "sglang-lz"), "serve", *rest]
         return _supervise.run(command, env=environment.variables(), cwd=Path.cwd())
 

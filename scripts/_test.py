@@ -1,10 +1,10 @@
-"""scripts/test: sets up the CPU flavour, then checks everything."""
+"""scripts/test: sets up the patched SGLang, then checks everything."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import time
+from pathlib import Path
 
 import _supervise
 import _tools
@@ -17,6 +17,7 @@ from _environment import (
     detect_flavour,
     main,
     say,
+    temporary_folder,
 )
 
 MOST_WORKERS = 4
@@ -29,16 +30,16 @@ usage: scripts/test [quick|all|full|containers|gpu] [argument of pytest ...]
 Set up the patched SGLang inside this checkout, CPU flavour, and check the patches, the installed
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
-  quick       without tests/server, which start real servers, without images and what else is slow
-  all         also the images, clients of other projects and short runs of the benchmarks; this is
-              what continuous integration runs
+  quick       no servers, images or slow tests
+  all         also images, a browser, clients of other projects, and short runs of the benchmarks;
+              this is what continuous integration runs
   full        everything: each test of a server on all servers that it names, instead of the first
               (tests/server/configurations.py), more examples, fuzzing, and a short soak; a release
               is signed only after it. A missing program is an error here
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
   gpu         only on a machine with an NVIDIA GPU: the CUDA flavour, its kernels and its servers
 
-Tests that are named without one of these words run alone, and nothing else is checked:
+If you name tests without one of these words, they run alone, and nothing else is checked:
 
     scripts/test tests/unit/test_window.py -k ring
 
@@ -46,41 +47,50 @@ Tests below tests/unit then import sglang_lz from the checkout, so that a change
 wheel. All others, and those of the words above, run against the installed wheel.
 
 The images are built and run with podman, and the playground is opened in Chromium. As root on
-Debian and Ubuntu, what is missing of them is installed first. Elsewhere the tests that need it are
-skipped, and the last lines say which and how to run them; with CI set in the environment, they are
-errors.
+Debian and Ubuntu, `all`, `full` and `containers` first install what is missing of them. Otherwise
+the tests that need it are skipped, and the last lines say which and how to run them; with CI set in
+the environment, they are errors.
 
-Arguments of pytest, such as a test file or -k, apply to the tests only; -m replaces what leaves
-slow tests out of quick, and those of full out of the others. The tests run on up to 4 cores,
-those of one file that is named alone on one; -n 0 runs all one after the other, as a debugger wants
-them.
+-m replaces what leaves slow tests out of quick, and those of full out of the others. The tests run
+on up to 4 cores, those of one file that is named alone on one; -n 0 runs one after the other.
 """
-
 
 MODES = ("quick", "all", "full", "containers", "gpu")
 DEFAULT = "default"
 """The mode without a word or named tests."""
 NAMED = "named"
 """The mode that has no word: tests are named."""
-UNIT = ROOT / "tests" / "unit"
+CLIENTS = "tests/server/test_clients.py"
 ONLY_ALL = (
-    *(tools.tests for tools in _tools.ALL),
+    *(_tools.IMAGE_TOOLS.tests, _tools.BROWSER_TOOLS.tests, CLIENTS),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
-    _tools.CLIENTS.tests,
 )
-"""What only `all` and `full` run, or `containers`: images, a browser, benchmarks, clients."""
-GPU = (
-    *("tests/unit/test_kernels.py", "tests/gpu"),
-    *(
-        f"tests/unit/test_penalizer.py::{name}"
-        for name in (
-            "test_scheduler_with_the_kernels_of_a_gpu",
-            "test_lz_repetition_and_dry_act_on_one_token[cuda]",
-        )
-    ),
+"""What only `all` and `full` run, or `containers`."""
+SELECTED = {
+    "quick": [
+        *("-m", "not (slow or full or gpu)", "--representative", "--ignore-glob=tests/server"),
+        *(f"--ignore-glob={tests}" for tests in ONLY_ALL),
+    ],
+    DEFAULT: [
+        *("-m", "not (full or gpu)", "--representative"),
+        *(f"--ignore-glob={tests}" for tests in ONLY_ALL),
+    ],
+    "all": ["-m", "not (full or gpu)", "--representative"],
+    "full": ["-m", "not gpu"],
+    "containers": ["tests/deploy"],
+    "gpu": [
+        *("tests/unit/test_kernels.py", "tests/gpu"),
+        "tests/unit/test_penalizer.py::test_scheduler_with_the_kernels_of_a_gpu",
+        "tests/unit/test_penalizer.py::test_lz_repetition_and_dry_act_on_one_token[cuda]",
+    ],
+}
+"""The pytest arguments of each mode. What `gpu` runs needs LZ_TEST_DEVICE=cuda in the environment
+and our wheel: where there is no network, call pytest."""
+PATH_OPTIONS = (
+    *("-c", "-k", "-m", "--basetemp", "--confcutdir", "--deselect", "--ignore", "--ignore-glob"),
+    *("--junitxml", "--junit-xml", "--rootdir"),
 )
-"""What `gpu` runs, with LZ_TEST_DEVICE=cuda: without a network, pytest can run the same in any
-environment that has our wheel."""
+"""Options of pytest whose value, the next word, may look like a path."""
 COMPILE = """
 import threading
 import torch
@@ -97,31 +107,24 @@ beside.join()
 """
 
 
+def test_paths(arguments: list[str]) -> list[Path]:
+    """The files and folders among pytest arguments."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    words = [word for before, word in pairs if before not in PATH_OPTIONS and word[:1] != "-"]
+    files = [ROOT / word.partition("::")[0] for word in words]
+    return [file for file in files if file.exists() or file.suffix == ".py"]
+
+
 def split_mode(arguments: list[str]) -> tuple[str, list[str]]:
     """Remove the mode, one of `MODES`, from the arguments; else it is `NAMED` or `DEFAULT`."""
     if arguments and arguments[0] in MODES:
         return arguments[0], arguments[1:]
-    return (NAMED if _tools.test_paths(arguments) else DEFAULT), arguments
+    return (NAMED if test_paths(arguments) else DEFAULT), arguments
 
 
-def imports_checkout(mode: str, arguments: list[str]) -> bool:
-    """Whether the tests import `sglang_lz` from the checkout instead of the installed wheel."""
-    paths = _tools.test_paths(arguments)
-    return mode == NAMED and all(path.resolve().is_relative_to(UNIT) for path in paths)
-
-
-def needs_clients(mode: str, arguments: list[str]) -> bool:
-    """Whether tests may run that need the clients of `CLIENTS`."""
-    if mode in ("quick", DEFAULT, "containers"):
-        return False
-    paths = _tools.test_paths(arguments)
-    return not paths or any(_tools.CLIENTS.used_below(path) for path in paths)
-
-
-def workers(mode: str, arguments: list[str]) -> list[str]:
+def workers(mode: str, paths: list[Path]) -> list[str]:
     """The pytest arguments that distribute the tests over processes; none for a single file."""
-    paths = _tools.test_paths(arguments)
-    if mode == NAMED and len(paths) == 1 and not paths[0].is_dir():
+    if mode == "gpu" or (mode == NAMED and len(paths) == 1 and not paths[0].is_dir()):
         return []
     count = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     # Each server's tests run in one worker, in the order of tests/server/configurations.py.
@@ -134,32 +137,38 @@ def test(arguments: list[str]) -> int:
         print(USAGE, end="")
         return 0
     mode, rest = split_mode(arguments)
-    if mode == "gpu":
-        return _test_gpu(rest)
-    environment = Environment("cpu")
+    paths = test_paths(rest)
+    if mode == "gpu" and detect_flavour(os.environ) != "cuda":
+        raise SetupError("`scripts/test gpu` needs an NVIDIA GPU, and there is none here.")
+    environment = Environment("cuda" if mode == "gpu" else "cpu")
     commit = commit_of_checkout() if mode == "full" and not rest else ""
+    unit, clients = ROOT / "tests" / "unit", ROOT / CLIENTS
+    from_checkout = mode == NAMED and all(path.resolve().is_relative_to(unit) for path in paths)
     environment.set_up(
         tests=True,
-        clients=needs_clients(mode, rest),
-        package_of_checkout=imports_checkout(mode, rest),
+        clients=mode in ("all", "full") or any(map(clients.is_relative_to, paths)),
+        package_of_checkout=from_checkout,
     )
-    if mode not in ("quick", DEFAULT):
-        _tools.install(_tools.needed(["tests/deploy"] if mode == "containers" else rest))
-    with environment.temporary_folder():
-        status = _check(environment, mode, rest)
+    if mode in ("all", "full", "containers"):
+        browser = [] if mode == "containers" else [_tools.BROWSER_TOOLS]
+        _tools.install([_tools.IMAGE_TOOLS, *browser])
+    env = variables(environment)
+    env |= {"PYTHONPATH": str(ROOT / "python")} if from_checkout else {}
+    env |= {"CI": "1"} if mode == "full" else {}
+    env |= {"LZ_TEST_DEVICE": "cuda"} if mode == "gpu" else {}
+    pytest = [str(environment.python), "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
+    pytest += ["-o", f"cache_dir={CACHE / 'pytest-cache'}", *workers(mode, paths)]
+    pytest += [*SELECTED.get(mode, []), *rest]
+    with temporary_folder():
+        whole = mode in ("quick", DEFAULT, "all", "full")
+        failed = _check(environment, env) if whole else []
+        status = _supervise.run(pytest, env=env, cwd=ROOT)
+    if failed:
+        say(f"failed besides the tests: {', '.join(failed)}")
+    status = status or int(bool(failed))
     if commit and status == 0 and commit_of_checkout() == commit:
         FULL.write_text(commit)
     return status
-
-
-def _test_gpu(arguments: list[str]) -> int:
-    if detect_flavour(os.environ) != "cuda":
-        raise SetupError("`scripts/test gpu` needs an NVIDIA GPU, and there is none here.")
-    environment = Environment("cuda")
-    environment.set_up(tests=True)
-    with environment.temporary_folder():
-        env = variables(environment, "gpu") | {"LZ_TEST_DEVICE": "cuda"}
-        return _pytest(environment, env, [*GPU, *arguments])
 
 
 def commit_of_checkout() -> str:
@@ -173,22 +182,7 @@ def commit_of_checkout() -> str:
     return "" if failed or changes.stdout else commit.stdout.strip()
 
 
-def selection(mode: str) -> list[str]:
-    """The pytest arguments that leave tests out of a mode."""
-    left_out = [f"--ignore-glob={tests}" for tests in ONLY_ALL]
-    return {
-        "quick": [
-            *("-m", "not (slow or full or gpu)", "--representative", "--ignore-glob=tests/server"),
-            *left_out,
-        ],
-        DEFAULT: ["-m", "not (full or gpu)", "--representative", *left_out],
-        "all": ["-m", "not (full or gpu)", "--representative"],
-        "full": ["-m", "not gpu"],
-        "containers": ["tests/deploy"],
-    }.get(mode, [])
-
-
-def variables(environment: Environment, mode: str = NAMED) -> dict[str, str]:
+def variables(environment: Environment) -> dict[str, str]:
     """Environment variables for tests and linters, which keep their caches in the checkout."""
     return environment.variables() | {
         "HF_HUB_OFFLINE": "1",
@@ -198,52 +192,28 @@ def variables(environment: Environment, mode: str = NAMED) -> dict[str, str]:
         "RUFF_CACHE_DIR": str(CACHE / "ruff"),
         "MYPY_CACHE_DIR": str(CACHE / "mypy"),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(CACHE / "hypothesis"),
-        **({"CI": "1"} if mode == "full" else {}),
     }
 
 
-def _check(environment: Environment, mode: str, arguments: list[str]) -> int:
-    env = variables(environment, mode)
-    checkout = {"PYTHONPATH": str(ROOT / "python")}
-    if imports_checkout(mode, arguments):
-        env |= checkout
-    python = str(environment.python)
-    tool = [python, "-m", "sglang_lz"]
-    checks = {
-        "ruff check": ([python, "-m", "ruff", "check", "."], {}),
-        "ruff format": ([python, "-m", "ruff", "format", "--check", "."], {}),
-        "mypy": ([python, "-m", "mypy"], {}),
-        "patches": ([*tool, "check", "--cache", str(CACHE / "upstream")], checkout),
-        "doctor": ([*tool, "doctor"], {}),
-    }
-    results = {}
-    is_whole = mode not in (NAMED, "containers")
-    for name, (command, more) in checks.items() if is_whole else ():
+def _check(environment: Environment, env: dict[str, str]) -> list[str]:
+    """Check all but the tests, and compile the kernels; return the names of what failed."""
+    checkout = env | {"PYTHONPATH": str(ROOT / "python")}
+    upstream = str(CACHE / "upstream")
+    failed = []
+    for name, variables, *arguments in (
+        ("style", env, "-m", "ruff", "check", "."),
+        ("format", env, "-m", "ruff", "format", "--check", "."),
+        ("types", env, "-m", "mypy"),
+        ("patches", checkout, "-m", "sglang_lz", "check", "--cache", upstream),
+        ("doctor", env, "-m", "sglang_lz", "doctor"),
+        # Otherwise every worker and every server would compile the kernels at the same time.
+        ("compiling the kernels, if they have changed", env, "-c", COMPILE),
+    ):
         say(name)
-        began = time.monotonic()
-        status = _supervise.run(command, env=env | more, cwd=ROOT)
-        results[name] = (status, time.monotonic() - began)
-    for name, (status, seconds) in results.items():
-        say(f"{name:12} {'passed' if status == 0 else 'FAILED'} in {seconds:.0f} s")
-    if is_whole:
-        _compile(environment, env)
-    status = _pytest(environment, env, [*workers(mode, arguments), *selection(mode), *arguments])
-    failed = [name for name, (status, _) in results.items() if status]
-    if failed:
-        say(f"failed besides the tests: {', '.join(failed)}")
-    return status or int(bool(failed))
-
-
-def _compile(environment: Environment, env: dict[str, str]) -> None:
-    """Compile the kernels for the CPU, or every worker and every server would at the same time."""
-    say("compiling the kernels, if they have changed")
-    _supervise.run([str(environment.python), "-c", COMPILE], env=env, cwd=ROOT)
-
-
-def _pytest(environment: Environment, env: dict[str, str], arguments: list[str]) -> int:
-    command = [str(environment.python), "-m", "pytest", f"--basetemp={CACHE / 'pytest'}"]
-    command += ["-o", f"cache_dir={CACHE / 'pytest-cache'}"]
-    return _supervise.run([*command, *arguments], env=env, cwd=ROOT)
+        command = [str(environment.python), *arguments]
+        if _supervise.run(command, env=variables, cwd=ROOT):
+            failed.append(name)
+    return failed
 
 
 if __name__ == "__main__":
