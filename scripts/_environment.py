@@ -258,7 +258,10 @@ def uv_variables() -> dict[str, str]:
 def run_uv(*arguments: str) -> None:
     """Run uv; SetupError if it fails."""
     command = [str(UV / "bin" / "uv"), *arguments]
-    run(command, "uv could not install what is needed", **uv_variables())
+    env = uv_variables()
+    if "--require-hashes" in arguments:  # uv then refuses constraints without hashes
+        env["UV_CONSTRAINT"] = ""
+    run(command, "uv could not install what is needed", **env)
 
 
 def run(command: list[str], failure: str, **more: str) -> None:
