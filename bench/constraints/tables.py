@@ -62,22 +62,11 @@ def schemas() -> str:
         for rows in by_engine.values()
     ]
     lines.append(("schemas served", *counts))
-    own = {group: found for group in groups if (found := figures(engines[0], group))}
-    states = [
-        (
-            group,
-            f"{found['new_state_ms_median']:.1f} / {found['new_state_ms_p99']:.0f}",
-            f"{found['all_megabytes']:.0f}",
-        )
-        for group, found in own.items()
-    ]
     return (
         f"On the tokenizer {facts['tokenizer']} with {facts['tokens']:,} tokens, {len(names)} "
         "schemas. Milliseconds to the first mask; microseconds of a mask where its state is "
         "known, median / 99th percentile; MB that the process holds more in the end:\n\n"
         + table(("", *engines), lines)
-        + "\nStates of our engine that were not known yet, each computed once:\n\n"
-        + table(("", "ms, median / 99th percentile", "MB in all"), states)
     )
 
 
