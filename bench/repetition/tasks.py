@@ -13,8 +13,6 @@ from bench.repetition.items import Item
 
 POCKET = Path(__file__).with_name("pocket.jsonl")
 """The held-out problems of the pocket reasoner."""
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
-"""Prompts for the demo model, without answers."""
 
 
 class Row:
