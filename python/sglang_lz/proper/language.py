@@ -12,8 +12,8 @@ whose stack holds the states to return to.
 
 All other rules are copied for each call, so an array of at most n objects holds n copies of the
 object. If that is too large, rules that begin with a bracket and are called more than once, as the
-objects and arrays of a JSON schema, become automata of their own too. The bracket keeps what may be
-called at a place few.
+objects and arrays of a JSON schema, become automata of their own too. The bracket limits how many
+rules can start here.
 
 A regex of a few bytes can require an arbitrary number of places and subsets. Everything is
 therefore counted while it is built, and a constraint that exceeds a bound is refused immediately.

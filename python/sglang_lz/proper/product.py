@@ -10,13 +10,13 @@ never runs into a dead end.
 The characters alone nearly always decide whether the text can end. Every text of the language that
 NFC leaves unchanged has exactly one proper spelling, so if some characters lead to an end, their
 tokens do too. The only exception is the last token so far, which may merge with what follows. If
-the pre-tokenizer can cut after it, any last token is safe, and so it is if a character may follow
-that is spelt in bytes which no merge joins to anything. Otherwise some next token must not merge
-with it. For each packed state the product caches tokens that are known to lead to an end, and
-nearly always one of them does not merge with the last token. If they all do, the product searches
-over tokens: first the spelling of characters after which any last token is safe, then the tokens
-that get closest to an end, then all tokens. All results are cached, and each state is visited once.
-Searches count their steps, and a search that takes more than `STEPS` is abandoned.
+the pre-tokenizer can cut after it, any last token is safe. It is also safe if the next character
+may be byte tokens that never merge. Otherwise some next token must not merge with it. For each
+packed state the product caches tokens that are known to lead to an end, and nearly always one of
+them does not merge with the last token. If they all do, the product searches over tokens: first the
+spelling of characters after which any last token is safe, then the tokens that get closest to an
+end, then all tokens. All results are cached, and each state is visited once. Searches count their
+steps, and a search that takes more than `STEPS` is abandoned.
 
 The states of a recursive language are configurations of its pushdown automaton, which are added as
 they are needed (`kernels.Pushdown`). There can be infinitely many, so a search that finds no end
