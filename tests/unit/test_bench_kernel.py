@@ -10,7 +10,7 @@ import torch
 
 import oracle
 from bench.kernel import cases, host, implementations, timing
-from bench.kernel.inputs import HISTORIES, LZ_PENALTY, Case, Inputs, touched_bytes
+from bench.kernel.inputs import HISTORIES, LZ_PENALTY, Case, Inputs
 from bench.kernel.names import COPY, MEMORY, ONSET_2, OURS, REFERENCE
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.reference import steps as reference
@@ -37,15 +37,6 @@ def test_every_step_equals_the_oracle(kernels: Any, history: str) -> None:
             seen = inputs.history[row, : case.window + step + 1].tolist()
             expected = inputs.fresh[row] - torch.tensor(penalised(case, seen))
             torch.testing.assert_close(got[step, row], expected, atol=1e-5, rtol=0)
-
-
-def test_touched_bytes_of_a_step() -> None:
-    case = Case(rows=2, vocab=VOCAB, window=4, buffer=2)
-    windows = torch.tensor([[0, 7, 8, 0], [23, 16, 15, 1]])  # 8 float32 logits a sector
-    window = 4 * 4 + 4 * 2 + 5 * 4  # tokens, match lengths, parameters
-    others = 3 * 8 + 4 * 2 + 4  # row, place and newest token; match lengths and a token, written
-    expected = 2 * 32 * (2 + 3) + 2 * (window + others)
-    assert touched_bytes(case, windows) == expected
 
 
 def test_a_wrong_implementation_ends_the_run() -> None:

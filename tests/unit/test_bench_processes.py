@@ -73,16 +73,6 @@ def test_the_leader_is_told_alone_and_its_group_may_tidy_up(tmp_path: Path, wait
     assert not runs(child)
 
 
-def test_what_is_left_of_the_group_is_killed(tmp_path: Path) -> None:
-    command = python(LEADER, tmp_path, SLEEP)
-    process = Background(command, grace=0.5)
-    child = int(await_file(tmp_path / "child"))
-    process.stop()
-    assert process.poll() == 5
-    assert not runs(child)
-    process.stop()  # once more changes nothing
-
-
 def test_an_early_end_shows_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "new" / "log"
     text = "for i in range(100): print('line', i)\nraise SystemExit(3)"

@@ -40,7 +40,6 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.known = {"lz_penalty", "lz_cost", "repetition_penalty", "return_token_ids"}
-        self.honours_seeds = True
         self.asked: list[dict[str, Any]] = []
         self.seconds = 0.0
 
@@ -67,9 +66,10 @@ class Handler(BaseHTTPRequestHandler):
         stub.asked.append(body)
         time.sleep(stub.seconds)
         used = {name: body[name] for name in sorted(stub.known & body.keys()) if "_p" in name}
-        seed = body["seed"] if stub.honours_seeds else len(stub.asked)
         prompt = body.get("prompt") or body["messages"][0]["content"]
-        digest = hashlib.sha256(f"{prompt} {seed} {body['temperature'] > 0} {used}".encode())
+        digest = hashlib.sha256(
+            f"{prompt} {body['seed']} {body['temperature'] > 0} {used}".encode()
+        )
         words = [LOOP] * 25 if prompt.endswith("loop") and not used else []
         ids = list(digest.digest()[:5]) + [7] * len(words)
         text = " ".join([digest.hexdigest(), *words, "Answer: 42"])
@@ -164,11 +164,6 @@ class TestGrid:
         (variant,) = grid.expand(["lz_penalty=0.15"])
         assert variant.fields == {"lz_penalty": 0.15, "lz_cost": LZParams().cost}
 
-    @pytest.mark.parametrize("penalty", ["lz_penalty=-1", "lz-best", "repetition_penalty=3"])
-    def test_bad_penalties(self, penalty: str) -> None:
-        with pytest.raises(ValueError, match="--penalty"):
-            grid.expand([penalty])
-
     def test_keys(self) -> None:
         items = [Item(f"t/{i}", "", None) for i in range(20)]
         variants = grid.expand(["none", "lz_penalty=0.1"])
@@ -237,10 +232,9 @@ class TestRun:
         ("changed", "said"),
         [
             (("--seeds", "0"), "--seeds must be an integer of at least 1, got 0"),
-            (("--timeout", "nan"), "--timeout must be a number above 0, got nan"),
             (("--field", "max_tokens=3"), "must leave out max_tokens"),
-            (("--field", "top_k"), "--field must be NAME=JSON"),
-            (("--serve-arg=--tp=2",), "--serve-arg goes with --serve"),
+            (("--penalty", "lz_penalty=-1"), "--penalty: lz_penalty"),
+            (("--penalty", "lz-best"), "--penalty must be none or field=value"),
         ],
     )
     def test_wrong_arguments_are_refused(
@@ -257,14 +251,6 @@ class TestProbes:
         stub.known.discard("lz_cost")
         assert "ignores lz_cost" in refusal(stub, problems, tmp_path)
         assert not (tmp_path / "samples.jsonl").exists()
-
-    def test_an_endpoint_without_seeds_is_told_of(
-        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stub.honours_seeds = False
-        run(stub, problems, tmp_path)
-        assert json.loads((tmp_path / "run.json").read_text())["seed_honoured"] is False
-        assert "does not honour seeds" in capsys.readouterr().err
 
     def test_without_token_ids_characters_are_looked_at(
         self, stub: Stub, problems: Path, tmp_path: Path
@@ -290,8 +276,6 @@ def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: P
     }
     both = {("with", "[0-9]+", 0.5), ("with", "[0-9]+", 0.15)}
     assert sent == both | {("without", None, None), ("without", None, 0.15)}
-    lines = (tmp_path / "out" / "items.jsonl").read_text().splitlines()
-    assert [json.loads(line).get("fields") for line in lines] == [own, None]
 
 
 class TestScores:

@@ -27,14 +27,7 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
         Item("jsonl/mine-3", "Tell a story.", None),
         Item("jsonl/mine-4", "1+1?", "2", fields={"regex": "[0-9]"}),
     ]
-
-
-def test_limit_takes_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
-    path.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(40)))
-    assert load(f"jsonl={path}", 3) == load(f"jsonl={path}")[:3]
-    assert load(f"jsonl={path}", 3, 5) == load(f"jsonl={path}")[5:8]
-    assert len(load(f"jsonl={path}", 100)) == 40
+    assert load(f"jsonl={path}", 1, 1) == load(f"jsonl={path}")[1:2]
 
 
 @pytest.mark.parametrize(

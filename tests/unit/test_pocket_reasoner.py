@@ -16,17 +16,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_thoughts_are_right() -> None:
-    """One of each kind, to be checked by eye."""
-    examples = {p.kind: p for p in puzzles.held_out()[:4]}
-    assert examples["steps"].solution == "682 341 1024 512 256 128 64 32 16\nAnswer: 16"
-    assert examples["sort"].solution == (
-        "Z R B H -> B\nZ R H -> H\nZ R -> R\nZ -> Z\nAnswer: B H R Z"
-    )
-    assert examples["walk"].question == "Walk from F: R>T, G>P, F>R, S>F, P>W, T>S"
-    assert examples["walk"].solution == "Way: F>R, R>T, T>S, S>F\nAnswer: F"
-
-
 def test_held_out_problems_are_the_committed_ones_and_never_trained_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import itertools
 import json
 import random
 from collections.abc import Mapping
 
-import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
-from bench.harm import archives
-from bench.published import QWEN, SOURCES, Source, byte_fallback, byte_level, tokenizer_json
+from bench.published import byte_fallback, byte_level
 
 
 def by_ranks(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
@@ -52,39 +49,6 @@ def test_a_tokenizer_of_ranks_does_what_ranks_do() -> None:
             assert tokenizer.encode(word).ids == wanted
             assert tokenizer.decode(wanted) == word
     assert several > 1000
-
-
-def file_of(ranks: Mapping[bytes, int]) -> bytes:
-    lines = (f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks.items())
-    return "\n".join(lines).encode()
-
-
-def test_each_kind_of_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = some_ranks(random.Random(2))
-    vocab = [
-        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
-        for token, rank in ranks.items()
-    ]
-    config = {"pattern": QWEN, "default_vocab_size": 310, "default_num_special_tokens": 10}
-    data = {
-        "ranks": file_of(ranks),
-        "tekken": json.dumps({"config": config, "vocab": vocab}).encode(),
-        "tokenizer.json": b'{"model": {}}',
-    }
-    monkeypatch.setattr(archives, "files", lambda _: data)
-    for path in data:
-        special = {"</s>": len(ranks) if path == "ranks" else 2}
-        monkeypatch.setitem(SOURCES, path, Source("some", path, "none", 0, QWEN, special, nfc=True))
-    tokenizer = Tokenizer.from_str(tokenizer_json("ranks"))
-    assert tokenizer.encode("e\u0301</s>").ids == [0xC3, 0xA9, len(ranks)]
-    content = json.loads(tokenizer_json("tekken"))
-    assert set(content["model"]["vocab"].values()) == set(range(10, 310))
-    assert content["added_tokens"][0]["id"] == 2
-    assert Tokenizer.from_str(json.dumps(content)).encode("7x").ids == [
-        10 + ord("7"),
-        10 + ord("x"),
-    ]
-    assert tokenizer_json("tokenizer.json") == '{"model": {}}'
 
 
 def test_a_model_of_sentencepiece_is_read() -> None:
