@@ -81,12 +81,8 @@ def detect_flavour(
 ) -> str:
     """Return SGLANG_LZ_FLAVOUR if set, else "cuda" on a machine with an NVIDIA GPU, else "cpu".
 
-    Args:
-        environ: the environment variables.
-        driver: the folder that has an entry for each GPU while NVIDIA's driver is loaded.
-
-    Raises:
-        SetupError: SGLANG_LZ_FLAVOUR is not a flavour.
+    Raises SetupError if SGLANG_LZ_FLAVOUR is not a flavour. `driver` has an entry for each GPU
+    while NVIDIA's driver is loaded.
     """
     if wanted := environ.get("SGLANG_LZ_FLAVOUR"):
         if wanted not in FLAVOURS:
@@ -105,8 +101,8 @@ class Step:
     """One set-up step, which is repeated whenever its inputs have changed.
 
     Attributes:
-        title: the text shown to the user while the step runs.
-        stamp: the file that stores the `made_from` of the last completed run.
+        title: for the user.
+        stamp: a file with the `made_from` of the last completed run.
         made_from: a digest of the inputs.
         action: does the step; it can be repeated after an interruption at any point.
         made: a file without which the step is not done.
@@ -193,11 +189,7 @@ def date_by_contents(package: Path) -> None:
 
 
 def uv_settings(listed: str) -> dict[str, str]:
-    """Environment variables that give uv the settings of pip.
-
-    Args:
-        listed: the output of `pip config list`.
-    """
+    """Environment variables that give uv the settings of pip, from `pip config list`."""
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best file of all indexes
     for section in ("global.", "install.", ":env:."):  # the later one wins, as in pip
         for line in listed.splitlines():
@@ -217,35 +209,25 @@ def uv_step() -> Step:
         pip = [str(UV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes"]
         run([*pip, "--requirement", str(SCRIPTS / "uv.lock")], "pip could not install uv")
 
-    program = UV / "bin" / "uv"
-    return Step(
-        "installing uv", UV / "stamp", made_from(UV, [SCRIPTS / "uv.lock"]), install, program
-    )
+    inputs = made_from(UV, [SCRIPTS / "uv.lock"])
+    return Step("installing uv", UV / "stamp", inputs, install, UV / "bin" / "uv")
 
 
 def environment_step(folder: Path, what: str, files: list[Path], *packages: str) -> Step:
-    """Make an environment, in place of what is there.
+    """Make an environment in place of what is there, with `packages`, arguments of `install`.
 
-    Args:
-        folder: where.
-        what: what it is for, for the user.
-        files: the inputs.
-        packages: arguments of `install`.
+    It depends on `files`; `what` tells the user what is installed.
     """
 
     def make() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        run_uv("venv", "--quiet", "--seed", f"--python={sys.executable}", str(folder))
+        venv = [str(UV / "bin" / "uv"), "venv", "--quiet", "--seed", f"--python={sys.executable}"]
+        run([*venv, str(folder)], f"uv could not make {folder}", **uv_variables())
         install(folder, *packages)
 
     title = f"installing {what} into {folder.relative_to(ROOT)}"
     stamp = folder / "stamps" / "environment"
     return Step(title, stamp, made_from(folder, files), make, folder / "bin" / "python")
-
-
-def install(folder: Path, *arguments: str) -> None:
-    """Install packages into an environment; arguments as those of `uv pip install`."""
-    run_uv("pip", "install", "--quiet", f"--python={folder}/bin/python", *arguments)
 
 
 def uv_variables() -> dict[str, str]:
@@ -255,23 +237,18 @@ def uv_variables() -> dict[str, str]:
     return uv_settings(listed) | own_variables()
 
 
-def run_uv(*arguments: str) -> None:
-    """Run uv; SetupError if it fails."""
-    command = [str(UV / "bin" / "uv"), *arguments]
+def install(folder: Path, *arguments: str) -> None:
+    """Install packages into an environment; arguments as those of `uv pip install`."""
+    command = [str(UV / "bin" / "uv"), "pip", "install", "--quiet"]
     env = uv_variables()
     if "--require-hashes" in arguments:  # uv then refuses constraints without hashes
         env["UV_CONSTRAINT"] = ""
-    run(command, "uv could not install what is needed", **env)
+    failure = "uv could not install what is needed"
+    run([*command, f"--python={folder}/bin/python", *arguments], failure, **env)
 
 
 def run(command: list[str], failure: str, **more: str) -> None:
-    """Run a command of the set-up; SetupError with `failure` if it does not succeed.
-
-    Args:
-        command: the command.
-        failure: the beginning of a sentence.
-        more: environment variables.
-    """
+    """Run a command of the set-up, with `more` environment variables; SetupError if it fails."""
     if _supervise.run(command, env=own_variables() | more, cwd=ROOT):
         raise SetupError(f"{failure}, see the lines above; run this again to go on from here.")
 
@@ -337,16 +314,12 @@ class Environment:
     def set_up(
         self, *, tests: bool = False, clients: bool = False, package_of_checkout: bool = False
     ) -> None:
-        """Create everything that is missing or older than the checkout.
+        """Create everything that is missing or older than the checkout; SetupError if it fails.
 
         Args:
             tests: also install the tools for the tests, and build SGLang without the LZ patches.
             clients: also install the clients of `CLIENTS`.
-            package_of_checkout: `sglang_lz` will be imported from the checkout, so a wheel with a
-                different version of it is sufficient.
-
-        Raises:
-            SetupError: a step failed; the completed steps are kept for the next time.
+            package_of_checkout: a wheel with another version of `sglang_lz` is sufficient.
         """
         # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
         patched = made_from(self.folder, files_below(self._patches, CPU))
@@ -388,13 +361,11 @@ class Environment:
             made_from(self.folder, [], COMPILER),
             self._install_compiler,
         )
+        of_stock = [self._patches / "upstream.lock", *files_below(self._patches / "cpu", CPU)]
         stock = Step(
             "building SGLang without the LZ patches, to compare with",
             self._stamps / "stock",
-            made_from(
-                self.folder,
-                [self._patches / "upstream.lock", *files_below(self._patches / "cpu", CPU)],
-            ),
+            made_from(self.folder, of_stock),
             self._install_stock,
             self.stock,
         )
@@ -441,10 +412,7 @@ class Environment:
         return str(wheel)
 
     def variables(self) -> dict[str, str]:
-        """Environment variables for a child process, so that it uses only this environment.
-
-        If the user has set HF_HOME, it is kept, because that cache may be shared.
-        """
+        """Environment variables for a child process; the user's HF_HOME may be shared."""
         home = CACHE / "home"
         home.mkdir(parents=True, exist_ok=True)
         env = own_variables()

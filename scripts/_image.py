@@ -13,16 +13,10 @@ import tomllib
 
 import _supervise
 from _checkout import ROOT
-from _environment import (
-    PATCHES,
-    SetupError,
-    main,
-    say,
-)
+from _environment import PATCHES, SetupError, main, say
 from sglang_lz.distribution import sources
 
 ENGINES = ("docker", "podman", "buildah")
-IMAGES = ("cpu", "cuda", "router")
 PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 
 EXAMPLES = """\
@@ -37,12 +31,9 @@ The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang
 
 
 def find_engine(wanted: str | None = None) -> str:
-    """Return the engine to build with: `wanted`, or the first of `ENGINES` that works.
+    """Return `wanted`, or the first of `ENGINES` that works; SetupError if none does.
 
     An engine that is installed but does not work is skipped, and the user is told why.
-
-    Raises:
-        SetupError: no engine works.
     """
     passed_over: list[str] = []
     for engine in [wanted] if wanted else ENGINES:
@@ -53,44 +44,23 @@ def find_engine(wanted: str | None = None) -> str:
             for reason in passed_over:
                 say(f"{reason}; building with {engine} instead.")
             return engine
-        passed_over.append(f"`{engine} info` fails ({complaint(info)})")
+        lines = [line.strip() for line in info.stderr.splitlines()]
+        first = next(filter(None, lines), f"exit status {info.returncode}")
+        complaint = first.removeprefix("ERROR: ").rstrip(".")
+        passed_over.append(f"`{engine} info` fails ({complaint})")
     if passed_over:
         raise SetupError(f"{' and '.join(passed_over)}, so there is nothing to build with.")
-    if wanted:
-        raise SetupError(f"{wanted} is not installed.")
+    missing = f"{wanted} is not installed" if wanted else "no container engine is installed"
     raise SetupError(
-        "no container engine is installed; install docker with its buildx plugin, podman or "
-        "buildah (on Debian and Ubuntu: apt-get install podman)."
+        f"{missing}; install docker with its buildx plugin, podman or buildah (on Debian and "
+        "Ubuntu: apt-get install podman)."
     )
-
-
-def complaint(failed: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of an engine's error message."""
-    lines = [line.strip() for line in failed.stderr.splitlines()]
-    first = next(filter(None, lines), f"exit status {failed.returncode}")
-    return first.removeprefix("ERROR: ").rstrip(".")
-
-
-def lacks_buildx(engine: str) -> bool:
-    """Whether the engine is a docker without the plugin that docker 23 and newer need to build."""
-    if engine != "docker":
-        return False
-    asked = subprocess.run([engine, "buildx", "version"], capture_output=True, check=False)
-    return asked.returncode != 0
 
 
 def build_command(
     engine: str, which: str, tags: list[str], arguments: dict[str, str], options: list[str]
 ) -> list[str]:
-    """Return the command that builds an image from the checkout, to be run in `ROOT`.
-
-    Args:
-        engine: one of `ENGINES`.
-        which: one of `IMAGES`.
-        tags: the names of the image.
-        arguments: build arguments for its Dockerfile.
-        options: additional options for the engine.
-    """
+    """Return the command that builds an image, with build arguments and the engine's options."""
     command = [engine, "build", "--file", f"docker/{which}.Dockerfile"]
     arguments = dict(arguments)
     if engine != "docker":
@@ -118,9 +88,8 @@ def labels() -> dict[str, str]:
     precedence.
     """
     found = {"VERSION": version()}
-    commit = _git("log", "-1", "--format=%H %ct")
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if commit:
+    if commit := _git("log", "-1", "--format=%H %ct"):
         revision, committed = commit.split()
         found["REVISION"] = revision + ("-dirty" if _git("status", "--porcelain") else "")
         epoch = epoch or committed
@@ -133,12 +102,10 @@ def labels() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-    except OSError:
+    if shutil.which("git") is None:
         return ""
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
@@ -151,14 +118,8 @@ def run_command(engine: str, which: str, tag: str) -> list[str]:
     if which == "cpu":
         return [*command, tag]
     if which == "router":
-        return [
-            *command,
-            tag,
-            "--host=0.0.0.0",
-            "--port=30000",
-            "--worker-urls",
-            "http://SERVER:30000",
-        ]
+        listen = ("--host=0.0.0.0", "--port=30000")
+        return [*command, tag, *listen, "--worker-urls", "http://SERVER:30000"]
     gpus = ["--gpus", "all"] if engine == "docker" else ["--device", "nvidia.com/gpu=all"]
     command += [*gpus, "--ipc", "host", "--ulimit", "memlock=-1", "--volume", "sglang-lz:/cache"]
     # Arguments replace the image's own, which end loops.
@@ -174,25 +135,16 @@ def image(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s cpu|cuda|router [option ...] [-- option of the engine's build ...]",
     )
-    parser.add_argument("which", metavar="cpu|cuda|router")
+    parser.add_argument("which", choices=("cpu", "cuda", "router"))
     parser.add_argument("--engine", choices=ENGINES, help="default: the first of them that works")
-    parser.add_argument(
-        "--base",
-        metavar="REFERENCE",
-        help="the base image (default: the slim Python that the Dockerfile pins; cuda: upstream's, "
-        "required, as NAME@sha256:DIGEST)",
-    )
-    parser.add_argument(
-        "--tag",
-        metavar="NAME",
-        help="default: sglang-lz:cpu, :cuda or :router, and one with the version",
-    )
+    base = "the base image (default: what the Dockerfile pins; cuda: upstream's, required)"
+    parser.add_argument("--base", metavar="NAME@sha256:DIGEST", help=base)
+    tag = "default: sglang-lz:cpu, :cuda or :router, and one with the version"
+    parser.add_argument("--tag", metavar="NAME", help=tag)
     parser.add_argument("--print", action="store_true", help="show the command, build nothing")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     chosen = parser.parse_args(arguments[:split])
     which = chosen.which
-    if which not in IMAGES:
-        raise SetupError(f"the image is {which!r}; it must be {', '.join(IMAGES[:-1])} or router.")
     if which == "cuda" and not PINNED.fullmatch(chosen.base or ""):
         raise SetupError(
             "the CUDA image lies on upstream's, which must be pinned: give it with --base "
@@ -200,11 +152,9 @@ def image(arguments: list[str]) -> int:
             "it)."
         )
     engine = find_engine(chosen.engine)
-    release = version().replace("+", "-")
-    tags = [chosen.tag or f"sglang-lz:{which}"]
-    tags += [] if chosen.tag else [f"sglang-lz:{release}-{which}"]
-    build_arguments = labels()
-    build_arguments |= {"BASE_IMAGE": chosen.base} if chosen.base else {}
+    versioned = f"sglang-lz:{version().replace('+', '-')}-{which}"
+    tags = [chosen.tag] if chosen.tag else [f"sglang-lz:{which}", versioned]
+    build_arguments = labels() | ({"BASE_IMAGE": chosen.base} if chosen.base else {})
     command = build_command(engine, which, tags, build_arguments, arguments[split + 1 :])
     if chosen.print:
         print(shlex.join(command))
@@ -212,16 +162,11 @@ def image(arguments: list[str]) -> int:
     say(shlex.join(command))
     env = os.environ | {"DOCKER_BUILDKIT": "1"}
     env.pop("SOURCE_DATE_EPOCH", None)  # it is passed in the command, in the engine's own way
-    status = _supervise.run(command, env=env, cwd=ROOT)
-    if status:
-        reason = ""
-        if lacks_buildx(engine):
-            reason = (
-                " docker 23 and newer need the buildx plugin to build, and it is not installed: "
-                "install docker-buildx-plugin (docker's packages) or docker-buildx (Debian's and "
-                "Ubuntu's)."
-            )
-        raise SetupError(f"{engine} could not build the image, see the lines above.{reason}")
+    if _supervise.run(command, env=env, cwd=ROOT):
+        plugin = (
+            " docker 23 and newer need the buildx plugin to build." if engine == "docker" else ""
+        )
+        raise SetupError(f"{engine} could not build the image, see the lines above.{plugin}")
     listed = [engine, "images", "--format", "{{.Size}}", tags[0]]
     size = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.strip()
     say(f"built {' and '.join(tags)}, {size}; to run it:")

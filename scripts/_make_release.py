@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,50 +27,36 @@ from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from sglang_lz.distribution.sources import LOCK, release_dir
 from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
-OPSLIMIT, MEMLIMIT = 33_554_432, 1_073_741_824
-"""What trying one password costs: the work and bytes of memory that `minisign -G` asks for."""
 PROJECT = "pkg:generic/sglang-lz"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A wheel to build: its upstream release, the upstream wheel it is built from, its flavour."""
+    """A wheel to build: the lock and the wheel of upstream that it is built from, its flavour."""
 
     lock: Lock
     pin: WheelPin
     flavour: str
 
     @property
-    def version(self) -> str:
-        """Our version of it."""
-        return self.lock.local_version(self.lock.revision, self.flavour)
-
-    @property
     def filename(self) -> str:
         """The file name that `build` gives it."""
-        before, after = (f"{NAME}-{version}-" for version in (self.lock.version, self.version))
-        return self.pin.filename.replace(before, after, 1)
+        ours = self.lock.local_version(self.lock.revision, self.flavour)
+        return self.pin.filename.replace(f"{NAME}-{self.lock.version}-", f"{NAME}-{ours}-", 1)
 
 
 def make_release(arguments: list[str]) -> int:
     """Run the script; return its exit status."""
     options = parse(arguments)
+    out: Path = options.out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
-    if options.new_key:
-        _new_key(options.new_key)
-    else:
-        _make(options.out.absolute(), options.key, options.only)
-    return 0
-
-
-def _make(out: Path, key: Path | None, only: str | None) -> None:
     if out.exists() or out.is_symlink():
         raise SetupError(f"{out} exists; a release is never overwritten: name another --out.")
     commit, time = _commit()
-    if key:
+    if options.key:
         _check_tested(commit)
-    todo = _targets(only)
-    secret = _secret_key(key) if key else None
+    todo = _targets(options.only)
+    secret = _secret_key(options.key) if options.key else None
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sglang-lz-", dir=out.parent) as temporary:
         # A clone contains exactly the commit; a checkout also contains files that git ignores.
@@ -83,24 +68,27 @@ def _make(out: Path, key: Path | None, only: str | None) -> None:
             wheel = _build(target, source, files)
             text = _sbom.of_wheel(wheel, target.lock, target.pin, time)
             wheel.with_name(wheel.name + SBOM).write_text(text)
-        _image_sboms(todo, source, files, time)
-        command = ["--only", only] if only else []
+        lock = todo[0].lock
+        version = lock.local_version(lock.revision, "cuda")
+        for which in _sbom.IMAGES:
+            # The CPU image has the wheel for its own Python.
+            found = list(files.glob("*.cpu-cp311-*_x86_64.whl")) if which == "cpu" else []
+            text = _sbom.of_image(which, version, source, found, time)
+            (files / f"image-{which}-{version}{SBOM}").write_text(text)
+        command = ["--only", options.only] if options.only else []
         statement = _provenance(todo, source, files, commit, command)
         (files / PROVENANCE).write_text(json.dumps(statement, indent=1) + "\n")
         sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(files.iterdir()))
         (files / SUMS).write_text(sums)
         if secret:
-            versions = ", ".join(
-                dict.fromkeys(t.lock.local_version(t.lock.revision, "cuda") for t in todo)
-            )
-            signature = secret.sign(
-                sums.encode(), trusted_comment=f"sglang-lz {versions}, commit {commit}"
-            )
+            comment = f"sglang-lz {version}, commit {commit}"
+            signature = secret.sign(sums.encode(), trusted_comment=comment)
             (files / SIGNATURE).write_bytes(bytes(signature) + b"\n")
         _check(files, secret)
         files.rename(out)
     say(f"{len(todo)} wheels of commit {commit}, {'signed' if secret else 'not signed: no --key'}")
     print(out)
+    return 0
 
 
 def _commit() -> tuple[str, datetime]:
@@ -127,9 +115,8 @@ def _check_tested(commit: str) -> None:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.splitlines() or ["no reason given"])[-1]
         raise SetupError(f"`git {' '.join(arguments)}` failed in {ROOT}: {reason}")
@@ -159,8 +146,7 @@ def _targets(only: str | None) -> list[Target]:
 def _build(target: Target, source: Path, files: Path) -> Path:
     command = [sys.executable, "-B", "-m", "sglang_lz", "build", "--out", str(files)]
     command += ["--python", target.pin.python, "--arch", target.pin.arch]
-    command += ["--flavour", target.flavour]
-    command += ["--cache", str(CACHE / "upstream")]
+    command += ["--flavour", target.flavour, "--cache", str(CACHE / "upstream")]
     env = os.environ | {"PYTHONPATH": str(source / "python")}
     # Its output must not be part of ours.
     if subprocess.run(command, env=env, cwd=source, stdout=sys.stderr, check=False).returncode:
@@ -168,54 +154,36 @@ def _build(target: Target, source: Path, files: Path) -> Path:
     return files / target.filename
 
 
-def _image_sboms(todo: list[Target], source: Path, files: Path, time: datetime) -> None:
-    """Write the SBOMs of the images; the CPU image has the wheel for its own Python."""
-    for lock in dict.fromkeys(target.lock for target in todo):
-        version = lock.local_version(lock.revision, "cuda")
-        wheels = [
-            files / target.filename
-            for target in todo
-            if (target.lock, target.pin.python, target.pin.arch, target.flavour)
-            == (lock, "cp311", "x86_64", "cpu")
-        ]
-        for which in _sbom.IMAGES:
-            wheel = wheels[0] if which == "cpu" and wheels else None
-            text = _sbom.of_image(which, version, source, wheel, time)
-            (files / f"image-{which}-{version}{SBOM}").write_text(text)
-
-
 def _provenance(
     todo: list[Target], source: Path, files: Path, commit: str, command: list[str]
 ) -> dict[str, Any]:
     """Return an in-toto statement with SLSA provenance: which wheels were built, and from what."""
     locks = [*sorted((source / "docker").glob("*.lock")), source / "scripts" / "release.lock"]
-    locks += [source / "patches" / target.lock.version / LOCK for target in todo]
-    pins = {target.pin.filename: target.pin.sha256 for target in todo}
-    materials = [
-        {"name": "sglang-lz", "digest": {"gitCommit": commit}},
-        *({"name": name, "digest": {"sha256": digest}} for name, digest in pins.items()),
-        *(
-            {"name": lock.relative_to(source).as_posix(), "digest": {"sha256": _sha256(lock)}}
-            for lock in dict.fromkeys(locks)
-        ),
-    ]
+    locks.append(source / "patches" / todo[0].lock.version / LOCK)
+    digests = {target.pin.filename: target.pin.sha256 for target in todo}
+    digests |= {lock.relative_to(source).as_posix(): _sha256(lock) for lock in locks}
+    built = {target.filename: _sha256(files / target.filename) for target in todo}
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [
-            {"name": target.filename, "digest": {"sha256": _sha256(files / target.filename)}}
-            for target in todo
-        ],
+        "subject": [_described(name, sha256=digest) for name, digest in built.items()],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
                 "buildType": f"{PROJECT}#docs/MAINTAINING.md",
                 "externalParameters": {"command": ["scripts/release", *command]},
                 "internalParameters": {"zlib": zlib.ZLIB_RUNTIME_VERSION},
-                "resolvedDependencies": materials,
+                "resolvedDependencies": [
+                    _described("sglang-lz", gitCommit=commit),
+                    *(_described(name, sha256=digest) for name, digest in digests.items()),
+                ],
             },
             "runDetails": {"builder": {"id": f"{PROJECT}#scripts/release"}},
         },
     }
+
+
+def _described(name: str, **digest: str) -> dict[str, Any]:
+    return {"name": name, "digest": digest}
 
 
 def _sha256(file: Path) -> str:
@@ -239,39 +207,12 @@ def _secret_key(path: Path) -> minisign.SecretKey:
     try:
         key = minisign.SecretKey.from_file(path)
         if key.is_encrypted():
-            key.decrypt(_password(lambda: getpass.getpass(f"Password of {path}: ")))
+            password = os.environ.get(PASSWORD)
+            asked = getpass.getpass(f"Password of {path}: ") if password is None else password
+            key.decrypt(asked)
     except ValueError as error:
         raise SetupError(f"--key {path} cannot be used ({error}).") from None
     return key
-
-
-def _new_key(path: Path) -> None:
-    public = path.with_name(f"{path.name}.pub")
-    if existing := next((file for file in (path, public) if file.exists()), None):
-        raise SetupError(f"{existing} exists; a key is never overwritten: name another file.")
-    password = _password(_ask_twice)
-    pair = minisign.KeyPair.generate()
-    if password:
-        pair.secret_key.encrypt(password, opslimit=OPSLIMIT, memlimit=MEMLIMIT)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(bytes(pair.secret_key) + b"\n")
-    public.write_bytes(bytes(pair.public_key) + b"\n")
-    guard = "" if password else ", without a password"
-    say(f"{path} is the secret key{guard}: nobody else may have it.")
-    say(f"{public} is the public key, for everyone:")
-    print(pair.public_key.to_base64().decode())
-
-
-def _password(ask: Callable[[], str]) -> str:
-    found = os.environ.get(PASSWORD)
-    return ask() if found is None else found
-
-
-def _ask_twice() -> str:
-    password = getpass.getpass("Password of the new key (empty for none): ")
-    if getpass.getpass("Once more: ") != password:
-        raise SetupError("the two passwords differ; nothing was made.")
-    return password
 
 
 if __name__ == "__main__":

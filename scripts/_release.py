@@ -30,7 +30,7 @@ environment:
   {PASSWORD}  the key's password; without it, it is asked for
 
 examples:
-  scripts/release --new-key ~/sglang-lz.key             once, ever
+  minisign -G -s ~/sglang-lz.key -p ~/sglang-lz.pub     once, ever
   scripts/release --key ~/sglang-lz.key --out dist/release
   scripts/release --out /tmp/again                      no key: to compare SHA256SUMS
   scripts/release --only cp311,x86_64,cpu --out /tmp/one
@@ -38,7 +38,7 @@ examples:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the arguments: `out`, `key`, `new_key` and `only`."""
+    """Return the arguments: `out`, `key` and `only`."""
     parser = argparse.ArgumentParser(
         prog="scripts/release",
         description=DESCRIPTION,
@@ -48,7 +48,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name, of, text in (
         ("--out", "DIR", "a folder that does not exist yet (default: dist/release)"),
         ("--key", "FILE", "a secret key of minisign; `scripts/test full` must have passed"),
-        ("--new-key", "FILE", "only make a secret key, with its public key in FILE.pub"),
     ):
         parser.add_argument(name, type=Path, metavar=of, help=text)
     parser.add_argument(

@@ -43,14 +43,7 @@ LOCKED = re.compile(r"([\w.-]+)==([\w.+!-]+)(?=[ \\]|$)")
 
 
 def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
-    """Return the SBOM of one of our wheels.
-
-    Args:
-        wheel: the wheel file.
-        lock: the lock of the upstream release.
-        pin: the upstream wheel that it was built from.
-        time: the time of the commit.
-    """
+    """Return the SBOM of a wheel that was built from the pin of a lock, at the commit's time."""
     with Wheel(wheel) as opened:
         seal = Seal.parse(opened.read(SEAL) or b"")
         metadata = opened.read(f"{opened.dist_info}/METADATA") or b""
@@ -75,38 +68,29 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
     return _text(component, required, time)
 
 
-def of_image(which: str, version: str, source: Path, wheel: Path | None, time: datetime) -> str:
+def of_image(which: str, version: str, source: Path, wheels: list[Path], time: datetime) -> str:
     """Return the SBOM of an image: its base, the packages in its lock files, and our wheel.
 
     Args:
         which: one of `IMAGES`.
-        version: our version.
+        version: ours.
         source: the checkout that contains docker/.
-        wheel: the wheel in the image, if this release includes it.
-        time: the time of the commit.
+        wheels: the wheel in the image, if this release includes it.
+        time: of the commit.
     """
     found = BASE.search((source / "docker" / f"{which}.Dockerfile").read_text())
     if not found:
         raise SetupError(f"docker/{which}.Dockerfile does not pin its BASE_IMAGE by sha256.")
     base, digest = found.groups()
-    parts = [
-        Component(
-            type=ComponentType.CONTAINER,
-            name=base,
-            bom_ref=base,
-            hashes=[_sha256(digest)],
-        )
-    ]
+    container = ComponentType.CONTAINER
+    parts = [Component(type=container, name=base, bom_ref=base, hashes=[_sha256(digest)])]
     for name in IMAGES[which]:
         data = (source / "docker" / name).read_bytes()
         parts += [_file(f"docker/{name}", hashlib.sha256(data).hexdigest())]
         parts += _locked(f"docker/{name}", data.decode())
-    if wheel:
-        parts.append(_ours(wheel))
+    parts += map(_ours, wheels)
     name = f"sglang-lz-{which}"
-    component = Component(
-        type=ComponentType.CONTAINER, name=name, version=version, bom_ref=f"{name} {version}"
-    )
+    component = Component(type=container, name=name, version=version, bom_ref=f"{name} {version}")
     return _text(component, parts, time)
 
 

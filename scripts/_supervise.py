@@ -20,9 +20,6 @@ from types import FrameType
 import _checkout  # noqa: F401, for the imports below
 from sglang_lz.distribution.processes import ending_with_us
 
-GRACE_SECONDS = 15.0
-"""How long a child may take to end after a signal before everything is killed."""
-
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 STRAGGLER_SECONDS = 2.0
@@ -48,7 +45,7 @@ def run(
     *,
     env: Mapping[str, str],
     cwd: Path,
-    grace: float = GRACE_SECONDS,
+    grace: float = 15.0,
 ) -> int:
     """Run a command to completion in its own session and return its exit status.
 
@@ -98,12 +95,9 @@ def run(
 
 
 def _wait(child: subprocess.Popen[bytes], received: list[int], grace: float) -> set[Path]:
-    """Wait for the child and pass the first signal on to it.
+    """Wait for the child and pass the first signal on to it, but no longer than `run` says.
 
-    Stops waiting `grace` seconds after the first signal, or at the second one.
-
-    Returns:
-        the shared memory that was mapped when the signal came; empty without a signal.
+    Returns the shared memory that was mapped when the signal came; empty without a signal.
     """
     shared: set[Path] = set()
     deadline = float("inf")
@@ -133,24 +127,17 @@ def _end_all(child: subprocess.Popen[bytes], patience: float) -> None:
 
 
 def _shared_memory(pids: list[int]) -> set[Path]:
-    """The files in /dev/shm that some processes have mapped.
+    """The files in /dev/shm that some processes have mapped, by inode.
 
-    They are compared by inode, because a semaphore is mapped under a temporary name before it gets
-    its own.
+    A semaphore is mapped under a temporary name before it gets its own.
     """
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended while we looked
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
             inodes |= {int(line.split()[4]) for line in lines if f" {SHARED_MEMORY}/" in line}
-    return {file for file in SHARED_MEMORY.glob("*") if _inode(file) in inodes}
-
-
-def _inode(file: Path) -> int | None:
-    try:
-        return file.stat().st_ino
-    except OSError:
-        return None
+    found = os.scandir(SHARED_MEMORY) if inodes else ()
+    return {Path(entry) for entry in found if entry.inode() in inodes}
 
 
 def _descendants(root: int) -> list[int]:

@@ -86,12 +86,7 @@ def run(title: str, command: list[str], cwd: Path = ROOT, **environ: str) -> Ste
 
 
 def look_at(version: str, folder: Path) -> Iterator[Step]:
-    """Carry the patches to a release; if that succeeds for all of them, also build and test it.
-
-    Args:
-        version: the upstream version.
-        folder: the folder for the clone; the caller removes it.
-    """
+    """Carry the patches to a release, in a clone in `folder`; if all can be, build and test it."""
     bump = [sys.executable, "-m", "sglang_lz", "bump", version]
     title = f"how the patches would be carried to {version}"
     carried = run(title, [*bump, "--dry-run"], PYTHONPATH=str(ROOT / "python"))

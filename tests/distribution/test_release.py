@@ -329,21 +329,6 @@ def test_failed_build_leaves_nothing(committed: World) -> None:
     assert f"{CPU} could not be built" in refused(committed)
 
 
-def test_new_key_signs_and_is_not_overwritten(committed: World) -> None:
-    key = committed.root / "b.key"
-    done = run(committed, "--new-key", key)
-    assert done.returncode == 0, done.stderr
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert f"{key} exists; a key is never overwritten" in refused(committed, "--new-key", key)
-    key.rename(committed.root / "c.key")
-    assert f"{key}.pub exists" in refused(committed, "--new-key", key)
-    out = committed.root / "out"
-    assert run(committed, "--key", committed.root / "c.key", "--out", out).returncode == 0
-    command = ("verify", out / CPU, "--public-key")
-    assert "FAIL" not in committed.ok(*command, done.stdout.strip())
-    assert "FAIL" not in committed.ok(*command, f"{key}.pub")
-
-
 # verify
 
 

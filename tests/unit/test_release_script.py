@@ -1,4 +1,4 @@
-"""scripts/release: its keys and targets; tests/distribution/test_release.py makes releases."""
+"""scripts/release: its arguments and targets; tests/distribution/test_release.py makes releases."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import re
 import sys
 from pathlib import Path
 
-import minisign
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 script = importlib.import_module("_release")
 making = importlib.import_module("_make_release")
-SetupError = importlib.import_module("_environment").SetupError
 
 
 def test_the_tests_use_what_makes_a_release() -> None:
@@ -30,30 +28,6 @@ def test_the_manual_needs_no_environment(argument: str, monkeypatch: pytest.Monk
     monkeypatch.delattr(script, "do_steps")
     with pytest.raises(SystemExit):
         script.release([argument])
-
-
-@pytest.mark.parametrize("repeated", ["horse", "house"])
-def test_a_new_key_has_the_password_that_was_typed_twice(
-    repeated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed = ["horse", repeated]
-    monkeypatch.delenv(script.PASSWORD, raising=False)
-    monkeypatch.setattr(making.getpass, "getpass", lambda _: typed.pop(0))
-    monkeypatch.setattr(making, "OPSLIMIT", 32_768)  # the real ones take a second and 1 GiB
-    monkeypatch.setattr(making, "MEMLIMIT", 1_048_576)
-    monkeypatch.setattr(making.signal, "signal", lambda *_: None)
-    arguments = ["--new-key", str(tmp_path / "a.key")]
-    if repeated != "horse":
-        with pytest.raises(SetupError, match="the two passwords differ"):
-            making.make_release(arguments)
-        assert list(tmp_path.iterdir()) == []
-        return
-    assert making.make_release(arguments) == 0
-    key = minisign.SecretKey.from_file(tmp_path / "a.key")
-    assert key.is_encrypted()
-    key.decrypt("horse")
-    public = minisign.PublicKey.from_file(tmp_path / "a.key.pub")
-    public.verify(b"data", key.sign(b"data"))
 
 
 def test_every_flavour_of_every_pinned_wheel_is_made() -> None:
