@@ -47,6 +47,14 @@ class Endpoint:
         body = {**self.body(content, new_tokens, fields), "stream": stream}
         return HTTP.post(f"{server.url}{self.path}", json=body)
 
+    def answer(
+        self, server: Server, content: str, new_tokens: int, fields: Json, *, stream: bool = False
+    ) -> str:
+        """The text of the HTTP 200 that a greedy request gets."""
+        answer = self.send(server, content, new_tokens, fields, stream=stream)
+        assert answer.status_code == 200, answer.text
+        return self.streamed(answer) if stream else self.text(answer.json())
+
     def streamed(self, answer: httpx.Response) -> str:
         """The text of all events of a stream."""
         deltas = []

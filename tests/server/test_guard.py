@@ -180,76 +180,52 @@ def test_a_thought_that_loops_ends_once(server: Server) -> None:
     assert ended > len(asked) // 3, ended
 
 
-@on("overlap")
-@every_endpoint
-@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, stream: bool) -> None:
-    fields = {"repetition_detection": LOOP}
-    answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
-    assert answer.status_code == 200, answer.text
-    lines = answer.text.splitlines() if stream else [answer.text]
-    events = [json.loads(line) for line in map(_json_of, lines) if line]
-    path = endpoint.path
-    if path == "/generate":
-        reasons = [event["meta_info"]["finish_reason"] for event in events]
-        assert reasons[-1]["type"] == "repetition"
-    elif path == "/v1/responses":
-        last = events[-1].get("response", events[-1])
-        assert last["status"] == "incomplete"
-        assert last["incomplete_details"] == {"reason": "repetition"}
-    elif path == "/v1/messages":
-        reasons = [event.get("delta", event).get("stop_reason") for event in events]
-        assert "stop_sequence" in reasons
-    elif path.startswith("/api/"):  # upstream calls every end there so
-        assert events[-1]["done_reason"] == "stop"
-        assert events[-1].get("eval_count", 0) < 300
-    else:
-        choices = [choice for event in events for choice in event["choices"]]
-        (ended,) = [choice for choice in choices if choice["finish_reason"]]
-        assert ended["finish_reason"] == "repetition"
-        assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
-        assert ended["stop_reason"] == "repetition_detected"
-        assert [choice for choice in choices if "stop_reason" in choice] == [ended]
-
-
-RENAMED: dict[str, Json] = {
+# How each API ends an output in a loop, by the server's `--lz-loop-finish-reason`.
+REASONS: dict[str, Json] = {
+    "overlap": {
+        "finish_reason": "repetition",
+        "status": "incomplete",
+        "incomplete_details": {"reason": "repetition"},
+        "stop_reason": "stop_sequence",
+        "done_reason": "stop",  # upstream calls every end so
+    },
     "dp2": {
         "finish_reason": "stop",
         "status": "completed",
         "incomplete_details": None,
         "stop_reason": "end_turn",
+        "done_reason": "stop",
     },
     "adapters": {
         "finish_reason": "length",
         "status": "incomplete",
         "incomplete_details": {"reason": "max_output_tokens"},
         "stop_reason": "max_tokens",
+        "done_reason": "length",
     },
 }
 
 
 @pytest.mark.every_server
-@on(*RENAMED)
+@on(*REASONS)
 @every_endpoint
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_a_server_may_rename_the_finish_reason(
-    server: Server, endpoint: Endpoint, stream: bool
-) -> None:
-    """The answer still says that the output was a loop, beside the other finish reason."""
-    wanted = RENAMED[server.config.name]
+def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, stream: bool) -> None:
+    """The answer says that the output was a loop, beside another finish reason too."""
+    wanted = REASONS[server.config.name]
     fields = {"repetition_detection": LOOP}
     answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
     assert answer.status_code == 200, answer.text
     lines = answer.text.splitlines() if stream else [answer.text]
     events = [json.loads(line) for line in map(_json_of, lines) if line]
-    path = endpoint.path
+    last, path = events[-1], endpoint.path
     if path == "/generate":
-        reason, outputs = events[-1]["meta_info"]["finish_reason"], events[-1]["output_ids"]
+        reason, outputs = last["meta_info"]["finish_reason"], last["output_ids"]
         assert reason["type"] == wanted["finish_reason"]
         assert reason["matched"].startswith("repetition_detected pattern_size=")
         assert reason.get("length", len(outputs)) == len(outputs) < 300
     elif path == "/v1/responses":
-        last = events[-1].get("response", events[-1])
+        last = last.get("response", last)
         assert last["status"] == wanted["status"]
         assert last["incomplete_details"] == wanted["incomplete_details"]
         assert last["usage"]["output_tokens"] < 300
@@ -257,13 +233,15 @@ def test_a_server_may_rename_the_finish_reason(
         reasons = [event.get("delta", event).get("stop_reason") for event in events]
         assert wanted["stop_reason"] in reasons
     elif path.startswith("/api/"):
-        assert events[-1]["done_reason"] == wanted["finish_reason"]
+        assert last["done_reason"] == wanted["done_reason"]
+        assert last.get("eval_count", 0) < 300
     else:
         choices = [choice for event in events for choice in event["choices"]]
         (ended,) = [choice for choice in choices if choice["finish_reason"]]
         assert ended["finish_reason"] == wanted["finish_reason"]
-        assert ended["stop_reason"] == "repetition_detected"
         assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
+        assert ended["stop_reason"] == "repetition_detected"
+        assert [choice for choice in choices if "stop_reason" in choice] == [ended]
 
 
 def _json_of(line: str) -> str:

@@ -52,9 +52,11 @@ def events(answer: Any) -> list[Json]:
 @every_endpoint
 def test_a_stream_holds_the_whole_answer(server: Server, endpoint: Endpoint) -> None:
     for content in ("a b c", "What is a list?"):
-        whole = endpoint.send(server, content, NEW_TOKENS, {})
-        streamed = endpoint.send(server, content, NEW_TOKENS, {}, stream=True)
-        assert endpoint.streamed(streamed) == endpoint.text(whole.json())
+        whole, streamed = (
+            endpoint.answer(server, content, NEW_TOKENS, {}, stream=stream)
+            for stream in (False, True)
+        )
+        assert streamed == whole
 
 
 @pytest.mark.each_kind
@@ -66,10 +68,8 @@ def test_a_stream_holds_each_character_once(server: Server) -> None:
             continue  # it thinks instead
         for text in TEXTS:
             fields = {"regex": re.escape(text * 2)}
-            assert endpoint.text(endpoint.send(server, "a", 200, fields).json()) == text * 2
-            assert (
-                endpoint.streamed(endpoint.send(server, "a", 200, fields, stream=True)) == text * 2
-            )
+            for stream in (False, True):
+                assert endpoint.answer(server, "a", 200, fields, stream=stream) == text * 2
 
 
 @on("overlap", "chunked")

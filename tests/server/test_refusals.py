@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
@@ -24,35 +23,25 @@ from server.launch import Server, vocab_size
 from server.prompts import repetitive
 
 
-def refusal(server: Server, **sampling: object) -> str:
-    """The message of the 400 that a request with the penalty gets."""
-    body = request_body(repetitive(random.Random(1), 12), 8, Lz(0.5), **sampling)
-    answer = post(server, "/generate", body)
-    assert answer.status_code == 400, f"{answer.status_code}: {answer.text[:1000]}"
-    message = answer.json()["error"]
-    return str(message["message"] if isinstance(message, dict) else message)
-
-
 @on("overlap")
-def test_beam_search_refuses(server: Server) -> None:
-    """Beam search samples in a place of its own."""
-    message = refusal(server, beam_width=2)
-    assert "lz_penalty" in message
-    assert "beam" in message.lower()
-    sample = generate(server, repetitive(random.Random(2), 12), 8, Lz(0.5))
-    check(server, sample, Lz(0.5), "overlap: after a refusal")
-    sample = generate(server, repetitive(random.Random(2), 12), 8)
-    check(server, sample, OFF, "overlap: after a refusal")
-
-
-@on("overlap")
-def test_beam_search_refuses_the_other_penalties(server: Server) -> None:
-    """Upstream would leave them out without a word."""
-    for name, value in (("frequency_penalty", 0.5), ("no_repeat_ngram_size", 3)):
-        body = request_body([5, 6, 7], 4, beam_width=2, **{name: value})
-        answer = post(server, "/generate", body)
-        assert answer.status_code == 400
-        assert f"{name} must be 0 with beam search" in answer.text
+@pytest.mark.parametrize(
+    ("field", "off"),
+    [
+        ({"lz_penalty": 0.5}, "0"),
+        ({"frequency_penalty": 0.5}, "0"),
+        ({"no_repeat_ngram_size": 3}, "0"),
+        ({"proper_tokens": True}, "false"),
+    ],
+    ids=str,
+)
+def test_beam_search_refuses(server: Server, field: Json, off: str) -> None:
+    """Upstream would ignore each of them."""
+    answer = post(server, "/generate", request_body([5, 6, 7], 4, beam_width=2, **field))
+    assert answer.status_code == 400, answer.text[:1000]
+    assert f"{next(iter(field))} must be {off} with beam search" in answer.text
+    for lz in (Lz(0.5), OFF):
+        sample = generate(server, repetitive(random.Random(2), 12), 8, lz)
+        check(server, sample, lz, "overlap: after a refusal")
 
 
 @on("ngram", "eagle")
@@ -109,16 +98,6 @@ def test_token_ids_that_do_not_exist(server: Server, token: int) -> None:
 
 
 @on("overlap")
-def test_the_refusal_of_a_token_id_is_a_sentence(server: Server) -> None:
-    answer = post(server, "/v1/completions", {"model": "m", "prompt": [5, -1], "stream": True})
-    expected = f"input_ids must be token ids in [0, {vocab_size() - 1}], got -1 among them."
-    assert answer.json()["message"] == expected
-    answer = post(server, "/generate", {"input_ids": [True, 5], "stream": True})
-    assert answer.status_code == 400
-    assert "true" in answer.text  # a boolean is no integer
-
-
-@on("overlap")
 def test_a_session_takes_no_token_ids_that_do_not_exist(server: Server) -> None:
     name = post(server, "/open_session", {"capacity_of_str_len": 1000}).json()
     session: Json = {"session_params": {"id": name}, "sampling_params": ASKED}
@@ -126,37 +105,6 @@ def test_a_session_takes_no_token_ids_that_do_not_exist(server: Server) -> None:
         answer = post(server, "/generate", {"input_ids": ids, **session})
         assert answer.status_code == (200 if ids in ([5, 6], [7]) else 400), answer.text
     post(server, "/close_session", {"session_id": name})
-
-
-ENDS_UPSTREAM: tuple[tuple[str, Json], ...] = (
-    ("/generate", {"text": ""}),
-    ("/generate", {"text": ["a", ""]}),
-    ("/generate", {"text": "", "session_params": {"id": None}}),
-    ("/v1/score", {**LABELS, "query": "", "items": [""]}),
-    ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": vocab_size() + 1}),
-    ("/v1/completions", {"model": "m", "prompt": "a", "logprobs": 2**40}),
-    ("/generate", {"text": "a", "custom_labels": {"unknown": "x"}}),
-    ("/generate", {"text": "a", "session_params": {"id": ["s"]}}),
-    ("/generate", {"text": "a", "http_worker_ipc": "ipc:///nowhere"}),
-    ("/generate", {"text": "a", "token_indices_to_pool": [99]}),
-    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"lora_id": "x"}}),
-    ("/generate", {"text": "a", "sampling_params": {"n": 10**9}}),
-    ("/v1/completions", {"model": "m", "prompt": "a", "n": 10**9}),
-    ("/v1/completions", {"model": "m", "prompt": "a", "stop_token_ids": [2**70]}),
-    ("/v1/completions", {"model": "m", "prompt": "a", "min_tokens": 2**40, "max_tokens": 2**41}),
-    ("/api/generate", {"model": "m", "prompt": "a", "options": {"top_k": 2**40}}),
-)
-
-
-@on("overlap")
-@pytest.mark.parametrize(("path", "body"), ENDS_UPSTREAM, ids=str)
-def test_upstream_values_that_would_end_the_server_are_refused(
-    server: Server, path: str, body: Json
-) -> None:
-    """Values of upstream's own fields that upstream does not check."""
-    answer = post(server, path, body)
-    assert answer.status_code == 400, answer.text[:500]
-    assert generate(server, [5], 2).outputs
 
 
 def streamed(options: Json) -> list[tuple[str, Json]]:
@@ -186,26 +134,53 @@ def test_a_refused_stream_gets_an_ordinary_error(server: Server, options: Json) 
         assert next(iter(options)) in answer.text, f"{path}: {answer.text[:500]}"
 
 
-MISTAKES: tuple[tuple[str, Any], ...] = (
+TEXT: Json = {"text": "a"}
+PROMPT: Json = {"model": "m", "prompt": "a"}
+MISTAKES: tuple[tuple[str, Json], ...] = (
+    # Without our checks, the server would end, or would not answer.
+    ("/generate", {"text": ""}),
+    ("/generate", {"text": ["a", ""]}),
+    ("/generate", {"text": "", "session_params": {"id": None}}),
+    ("/v1/score", {**LABELS, "query": "", "items": [""]}),
+    ("/generate", {**TEXT, "return_logprob": True, "top_logprobs_num": vocab_size() + 1}),
+    ("/v1/completions", {**PROMPT, "logprobs": 2**40}),
+    ("/generate", {**TEXT, "custom_labels": {"unknown": "x"}}),
+    ("/generate", {**TEXT, "session_params": {"id": ["s"]}}),
+    ("/generate", {**TEXT, "http_worker_ipc": "ipc:///nowhere"}),
+    ("/generate", {**TEXT, "token_indices_to_pool": [99]}),
+    ("/vertex_generate", {"instances": [TEXT], "parameters": {"lora_id": "x"}}),
+    ("/generate", {**TEXT, "sampling_params": {"n": 10**9}}),
+    ("/v1/completions", {**PROMPT, "n": 10**9}),
+    ("/v1/completions", {**PROMPT, "stop_token_ids": [2**70]}),
+    ("/v1/completions", {**PROMPT, "min_tokens": 2**40, "max_tokens": 2**41}),
+    ("/api/generate", {**PROMPT, "options": {"top_k": 2**40}}),
+    # Without our checks, the answer would be HTTP 500.
     ("/api/chat", {"model": "m", "messages": []}),
     ("/api/chat", {"model": "m", "messages": [], "stream": False}),
-    ("/api/generate", {"model": "m", "prompt": "a", "options": {"temperature": "hot"}}),
-    ("/api/generate", {"model": "m", "prompt": "a", "options": {"stop": 5}}),
-    ("/api/generate", {"model": "m", "prompt": "a", "options": {"num_predict": 1.5}}),
+    ("/api/generate", {**PROMPT, "options": {"temperature": "hot"}}),
+    ("/api/generate", {**PROMPT, "options": {"stop": 5}}),
+    ("/api/generate", {**PROMPT, "options": {"num_predict": 1.5}}),
     ("/generate", {"input_embeds": []}),
     ("/generate", {"input_embeds": [[None]]}),
+    ("/generate", {"input_ids": [True, 5], "stream": True}),
     ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}),
-    ("/generate", {"text": "a", "sampling_params": {"stop_regex": ["("]}}),
+    ("/generate", {**TEXT, "sampling_params": {"stop_regex": ["("]}}),
     ("/encode", {}),
     ("/classify", {}),
-    ("/encode", {"text": "a", "rid": "x", "sampling_params": []}),
+    ("/encode", {**TEXT, "rid": "x", "sampling_params": []}),
     ("/vertex_generate", {"instances": [{"text": 5}]}),
-    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"text": "b"}}),
+    ("/vertex_generate", {"instances": [TEXT], "parameters": {"text": "b"}}),
     ("/v1/messages", {"model": "m", "max_tokens": 2, "messages": []}),
     ("/v1/messages/count_tokens", {"model": "m", "messages": []}),
     ("/v1/detokenize", {"model": "m", "tokens": [-1]}),
-    ("/parse_function_call", {"text": "a", "tools": [], "tool_call_parser": "unknown"}),
-    ("/separate_reasoning", {"text": "a", "reasoning_parser": "unknown"}),
+    ("/parse_function_call", {**TEXT, "tools": [], "tool_call_parser": "unknown"}),
+    ("/separate_reasoning", {**TEXT, "reasoning_parser": "unknown"}),
+    # Each of the two in an answer and in a stream.
+    *(
+        ("/v1/responses", {"model": "m", "input": "a", "max_output_tokens": n, "stream": stream})
+        for n in (0, -1)
+        for stream in (False, True)
+    ),
 )
 
 
@@ -217,6 +192,7 @@ def test_a_mistake_of_the_client_is_no_error_of_the_server(
     answer = post(server, path, body)
     assert answer.status_code == 400, answer.text[:500]
     assert len(answer.text) > 20
+    assert generate(server, [5], 2).outputs
 
 
 @on("overlap")
@@ -340,12 +316,15 @@ def test_ollamas_answers_refuse_a_format_that_would_not_be_enforced(
 
 
 @on("overlap")
-def test_strings_with_a_length_are_json(server: Server) -> None:
-    """XGrammar allowed control characters in them."""
-    letters = post(server, "/v1/tokenize", {"model": "m", "prompt": "\t\t"}).json()["tokens"]
+@pytest.mark.parametrize("proper", [False, True])
+@pytest.mark.parametrize("favoured", ["\t\t", "\x1f"], ids=repr)
+def test_strings_with_a_length_are_json(server: Server, favoured: str, proper: bool) -> None:
+    """XGrammar would allow control characters in them."""
+    tokens = post(server, "/v1/tokenize", {"model": "m", "prompt": favoured}).json()["tokens"]
     asked: Json = {
         "json_schema": json.dumps({"type": "string", "minLength": 2, "maxLength": 4}),
-        "logit_bias": {str(token): 80 for token in letters},
+        "logit_bias": {str(token): 80 for token in tokens},
+        "proper_tokens": proper,
         "temperature": 0,
     }
     answer = post(server, "/generate", request_body([5, 6, 7], 40, **asked))
@@ -369,44 +348,44 @@ def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> N
     assert forbidden not in answer.json()["output_ids"]
 
 
-SAMPLING = {
-    "top_k": 2**31,
-    "n": 1025,
-    "stop_regex": "(",
-    "stream_interval": 0,
-}
-FIELDS = {
-    "session_params": {"id": ["a"]},
-    "lora_id": ["a"],
-    "positional_embed_overrides": 5,
-    "rid": "HEALTH_CHECK",
-    "logprob_start_len": -2,
-    "top_logprobs_num": vocab_size() + 1,
-}
-COMPLETION = {"logprobs": vocab_size() + 1, "top_k": 2**31, "n": 1025}
+ACCEPTED_BY_MISTAKE: tuple[tuple[str, Json], ...] = (
+    *(
+        ("/generate", request_body([5, 6, 7], 4, temperature=1, **field))
+        for field in ({"top_k": 2**31}, {"n": 1025}, {"stop_regex": "("}, {"stream_interval": 0})
+    ),
+    *(
+        ("/generate", request_body([5, 6, 7], 4) | field)
+        for field in (
+            {"session_params": {"id": ["a"]}},
+            {"lora_id": ["a"]},
+            {"positional_embed_overrides": 5},
+            {"rid": "HEALTH_CHECK"},
+            {"logprob_start_len": -2},
+            {"top_logprobs_num": vocab_size() + 1},
+        )
+    ),
+    *(
+        ("/v1/completions", {**PROMPT, "max_tokens": 4, "stream": True, **field})
+        for field in ({"logprobs": vocab_size() + 1}, {"top_k": 2**31}, {"n": 1025})
+    ),
+    (
+        "/vertex_generate",
+        {
+            "instances": [{"input_ids": [5]}],
+            "parameters": {"sampling_params": {"is_normalized": True, "temperature": 0}},
+        },
+    ),
+)
 
 
 @pytest.mark.each_kind
 @on("overlap", "ngram", "eagle", "dflash", "dspark")
 def test_values_that_upstream_accepts_by_mistake_are_refused(server: Server) -> None:
     """Without our checks, each of these ended the server, blocked it, or was answered 500."""
-    plain = request_body([5, 6, 7], 4)
-    bodies = [
-        request_body([5, 6, 7], 4, temperature=1, **{name: value})
-        for name, value in SAMPLING.items()
-    ]
-    bodies += [plain | {name: value} for name, value in FIELDS.items()]
-    answers = {str(body): post(server, "/generate", body) for body in bodies}
-    prompt = {"model": "m", "prompt": "a", "max_tokens": 4, "stream": True}
-    for name, value in COMPLETION.items():
-        answers[name] = post(server, "/v1/completions", prompt | {name: value})
-    vertex = {"sampling_params": {"is_normalized": True, "temperature": 0}}
-    body = {"instances": [{"input_ids": [5]}], "parameters": vertex}
-    answers["vertex"] = post(server, "/vertex_generate", body)
-    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(
-        answers, 400
-    )
-    assert post(server, "/generate", plain).status_code == 200
+    for path, body in ACCEPTED_BY_MISTAKE:
+        answer = post(server, path, body)
+        assert answer.status_code == 400, (path, body, answer.text[:500])
+    assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
 
 
 @on("overlap", "ngram")
