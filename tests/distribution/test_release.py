@@ -411,7 +411,6 @@ def resigned(change: Callable[[Release], None]) -> Callable[[Release], None]:
 SBOM = f"{CPU}.cdx.json"
 TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
     "wheel": (append(CPU), "sha256", f"{CPU} has the sha256 "),
-    "other wheel": (other_wheel, "sha256", f"{CPU} has the sha256 "),
     "unlisted": (
         lambda release: sign(release, CPU, "another.whl"),
         "sha256",
@@ -444,11 +443,6 @@ TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
     ),
     "huge SBOM": (huge(SBOM), "SBOM", f"{SBOM} cannot be read (larger than"),
     "SBOM that is a pipe": (pipe(SBOM), "SBOM", f"{SBOM} cannot be read (not a regular file"),
-    "no signature in it": (
-        lambda release: (release.folder / "SHA256SUMS.minisig").write_text("") and None,
-        "signature",
-        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (invalid number",
-    ),
     "signed SBOM of another": (
         resigned(lambda r: shutil.copy(r.folder / f"{CUDA}.cdx.json", r.folder / SBOM) and None),
         "SBOM",
@@ -458,11 +452,6 @@ TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
         resigned(edit(SBOM, '"component"', '"thing"')),
         "SBOM",
         f"{SBOM} describes no file",
-    ),
-    "signed SBOM that is none": (
-        resigned(lambda r: (r.folder / SBOM).write_text("SBOM") and None),
-        "SBOM",
-        f"{SBOM} is not JSON",
     ),
     "signed provenance of another": (
         resigned(edit("provenance.json", CPU, "another.whl")),
@@ -492,17 +481,6 @@ def test_tampered(release: Release, name: str) -> None:
     assert words in line
     if check == "signature":
         assert said == f"{line}\n"
-
-
-def test_everything_hashed_again(release: Release) -> None:
-    """All but the signature fits: whoever changed it has not the key."""
-    append(CPU)(release)
-    signature = (release.folder / "SHA256SUMS.minisig").read_bytes()
-    sign(release)
-    (release.folder / "SHA256SUMS.minisig").write_bytes(signature)
-    status, said = release.verify(CPU)
-    assert status == 1
-    assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key" in said
 
 
 def test_wrong_key(released: Release) -> None:

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-import numba_cache
-
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 AS_SCRIPTS = os.pathsep.join(map(str, (SCRIPTS, SCRIPTS.parent / "python")))
 """The PYTHONPATH of what imports scripts where no sglang_lz is installed, as their users do."""
@@ -174,9 +172,10 @@ def test_named_tests_run_and_nothing_else(
     assert ("-n" in pytest_alone) == parallel
     python = str(SCRIPTS.parent / "python")
     assert calls.env.get("PYTHONPATH") == (python if from_checkout else None)
-    assert calls.set_up == {
-        "tests": True, "clients": clients, "package_of_checkout": from_checkout
-    }  # fmt: skip
+    assert (calls.set_up["clients"], calls.set_up["package_of_checkout"]) == (
+        clients,
+        from_checkout,
+    )
     assert calls.tools == []
 
 
@@ -341,12 +340,11 @@ def test_each_input_repeats_the_steps_that_depend_on_it(
     def steps(**options: bool) -> dict[str, Any]:
         found.clear()
         environment.Environment("cpu").set_up(tests=True, clients=True, **options)
-        folders = {"uv": "uv", "clients": "clients"}
-        return {folders.get(step.stamp.parent.parent.name, step.stamp.name): step for step in found}
+        names = ("uv", "environment", "package", "tools", "stock", "clients")
+        return dict(zip(names, found, strict=True))
 
     def inputs() -> dict[str, str]:
-        names = {"stamp": "uv"}
-        return {names.get(name, name): step.made_from for name, step in steps().items()}
+        return {name: step.made_from for name, step in steps().items()}
 
     for file, dependent in files.items():
         before = inputs()
@@ -430,54 +428,14 @@ def test_root_installs_what_is_missing_once(
     wanted = [tools.Tools("", (name,), (("tool", "users"),)) for name in ("absent", "b", "c")]
     put(debian, "c", "")
     tools.install(wanted)
-    assert (debian / "log").read_text().split("\n") == [
-        "update  ",
-        "install absent ",
-        "install b ",
-        "",
-    ]
+    log = (debian / "log").read_text().split()
+    assert log == ["update", "install", "absent", "install", "b"]
     assert "apt-get could not install absent" in capfd.readouterr().err
     tools.install(wanted[1:])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     tools.install(wanted)
     assert len((debian / "log").read_text().splitlines()) == 3
     assert wanted[2].missing() == ["users"]
-
-
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "a")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print(flush=True)
-sys.stdin.read()
-"""
-TAKE = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-
-
-def test_another_update_is_waited_for(debian: Path) -> None:
-    """As the real one, this apt-get fails at once while another holds its lock."""
-    script = (debian / "apt-get").read_text()
-    put(debian, "apt-get", f'{sys.executable} -c "{TAKE}" {tools.APT_LISTS} || exit 100\n{script}')
-    command = [sys.executable, "-c", HOLD, str(tools.APT_LISTS)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        release = threading.Timer(1, other.stdin.close)
-        release.start()
-        tools.install([tools.BROWSER_TOOLS])
-        release.join()
-    assert tools.BROWSER_TOOLS.missing() == []
-
-
-INSTALL_ALL = """
-import os, sys
-from pathlib import Path
-import _tools
-os.geteuid = lambda: 0
-_tools.APT_LISTS, _tools.ROOTS_FOLDERS = Path(sys.argv[1]), ()
-_tools.install(_tools.ALL)
-"""
 
 
 # Nothing outside the checkout
@@ -518,38 +476,6 @@ def test_a_failure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         environment.main(program)
     assert ended.value.code == 1
     assert capsys.readouterr().err == "sglang-lz: no network.\n"
-
-
-def test_what_numba_compiled_of_a_checkout_goes_with_its_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Functions of penalty/kernels/cpu.py hold constants of penalty/window.py and fields/lz.py."""
-    package = tmp_path / "python" / "sglang_lz"
-    names = ("__init__.py", "fields/lz.py", "penalty/window.py", "penalty/kernels/cpu.py")
-    sources = [package / name for name in names]
-    for source in sources:
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text("")
-
-    # Every later process of this worker would compile into the folder that is set here.
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-
-    def folder() -> str | None:
-        os.environ.pop("NUMBA_CACHE_DIR", None)
-        numba_cache.use_own_folder(tmp_path)
-        return os.environ.get("NUMBA_CACHE_DIR")
-
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "python")])
-    monkeypatch.delitem(sys.modules, "sglang_lz", raising=False)
-    found = {folder(), folder()}
-    for source in sources:
-        source.write_text("SIZE = 2")
-        found.add(folder())
-    assert len(found) == 1 + len(sources)
-    assert all(str(name).startswith(f"{tmp_path}/.cache/numba/") for name in found)
-    monkeypatch.setattr(sys, "path", [])
-    importlib.invalidate_caches()
-    assert folder() is None
 
 
 def test_what_numba_compiled_of_an_installed_package_goes_with_its_sources(tmp_path: Path) -> None:
