@@ -22,8 +22,7 @@ Make all files of a release from the commit that is checked out, and sign them: 
 for each wheel and each image with a lock file, provenance.json, SHA256SUMS, SHA256SUMS.minisig.
 docs/MAINTAINING.md says what is in them. The same commit gives the same bytes.
 
-The folder appears when everything in it has been made and verified. A checkout with changes is
-refused. Set-up is in .venv/release, upstream's wheels are in .cache/upstream.
+The folder appears when all of it has been made and verified. A checkout with changes is refused.
 """
 EPILOG = f"""\
 environment:

@@ -33,26 +33,19 @@ wheel, style and types, and run the tests against the installed wheel, on real s
   quick       no servers, images or slow tests
   all         also images, a browser, clients of other projects, and short runs of the benchmarks;
               this is what continuous integration runs
-  full        everything: each test of a server on all servers that it names, instead of the first
-              (tests/server/configurations.py), more examples, fuzzing, and a short soak; a release
-              is signed only after it. A missing program is an error here
+  full        everything, on all servers; a release is signed only after it
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
   gpu         only on a machine with an NVIDIA GPU: the CUDA flavour, its kernels and its servers
 
-If you name tests without one of these words, they run alone, and nothing else is checked:
+If you name tests without one of these words, they run alone, and nothing else is checked. Tests
+below tests/unit then import sglang_lz from the checkout, so that a change in it builds no wheel.
 
-    scripts/test tests/unit/test_window.py -k ring
+As root on Debian and Ubuntu, `all`, `full` and `containers` also install podman and Chromium.
+Elsewhere the tests that need them are skipped, and the last lines say which and how to run them;
+with CI set in the environment, and in `full`, they are errors.
 
-Tests below tests/unit then import sglang_lz from the checkout, so that a change in it builds no
-wheel. All others, and those of the words above, run against the installed wheel.
-
-The images are built and run with podman, and the playground is opened in Chromium. As root on
-Debian and Ubuntu, `all`, `full` and `containers` first install what is missing of them. Otherwise
-the tests that need it are skipped, and the last lines say which and how to run them; with CI set in
-the environment, they are errors.
-
--m replaces what leaves slow tests out of quick, and those of full out of the others. The tests run
-on up to 4 cores, those of one file that is named alone on one; -n 0 runs one after the other.
+-m replaces what leaves slow tests out. The tests run on up to 4 cores, those of one file that is
+named alone on one; -n 0 runs one after the other.
 """
 
 MODES = ("quick", "all", "full", "containers", "gpu")
