@@ -1,4 +1,4 @@
-"""What the benchmarks share: where and how one was run, and the form of its result file."""
+"""Shared by the benchmarks: where and how one was run, and the form of its result file."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def commit() -> str | None:
 
 
 def output(*command: str) -> str | None:
-    """What a command prints; None if it cannot run or fails."""
+    """The output of a command; None if it cannot run or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -39,7 +39,7 @@ TITLES = {
     "fixes": "Repairs of upstream, for requests without a penalty too",
     "cpu": "The CPU flavour",
 }
-"""What the patches of each group are for."""
+"""The purpose of each group of patches."""
 
 
 def patches() -> str:
@@ -100,7 +100,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,
     ("bench/README.md", "starts-of-requests"): kernel.starts_of_requests,
 }
-"""What makes each block, by its page and name."""
+"""The generator of each block, by its page and name."""
 
 
 def with_blocks(page: str) -> str:

@@ -1,4 +1,4 @@
-"""What every test has: settings of hypothesis, and server arguments without a server."""
+"""Shared by all tests: settings of hypothesis, and server arguments without a server."""
 
 from __future__ import annotations
 

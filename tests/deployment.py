@@ -1,4 +1,4 @@
-"""What compose.yaml, the manifests and the dashboard say, for tests to compare."""
+"""The content of compose.yaml, the manifests and the dashboard, for tests to compare."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def timed(work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What work returns, and the seconds that it took."""
+    """Return the result of work, and the seconds that it took."""
     start = time.perf_counter()
     found = work(*arguments)
     return found, time.perf_counter() - start
@@ -134,7 +134,7 @@ def tokens_of(text: str, case: str) -> list[list[int]]:
 
 
 def alone(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What work returns in a fork of this process, or why the fork ended without it."""
+    """Return the result of work in a fork of this process, or why the fork ended without it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 

@@ -1,1 +1,1 @@
-"""What penalties against repetition do to text that is right as it stands."""
+"""The harm that penalties against repetition do to correct text."""

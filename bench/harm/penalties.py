@@ -1,4 +1,4 @@
-"""What each penalty takes from the true next token at every position of a text."""
+"""How much each penalty lowers the true next token at every position of a text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Onset:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a penalty does to a text.
+    """The effect of a penalty on a text.
 
     Attributes:
         lowered: what the logit of the true next token loses, float32 [tokens], in nats, at most
@@ -60,7 +60,7 @@ class Outcome:
 
 
 Outcomes = Callable[[Sequence[Tokens], int], list[Outcome]]
-"""What a penalty does to each of some texts, given V."""
+"""The effect of a penalty on each of some texts, given V."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is kept of the outcomes, and the tables."""
+"""The result file, and its tables."""
 
 from __future__ import annotations
 

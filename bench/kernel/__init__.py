@@ -1,1 +1,1 @@
-"""What a step of the penalty costs."""
+"""The cost of a step of the penalty."""

@@ -48,7 +48,7 @@ COLUMNS = ("implementation", *Case.__dataclass_fields__, *MEASURED)
 
 
 def cases(device: str, quick: bool) -> list[Case]:
-    """What is measured, each once."""
+    """The cases that are measured, each once."""
     usual = Case(rows=64)
     if quick:
         usual = Case(rows=16, vocab=32768)
@@ -102,7 +102,7 @@ class Bench:
             yield {**row, **measured(times, implementation.bytes, ours_us)}
 
     def _ways(self, inputs: Inputs, size: int) -> dict[str, Callable[[], Implementation]]:
-        """What makes each implementation of a case, by name; ours is first."""
+        """The factory of each implementation of a case, by name; ours is first."""
         ways: dict[str, Callable[[], Implementation]] = {
             OURS: lambda: Step(inputs, self.kernels, size),
             # It waits where the history holds no loop. What such a row moves is not counted.

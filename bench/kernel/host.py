@@ -1,4 +1,4 @@
-"""What the LZ penalty costs the scheduler's thread."""
+"""The cost of the LZ penalty on the scheduler's thread."""
 
 from __future__ import annotations
 

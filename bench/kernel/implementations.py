@@ -68,7 +68,7 @@ class Step(Implementation):
 
 @dataclass
 class _Batch:
-    """What upstream's penalties read of a batch."""
+    """The part of a batch that upstream's penalties read."""
 
     reqs: list[SimpleNamespace]
     device: str

@@ -79,7 +79,7 @@ HISTORIES = {"text": _text, "loop": _loop, "alternating": _alternating, "distinc
 
 
 class Inputs:
-    """What every implementation of a case is given: several batches, at one position each.
+    """The input of every implementation of a case: several batches, at one position each.
 
     Attributes:
         case: sizes and kinds.

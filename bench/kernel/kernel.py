@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def header(bench: Bench) -> dict[str, Any]:
-    """What a result says of all its rows."""
+    """The facts of a result that hold for all its rows."""
     is_cuda = bench.device.type == "cuda"
     return {
         "measures": f"{'GPU' if is_cuda else 'CPU'} time of a step, and CPU time of the "

@@ -1,4 +1,4 @@
-"""What the implementations are called in a result."""
+"""Names of the implementations in a result."""
 
 OURS = "ours"
 ONSET_2 = "ours, onset 2"

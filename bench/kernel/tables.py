@@ -82,7 +82,7 @@ def step_summary() -> str:
 
 
 def starts_of_requests() -> str:
-    """What the scheduler's thread spends on the start of each request of a batch, microseconds."""
+    """The time of the scheduler's thread for the start of each request of a batch, microseconds."""
     lines = []
     for device, name in (("one CPU core", "host-cpu"), ("the host of the H200", ON_H200)):
         rows = _host(name)

@@ -45,7 +45,7 @@ OWN_FIELDS = {
 
 
 class EndpointError(Exception):
-    """What is wrong with an endpoint, in a sentence for the user."""
+    """An error of an endpoint, in a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Endpoint:
         raise EndpointError(f"{url} failed {ATTEMPTS} times, the last time with {problem}")
 
     async def answer(self, client: httpx.AsyncClient, body: Mapping[str, object]) -> dict[str, Any]:
-        """What a sample says of an answer: text, token_ids, completion_tokens, finish_reason.
+        """Return the fields of a sample: text, token_ids, completion_tokens, finish_reason.
 
         Raises:
             EndpointError: the endpoint refused the request, or answered something else.
@@ -225,7 +225,7 @@ async def _honours_seeds(
 
 
 def _message(answer: httpx.Response) -> str:
-    """What an endpoint says of an error, in one line."""
+    """The error message of an endpoint, in one line."""
     try:
         found = answer.json()
         found = found.get("error", found)

@@ -37,7 +37,7 @@ class Variant:
 
 
 class Key(NamedTuple):
-    """What identifies one sample of a run."""
+    """The key of one sample of a run."""
 
     item: str
     variant: str

@@ -24,7 +24,7 @@ MEASURES = (
 def result(
     run: dict[str, Any], items: dict[str, Item], samples: Sequence[Scored]
 ) -> dict[str, Any]:
-    """What result.json holds.
+    """The content of result.json.
 
     Args:
         run: run.json.

@@ -1,1 +1,1 @@
-"""What the penalty costs a server."""
+"""The cost of the penalty on a server."""

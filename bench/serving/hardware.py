@@ -1,4 +1,4 @@
-"""What the runs are measured on."""
+"""The hardware and software of the runs."""
 
 from __future__ import annotations
 

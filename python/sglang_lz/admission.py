@@ -63,7 +63,7 @@ PREFERRED_AS = {
     "min_new_tokens": ("min_tokens",),
     "sampling_seed": ("seed",),
 }
-"""What the APIs of OpenAI call some of upstream's sampling parameters."""
+"""OpenAI's names of some of upstream's sampling parameters."""
 
 
 class _Preferring(BaseModel):
@@ -200,7 +200,7 @@ def without_our_fields(body: Any) -> Any:
 
 
 def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
-    """What upstream's schema of /generate says of a body, with the field's name (upstream's hook).
+    """Add the field's name to a message of upstream's schema of /generate (upstream's hook).
 
     Args:
         error: upstream's message. It names unknown fields only.
@@ -225,7 +225,7 @@ def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a request is besides its sampling parameters.
+    """Facts about a request besides its sampling parameters.
 
     Attributes:
         max_new_tokens: the maximum number of tokens to generate; None for no limit.
@@ -244,7 +244,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What our fields ask for, with the server's preferred ones and the defaults.
+    """Our fields of a request, resolved with the server's preferred ones and the defaults.
 
     Attributes:
         penalty: the LZ penalty; its strength may be 0.
@@ -301,7 +301,7 @@ def admit(
 def resolve(
     requested: Mapping[str, Any], facts: Facts, config: Callable[[str], Any] | None = None
 ) -> Resolved:
-    """What our fields of a request ask for.
+    """Resolve our fields of a request.
 
     If nothing is generated (scores, embeddings, `max_new_tokens` 0), preferred penalties are
     ignored.

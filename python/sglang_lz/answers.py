@@ -1,4 +1,4 @@
-"""Answers that hold what the model wrote, whatever that is, in each API."""
+"""Answers that hold any text that the model writes, in each API."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tool_input(arguments: Any) -> dict[str, Any]:
 
 
 def stopped(choice: Any, request: Any) -> dict[str, str]:
-    """What says that a stop sequence ended an answer of Anthropic's API (upstream's hook).
+    """The fields that name the stop sequence of an Anthropic answer (upstream's hook).
 
     Args:
         choice: upstream's, of chat completions.

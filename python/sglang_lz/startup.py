@@ -1,4 +1,4 @@
-"""What a server checks before it serves: its LZ settings and the integrity of its files."""
+"""Checks before a server serves: its LZ settings and the integrity of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the container tests share: podman, the stand-in for a registry's image, options to build.
+"""Shared by the container tests: podman, the stand-in for a registry's image, options to build.
 
 Everything that podman keeps is in .cache/containers/podman and is removed at the end. The tree of
 the base image, and what the builds download, stay in .cache for the next time.

@@ -151,7 +151,7 @@ def test_clusters_may_choose_the_user(podman: Podman, image: str) -> None:
         (("--tmpfs=/tmp:exec",), ("--model-path=/no/model",), "--model-path /no/model does not"),
     ],
 )
-def test_what_does_not_start_says_why(
+def test_a_failed_start_ends_with_one_sentence(
     podman: Podman, image: str, options: list[str], arguments: list[str], sentence: str
 ) -> None:
     done = podman.run("run", "--rm", *AS_DOCKER, *CONFINED, *options, image, *arguments)
@@ -184,20 +184,20 @@ def test_the_cache_can_be_written(container: Container) -> None:
     assert container.execute("touch", "/cache/file") == (0, "")
 
 
-def test_the_doctor_finds_it_whole(container: Container) -> None:
+def test_the_doctor_passes(container: Container) -> None:
     status, output = container.execute("sglang-lz", "doctor")
     assert status == 0, output
     assert "FAIL" not in output
 
 
-def test_what_is_installed_fits_together(container: Container) -> None:
+def test_installed_packages_are_compatible(container: Container) -> None:
     """But for one package that only benchmarks read, which the lock leaves out."""
     _, output = container.execute("python3", "-m", "pip", "check")
     (line,) = output.splitlines()
     assert line.endswith("requires datasets, which is not installed.")
 
 
-def test_nothing_of_the_builder_is_in_the_image(
+def test_build_settings_and_mounts_are_not_in_the_image(
     podman: Podman, image: str, base: str, build_options: list[str]
 ) -> None:
     config = podman.inspect("image", image)["Config"]
@@ -216,7 +216,7 @@ def test_nothing_of_the_builder_is_in_the_image(
     assert before[0] == "0"  # pip's configuration
 
 
-def test_the_labels_say_what_it_is(podman: Podman, image: str) -> None:
+def test_the_labels_identify_the_image(podman: Podman, image: str) -> None:
     labels = podman.inspect("image", image)["Labels"]
     known = {k.rpartition(".")[2]: v for k, v in labels.items() if "opencontainers" in k}
     assert known["version"].startswith("0.5.23+lz")

@@ -43,7 +43,7 @@ def run(podman: Podman, image: str, *command: str) -> str:
     return podman("run", "--rm", "--network=host", "--read-only", "--entrypoint=", image, *command)
 
 
-def test_sglang_is_the_wheels_and_not_upstreams(podman: Podman, upstream: str, image: str) -> None:
+def test_sglang_comes_from_our_wheel(podman: Podman, upstream: str, image: str) -> None:
     editable = "/sgl-workspace/sglang/python/sglang/__init__.py"
     assert run(podman, upstream, "python3", "-c", WHERE) == editable
     code = "import importlib.util as u; print(u.find_spec('sglang').origin)"
@@ -52,7 +52,7 @@ def test_sglang_is_the_wheels_and_not_upstreams(podman: Podman, upstream: str, i
     assert "editable" not in run(podman, image, "sh", "-c", "ls /usr/local/lib/python3*/*")
 
 
-def test_the_doctor_finds_it_whole(podman: Podman, image: str) -> None:
+def test_the_doctor_passes(podman: Podman, image: str) -> None:
     report = run(podman, image, "sglang-lz", "doctor")
     assert "cuda flavour" in report
     assert "FAIL" not in report

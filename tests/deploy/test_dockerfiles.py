@@ -20,7 +20,7 @@ def test_hadolint_finds_nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
-def test_every_base_image_is_pinned_or_asked_for(file: Path) -> None:
+def test_every_base_image_is_pinned_or_required(file: Path) -> None:
     text = file.read_text()
     defaults = re.findall(r"^ARG \w*BASE_IMAGE=(.+)$", text, re.M)
     assert all(re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", default) for default in defaults)
@@ -40,7 +40,7 @@ def test_both_servers_serve_alike() -> None:
     assert cpu.replace("WORKDIR /\n", "") == cuda
 
 
-def test_the_lock_has_what_the_wheel_requires_and_no_index() -> None:
+def test_the_lock_covers_the_wheels_requirements_and_names_no_index() -> None:
     lock = "".join((ROOT / "docker" / name).read_text() for name in ("cpu.lock", "torch.lock"))
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.M))
     requirements = (ROOT / "python/sglang_lz/cpu/requirements.txt").read_text()

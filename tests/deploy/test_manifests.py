@@ -118,7 +118,7 @@ def find(kind: str, name: str) -> Json:
 class TestSchemas:
     @pytest.mark.parametrize("version", KUBERNETES)
     @pytest.mark.parametrize("file", [*FILES, "namespace.yaml"])
-    def test_kubernetes_takes_every_resource(self, file: str, version: str) -> None:
+    def test_kubernetes_accepts_every_resource(self, file: str, version: str) -> None:
         for resource in load(MANIFESTS / file):
             validate(resource, version)
 
@@ -166,7 +166,7 @@ class TestSchemas:
             ("profiles: [cuda]", "profiles: cuda", 1),
         ],
     )
-    def test_compose_takes_its_file_and_no_wrong_one(
+    def test_compose_accepts_its_file_and_refuses_a_wrong_one(
         self, tmp_path: Path, old: str, new: str, status: int
     ) -> None:
         text = COMPOSE.read_text()
@@ -223,7 +223,7 @@ def servers() -> Iterator[tuple[Json, int]]:
 
 
 class TestArguments:
-    def test_the_server_takes_them_and_has_its_gpus(self) -> None:
+    def test_the_server_accepts_them_and_gets_its_gpus(self) -> None:
         seen = 0
         for container, size in servers():
             args = server_arguments(container, size)
@@ -245,7 +245,7 @@ class TestArguments:
         (device,) = services["cuda"]["deploy"]["resources"]["reservations"]["devices"]
         assert int(compose_default(device["count"])) == args.tp_size
 
-    def test_the_router_takes_its_own(self) -> None:
+    def test_the_router_accepts_its_own(self) -> None:
         (container,) = containers(find("Deployment", "sglang-lz-router"))
         args = router_parser().parse_args(container["args"])
         assert args.service_discovery
@@ -295,7 +295,7 @@ def violations(template: Json) -> list[str]:
 
 class TestPods:
     @pytest.mark.parametrize("resource", WORKLOADS)
-    def test_they_are_as_restricted_as_their_namespace_wants(self, resource: Json) -> None:
+    def test_they_meet_the_restricted_profile(self, resource: Json) -> None:
         (namespace,) = load(MANIFESTS / "namespace.yaml")
         labels = namespace["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -303,7 +303,7 @@ class TestPods:
             assert not violations(template)
 
     @pytest.mark.parametrize("resource", WORKLOADS)
-    def test_their_parts_fit(self, resource: Json) -> None:
+    def test_references_between_their_parts_resolve(self, resource: Json) -> None:
         spec = resource["spec"]
         for template in pod_templates(resource):
             if "selector" in spec:
@@ -336,7 +336,7 @@ class TestPods:
                 # By which LWS makes the service through which its pods find each other.
                 assert resource["metadata"]["name"] != set_name
 
-    def test_the_router_may_only_look_at_pods(self) -> None:
+    def test_the_router_may_only_read_pods(self) -> None:
         role = find("Role", "sglang-lz-router")
         assert role["rules"] == [
             {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
@@ -360,7 +360,7 @@ class TestPods:
         ):
             assert selector == owner["spec"]["selector"]
 
-    def test_probes_ask_for_what_each_pod_serves(self) -> None:
+    def test_probes_use_endpoints_that_the_pod_serves(self) -> None:
         source = upstream("srt/entrypoints/http_server.py").read_text()
         served = set(re.findall(r'^@app\.get\("(/\w+)"\)', source, re.M))
         source = upstream("srt/utils/common.py").read_text()
@@ -423,7 +423,7 @@ class TestCompose:
             assert services[name]["init"] is True
             assert services[name]["stop_grace_period"] == "5m"
 
-    def test_what_is_mounted_exists(self, services: dict[str, Json]) -> None:
+    def test_mounted_files_exist(self, services: dict[str, Json]) -> None:
         volumes = load(COMPOSE)[0]["volumes"]
         for service in services.values():
             for volume in service["volumes"]:
@@ -486,7 +486,7 @@ class TestMonitoring:
             assert query.series
             assert query.series <= declared, query.panel
 
-    def test_what_never_happened_is_zero_and_not_missing(self) -> None:
+    def test_series_without_events_default_to_zero(self) -> None:
         events = [query for query in dashboard_queries() if query.series & EVENTS]
         assert {series for query in events for series in query.series} == EVENTS
         assert all(query.has_default for query in events)

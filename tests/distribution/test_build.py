@@ -188,12 +188,12 @@ def test_wheel_of_another_version(world: World) -> None:
     assert "the patches are for sglang 0.5.23" in sentence
 
 
-def test_wheel_that_is_not_there(world: World) -> None:
+def test_missing_wheel(world: World) -> None:
     world.wheel.unlink()
     assert "cannot be read" in world.fails("build", "--wheel", world.wheel)
 
 
-def test_wheel_that_is_none(world: World) -> None:
+def test_unreadable_wheel(world: World) -> None:
     world.wheel.write_bytes(b"PK not really")
     write_lock(world.patches / "upstream.lock", world.wheel)
     assert "not a readable wheel" in world.fails("build", "--wheel", world.wheel)
@@ -227,7 +227,7 @@ def test_groups(world: World, groups: str, words: str) -> None:
     assert words in world.fails("build", "--wheel", world.wheel, "--groups", groups)
 
 
-def test_group_that_builds_on_one_left_out(world: World) -> None:
+def test_group_whose_base_is_left_out(world: World) -> None:
     """A cpu patch on a file of the others has blob ids that hold only with them."""
     names = [name.replace("server/check", "cpu/check") for name in EDITS]
     (world.patches / "server/check.patch").rename(world.patches / "cpu/check.patch")
@@ -272,7 +272,9 @@ def test_full_disk(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", [("build", "--out"), ("checkout",)])
-def test_a_folder_that_is_a_file_is_one_sentence(world: World, command: tuple[str, ...]) -> None:
+def test_a_file_in_place_of_a_folder_is_one_sentence(
+    world: World, command: tuple[str, ...]
+) -> None:
     name, *before = command
     sentence = world.fails(name, "--wheel", world.wheel, *before, world.wheel)
     assert f"{world.wheel} cannot be used (" in sentence

@@ -172,7 +172,7 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
 
 
 @pytest.mark.full
-def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
+def test_names_that_the_release_lacks_are_reported(world: World) -> None:
     (world.package / "reads.py").write_text(
         "from sglang.srt.server_args import ServerArgs\n"
         "def read(x):\n    return x.model_path, getattr(x, 'algorithms', None)\n"
@@ -254,7 +254,7 @@ def test_changes_beside_each_other(
         ("class A:\n    def f(self):\n        return y\n", {"f: y"}),
     ],
 )
-def test_names_that_nothing_defines(source: str, names: set[str]) -> None:
+def test_undefined_names(source: str, names: set[str]) -> None:
     assert undefined(source) == names
 
 
@@ -275,7 +275,7 @@ def test_names_that_nothing_defines(source: str, names: set[str]) -> None:
         ("def f(a, *, b): ...", "", "sglang.srt.m has no f"),
     ],
 )
-def test_calls_of_what_a_release_has_otherwise(there: str, here: str, problem: str | None) -> None:
+def test_calls_that_do_not_fit_the_release(there: str, here: str, problem: str | None) -> None:
     uses = Uses()
     uses.read("ours.py", "def call(x):\n    from sglang.srt.m import f\n    return f(x, b=2)\n")
 
@@ -301,7 +301,7 @@ def test_calls_of_what_a_release_has_otherwise(there: str, here: str, problem: s
         ("def f(x): return x.m", False),
     ],
 )
-def test_attributes_that_a_release_has_no_more(source: str, found: bool) -> None:
+def test_attributes_that_a_release_lacks(source: str, found: bool) -> None:
     uses = Uses()
     uses.read("ours.py", source)
 

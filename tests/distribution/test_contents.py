@@ -1,4 +1,4 @@
-"""What of our package each flavour carries: of the small world, and of the real package."""
+"""Files of our package in each flavour: in the small world, and in the real package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_cuda_leaves_out_the_reasoner_and_the_cpu_flavour(world: World) -> None:
     assert both | cpu_only <= package_names(world.build("--flavour", "cpu"))
 
 
-def test_in_place_it_is_left_out_too(world: World) -> None:
+def test_apply_leaves_it_out_too(world: World) -> None:
     site = world.site()
     world.ok("apply", site)
     assert (site / "sglang_lz/demo/model").is_dir()
@@ -42,13 +42,13 @@ def test_in_place_it_is_left_out_too(world: World) -> None:
     world.ok("doctor", path=site)
 
 
-def test_the_patches_of_the_cpu_bring_what_they_call(world: World) -> None:
+def test_the_cpu_flavour_has_the_modules_its_patches_call(world: World) -> None:
     site = world.site()
     world.ok("apply", site, "--groups", "cpu")
     assert (site / "sglang_lz/cpu/requirements.txt").exists()
 
 
-def test_an_installed_cuda_wheel_makes_itself_and_no_cpu_wheel(world: World) -> None:
+def test_an_installed_cuda_wheel_rebuilds_itself_but_no_cpu_wheel(world: World) -> None:
     wheel = world.build()
     site = world.site(wheel)
     world.ok("doctor", path=site)
@@ -59,7 +59,7 @@ def test_an_installed_cuda_wheel_makes_itself_and_no_cpu_wheel(world: World) -> 
 
 
 @pytest.mark.parametrize("path", NOT_FOR_CUDA)
-def test_what_is_left_out_exists(path: str) -> None:
+def test_paths_that_are_left_out_exist(path: str) -> None:
     assert (SOURCE / path).exists()
 
 
@@ -90,7 +90,7 @@ def uses_of_left_out(flavour: str) -> set[str]:
     return {name for name, text in named.items() if left_out.search(text)}
 
 
-def test_nothing_in_cuda_uses_what_is_left_out() -> None:
+def test_cuda_imports_nothing_that_is_left_out() -> None:
     assert "cpu/environment.patch" in uses_of_left_out("cpu")
     assert uses_of_left_out("cuda") == set()
     files = package_files("cuda", FLAVOUR_GROUPS["cuda"])

@@ -143,7 +143,7 @@ def test_damage(world: World, site: Path, damage: str) -> None:
     assert words in failures(world, path=site)[check]
 
 
-def test_sealing_again_hides_nothing_else(world: World, site: Path) -> None:
+def test_sealing_again_hides_no_other_damage(world: World, site: Path) -> None:
     """The seal is no signature; but only the one check fails, so the others are not noise."""
     unseal("sglang/sampler.py")(site)
     assert set(failures(world, path=site)) == {"patches"}
@@ -241,12 +241,12 @@ def test_wheel_of_upstream(world: World) -> None:
     assert "stock sglang" in failures(world, "--wheel", world.wheel)["seal"]
 
 
-def test_wheel_that_is_none(world: World) -> None:
+def test_unreadable_wheel(world: World) -> None:
     assert "not a readable wheel" in failures(world, "--wheel", world.root / "none.whl")["wheel"]
 
 
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the server calls: the same findings, for the sglang that is imported."""
+    """The server's own check: the same findings, for the sglang that is imported."""
     from sglang_lz.distribution import seal
 
     sglang = ModuleType("sglang")

@@ -86,7 +86,7 @@ def untracked(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_trap_is_real(untracked: Path, patches: PatchSet) -> None:
+def test_git_ignores_patches_in_an_untracked_folder(untracked: Path, patches: PatchSet) -> None:
     """If this fails, git no longer ignores patches in such folders and the guard may go."""
     file = untracked / "python" / "sglang" / "sampler.py"
     file.parent.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_the_trap_is_real(untracked: Path, patches: PatchSet) -> None:
     assert file.read_text() == SAMPLER
 
 
-def test_the_trap_is_avoided(
+def test_patches_apply_in_an_untracked_folder(
     untracked: Path, patches: PatchSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(untracked))
@@ -105,7 +105,7 @@ def test_the_trap_is_avoided(
     assert list(untracked.iterdir()) == []
 
 
-def test_callers_git_does_not_matter(
+def test_the_callers_git_settings_have_no_effect(
     tmp_path: Path, patches: PatchSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the variables of a git hook nor a hostile configuration change the result."""

@@ -68,7 +68,7 @@ CACHES = (
 )
 
 
-def test_what_is_not_ours_stays(root: Path) -> None:
+def test_foreign_files_stay(root: Path) -> None:
     (root / "a" / "__pycache__").mkdir()
     for name in (*CACHES, "notes.txt"):
         (root / "a" / "__pycache__" / name).write_bytes(b"")

@@ -31,7 +31,7 @@ def test_installed_there_and_back(world: World) -> None:
     assert not (site / "sglang_lz").exists()
 
 
-def test_record_tells_the_truth(world: World) -> None:
+def test_record_matches_the_files(world: World) -> None:
     site = world.site()
     world.ok("apply", site)
     with (site / INFO / "RECORD").open(newline="") as file:
@@ -62,7 +62,7 @@ def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
     assert not (site / "sglang_lz").exists()
 
 
-def test_there_and_back_with_what_numba_compiled(world: World) -> None:
+def test_there_and_back_with_numba_caches(world: World) -> None:
     site = world.site()
     before = snapshot(site, caches=True)
     (world.package / "compiled.py").write_text(
@@ -82,7 +82,7 @@ def test_there_and_back_with_what_numba_compiled(world: World) -> None:
     assert not (site / "sglang_lz").exists()
 
 
-def test_a_folder_of_caches_alone_is_no_package(world: World) -> None:
+def test_a_folder_with_only_caches_is_not_a_package(world: World) -> None:
     """As pip leaves it, and a server that compiled after `revert`."""
     site = world.site()
     cache = site / "sglang_lz" / "__pycache__"
@@ -187,7 +187,7 @@ def test_foreign_sglang_lz_is_not_overwritten(world: World) -> None:
     assert f"move {site / 'sglang_lz' / 'notes.txt'} away first" in sentence
 
 
-def test_revert_what_was_not_applied(world: World) -> None:
+def test_revert_without_apply(world: World) -> None:
     assert "patched nothing here" in world.fails("revert", world.site())
 
 
@@ -211,7 +211,7 @@ def test_revert_with_a_broken_seal(world: World) -> None:
     assert "seal.json cannot be read" in world.fails("revert", site)
 
 
-def test_target_is_none(world: World) -> None:
+def test_target_without_sglang(world: World) -> None:
     assert "neither a site-packages" in world.fails("apply", world.root)
 
 

@@ -312,7 +312,7 @@ def test_wrong_password(released: Release, committed: World) -> None:
     assert f"--key {released.secret} cannot be used (wrong password for that key)" in said
 
 
-def test_what_was_not_tested_whole_is_not_signed(released: Release, committed: World) -> None:
+def test_a_commit_without_a_full_test_is_not_signed(released: Release, committed: World) -> None:
     tested = committed.checkout / ".cache" / "full"
     tested.write_text("0123")
     said = refused(committed, "--key", released.secret, password=PASSWORD)
@@ -501,7 +501,7 @@ def test_unsigned_files_are_read_in_bounds(
     assert f"{release.folder / name} cannot be read" in said
 
 
-def test_a_key_is_no_file_of_its_name(release: Release, tmp_path: Path) -> None:
+def test_the_text_of_a_key_is_not_read_as_a_path(release: Release, tmp_path: Path) -> None:
     """Whoever forges a release may put a key of their own where the right one's text leads."""
     right = minisign.PublicKey.from_file(release.public).to_base64().decode()
     forger = minisign.KeyPair.generate()
@@ -516,7 +516,7 @@ def test_a_key_is_no_file_of_its_name(release: Release, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SIGNED))
-def test_nothing_to_verify_with(release: Release, name: str) -> None:
+def test_missing_checksums_or_signature(release: Release, name: str) -> None:
     remove(name)(release)
     status, said = release.verify(CPU)
     assert status == 2

@@ -32,7 +32,7 @@ from sglang_lz.server.launch import CannotServe, check_address, check_temporary_
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """What upstream's parser would make of a few of the arguments."""
+    """A few of the arguments, as upstream's parser reads them."""
     parser = argparse.ArgumentParser()
     for name in ("--host", "--port", "--dtype", "--max-total-tokens", "--served-model-name"):
         parser.add_argument(name)
@@ -85,7 +85,7 @@ def preferred(arguments: list[str]) -> object:
     return json.loads(arguments[arguments.index(PREFERRED) + 1])
 
 
-def test_loops_end_if_that_is_asked() -> None:
+def test_end_loops_sets_the_preferred_parameters() -> None:
     assert without_end_loops(["--port", "1"]) == ["--port", "1"]
     arguments = without_end_loops(["--end-loops", "--port", "1"])
     assert arguments[:2] == ["--port", "1"]
@@ -104,7 +104,7 @@ def test_the_users_own_sampling_parameters_win(mine: list[str]) -> None:
 @pytest.mark.parametrize(
     "mine", [[PREFERRED, "[]"], [PREFERRED], [f"{PREFERRED}=x"], ["--config=x"]]
 )
-def test_what_cannot_end_loops_says_so(mine: list[str]) -> None:
+def test_end_loops_refuses_parameters_it_cannot_extend(mine: list[str]) -> None:
     with pytest.raises(DistError, match=r"must be (a JSON object|left out with --config)"):
         without_end_loops(["--end-loops", *mine])
 
@@ -296,7 +296,7 @@ def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, po
     assert not lives(int(pid))
 
 
-def test_a_checkout_serves_nothing(site: Path) -> None:
+def test_a_checkout_points_to_scripts_serve(site: Path) -> None:
     (site / "sglang_lz" / "seal.json").unlink()
     process = start(site)
     errors = process.communicate()[1]
@@ -332,7 +332,7 @@ def test_the_users_cores_win(site: Path, port: int) -> None:
     assert started(process)[2]["SGLANG_CPU_OMP_THREADS_BIND"] == "7|6"
 
 
-# What does not start says why in one sentence
+# A failed start says why in one sentence
 
 
 @pytest.mark.parametrize(

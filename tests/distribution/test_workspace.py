@@ -107,7 +107,7 @@ def test_dropped_and_reordered_commits(world: World, tree: Path) -> None:
         (NEW.replace("server/", "misc/"), "'misc' is not a group"),
     ],
 )
-def test_commit_that_is_no_patch(world: World, tree: Path, message: str, words: str) -> None:
+def test_commit_that_is_not_a_patch(world: World, tree: Path, message: str, words: str) -> None:
     commit(tree, message)
     assert words in world.fails("export", "tree")
 
@@ -117,7 +117,7 @@ def test_uncommitted_changes(world: World, tree: Path) -> None:
     assert "has uncommitted changes" in world.fails("export", "tree")
 
 
-def test_bytecode_is_no_change(world: World, tree: Path) -> None:
+def test_bytecode_is_not_a_change(world: World, tree: Path) -> None:
     (tree / "python" / "sglang" / "__pycache__").mkdir()
     (tree / "python" / "sglang" / "__pycache__" / "fields.pyc").write_text("")
     world.ok("export", "tree")
@@ -130,7 +130,7 @@ def test_merge(world: World, tree: Path) -> None:
     assert "is a merge" in world.fails("export", "tree")
 
 
-def test_new_file_is_no_patch(world: World, tree: Path) -> None:
+def test_new_file_is_not_a_patch(world: World, tree: Path) -> None:
     (tree / "python" / "sglang" / "new.py").write_text("x = 1\n")
     git(tree, "add", "-A")
     git(tree, "commit", "-qF-", stdin=NEW)
@@ -165,7 +165,7 @@ def test_check_shows_the_whole_change(world: World) -> None:
     assert "4 files changed, 8 insertions(+), 1 deletion(-)" in out
 
 
-def test_check_finds_a_patch_that_export_writes_otherwise(world: World) -> None:
+def test_check_finds_a_patch_that_export_would_change(world: World) -> None:
     path = world.patches / "sampling/call.patch"
     path.write_text(path.read_text().replace("Date: Thu, 20 Nov", "Date: Fri, 21 Nov"))
     done = world.run("check", "--wheel", world.wheel)

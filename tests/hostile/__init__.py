@@ -1,1 +1,1 @@
-"""What one client can do to the others: hostile requests beside an ordinary stream."""
+"""The harm of one client to the others: hostile requests beside an ordinary stream."""

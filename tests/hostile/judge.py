@@ -1,4 +1,4 @@
-"""What an attack did, beside what was promised, and the tables of both.
+"""The effects of an attack, compared with the promises, and the tables of both.
 
 python -m hostile.judge [RESULT.json]
 """
@@ -69,7 +69,7 @@ def harmed(row: Row) -> bool:
 
 
 def breaches(row: Row) -> list[str]:
-    """What an attack did that it must not, in a few words each; empty for none."""
+    """The promises that an attack broke, in a few words each; empty for none."""
     found = []
     if row["stopped"]:
         found.append(row["stopped"])

@@ -20,7 +20,7 @@ def model_path() -> str:
 
 @pytest.fixture(scope="session")
 def bench_runner(model_path: str) -> Any:
-    """What upstream's one-batch benchmark drives: a target model with its memory pools."""
+    """The object that upstream's one-batch benchmark drives: a model with its memory pools."""
     from sglang.benchmark import one_batch
     from sglang.srt.server_args import PortArgs, ServerArgs
 

@@ -49,7 +49,7 @@ class Runner:
 
 
 def change(history: list[int], lz: dict[str, Any], vocab: int) -> np.ndarray:
-    """What the oracle adds to the logits after a history, float64 [V]."""
+    """The oracle's change of the logits after a history, float64 [V]."""
     bits = delta_bits(history, vocab, lz["lz_window_size"], lz["lz_buffer_size"], lz["lz_cost"])
     return lz["lz_penalty"] * (np.array(bits) - np.log2(vocab))
 

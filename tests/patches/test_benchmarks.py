@@ -67,7 +67,9 @@ class TestOneBatch:
             for history, logits in zip(histories, step[1], strict=True):
                 history.append(int(logits.argmax()))
 
-    def test_a_measurement_without_follows_one_with_untouched(self, runner: Runner) -> None:
+    def test_a_measurement_with_a_penalty_leaves_the_next_one_unchanged(
+        self, runner: Runner
+    ) -> None:
         self.run_once(runner, LZ)
         runner.seen.clear()
         self.run_once(runner, {"lz_penalty": 0.0})
@@ -225,7 +227,7 @@ class TestServing:
             ("--lz-penalty -1", r"lz_penalty must be .*\[0, 10\], got -1"),
         ],
     )
-    def test_what_would_not_arrive_is_refused(
+    def test_fields_that_would_be_dropped_are_refused(
         self, monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
     ) -> None:
         with pytest.raises(ValueError, match=words):

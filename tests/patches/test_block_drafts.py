@@ -56,7 +56,7 @@ def test_only_a_batch_without_a_penalty_takes_the_short_cut(
 
 @pytest.mark.parametrize("min_p", [0.0, 0.1])
 @pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0.5}, {"frequency_penalty": 0.5}])
-def test_what_a_cuda_graph_ignores_is_not_accepted_in_it(
+def test_drafts_with_a_penalty_or_min_p_are_accepted_outside_the_graph(
     fields: dict[str, float], min_p: float
 ) -> None:
     """DSPARK's graph samples by the temperature only."""

@@ -49,7 +49,9 @@ class TestClientMistakes:
         assert (answer.status_code, answer.json()) == (400, {"error": "stop must be a list."})
 
     @pytest.mark.parametrize("error", [KeyError("a"), RuntimeError("b"), MemoryError()], ids=repr)
-    def test_a_fault_of_the_server_stays_one(self, client: TestClient, error: Exception) -> None:
+    def test_a_server_error_stays_a_server_error(
+        self, client: TestClient, error: Exception
+    ) -> None:
         assert self.post(client, error, "/api/generate").status_code == 500
         assert self.post(client, ValueError("c"), "/flush_cache").status_code == 500
 
@@ -86,7 +88,7 @@ class TestClientMistakes:
         [{"input_embeds": []}, {"input_embeds": [[]]}],
         ids=str,
     )
-    def test_what_no_code_of_upstreams_expects(self, fields: dict[str, Any]) -> None:
+    def test_empty_embeddings_are_refused(self, fields: dict[str, Any]) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         with pytest.raises(ValueError, match="cannot be used here"):

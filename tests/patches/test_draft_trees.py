@@ -44,7 +44,7 @@ def grow(rng: random.Random, root: int, nodes: int, chain: bool) -> Tree:
 def judged(
     logits: torch.Tensor, prompt: list[int], outputs: list[int], given: dict[str, Any]
 ) -> np.ndarray:
-    """What the oracle makes of a row of logits after some outputs, float64 [V]."""
+    """The oracle's logits of a row after some outputs, float64 [V]."""
     history = visible_history(prompt, outputs, given["lz_include_prompt"])
     after_lz = logits.double().numpy() + change(history, given, len(logits))
     own = {name: value for name, value in given.items() if not name.startswith("lz_")}

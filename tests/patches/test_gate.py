@@ -397,7 +397,7 @@ def test_names_and_values_of_any_size_get_a_short_answer(
         assert len(answer.text) < 1000
 
 
-def test_names_that_no_text_can_hold_get_an_answer(
+def test_names_with_half_a_surrogate_pair_get_an_answer(
     client: TestClient, server_config: dict[str, Any]
 ) -> None:
     """Where the standard parser reads the body, which lets half a surrogate pair through."""
@@ -510,9 +510,7 @@ def test_other_servers_names_are_told_ours(
         assert told in answer.text, (path, answer.text)
 
 
-def test_what_asks_for_nothing_is_let_through(
-    client: TestClient, server_config: dict[str, Any]
-) -> None:
+def test_neutral_values_are_accepted(client: TestClient, server_config: dict[str, Any]) -> None:
     """Some clients send every field that they know, most of them at their neutral values."""
     nothing = {
         **{"regex": "", "json_schema": None, "guided_json": None, "format": ""},
@@ -639,7 +637,7 @@ def test_integral_floats_are_integers(client: TestClient, server_config: dict[st
 @pytest.mark.parametrize(
     "serving", ["chat", "completion", "embedding", "classify", "score", "rerank"]
 )
-def test_requests_over_grpc_are_held_to_the_same(
+def test_requests_over_grpc_get_the_same_checks(
     server_config: dict[str, Any], serving: str
 ) -> None:
     """requests/grpc-gate: OpenAI's JSON, which becomes the same request models."""

@@ -83,7 +83,7 @@ def test_no_call_of_a_patch_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("target", [SAMPLE, VERIFY])
-def test_what_replaces_a_function_is_found(registry: Any, target: str) -> None:
+def test_a_replaced_function_is_found(registry: Any, target: str) -> None:
     registry.register(target, lambda *args, **kwargs: None, _type("REPLACE"))
     registry.apply_hooks()
     found = hooks.missing()
@@ -93,7 +93,7 @@ def test_what_replaces_a_function_is_found(registry: Any, target: str) -> None:
 
 @pytest.mark.parametrize("kind", ["BEFORE", "AFTER", "AROUND"])
 @pytest.mark.parametrize("target", [SAMPLE, VERIFY])
-def test_what_wraps_a_function_is_no_fault(registry: Any, target: str, kind: str) -> None:
+def test_a_wrapper_is_accepted(registry: Any, target: str, kind: str) -> None:
     def around(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
@@ -109,7 +109,7 @@ def _type(name: str) -> Any:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_class_in_the_place_of_another_may_go_on_to_it(registry: Any, goes_on: bool) -> None:
+def test_a_replacing_class_must_call_the_original(registry: Any, goes_on: bool) -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     class Calls(ModelRunner):
@@ -186,7 +186,7 @@ def test_a_copy_without_the_call_is_found(registry: Any, monkeypatch: pytest.Mon
     assert [text.rsplit(" ", 1)[1] for text in hooks.missing()] == ["verify_step", "accept_step"]
 
 
-def test_what_is_not_imported_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_are_not_imported_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, _ in hooks.HOOKS:
         monkeypatch.delitem(hooks.sys.modules, module, raising=False)
     assert hooks.missing() == []

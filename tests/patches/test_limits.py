@@ -56,7 +56,7 @@ class TestTokenIds:
             with pytest.raises(FieldError, match="n must be an integer"):
                 GenerateReqInput(text="a", sampling_params=params).normalize_batch_and_arguments()
 
-    def test_detokenize_takes_tokens_that_exist(self) -> None:
+    def test_detokenize_refuses_unknown_tokens(self) -> None:
         from sglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingDetokenize
 
         serving = OpenAIServingDetokenize.__new__(OpenAIServingDetokenize)

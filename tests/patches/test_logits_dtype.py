@@ -35,7 +35,7 @@ def get_logits(bench_runner: Any, dtype: torch.dtype, buffered: bool, **settings
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("settings", [{}, {"final_logit_softcapping": 30.0}], ids=str)
-def test_the_last_layer_gives_float32_whatever_it_computes_in(
+def test_the_last_layer_returns_float32_from_any_dtype(
     bench_runner: Any, dtype: torch.dtype, buffered: bool, settings: dict[str, Any]
 ) -> None:
     logits = get_logits(bench_runner, dtype, buffered, **settings)
@@ -71,7 +71,7 @@ MAKERS = {
 }
 
 
-def test_nobody_else_makes_logits() -> None:
+def test_only_known_modules_make_logits() -> None:
     """A model with a last layer of its own could sample from another dtype."""
     import sglang.srt
 

@@ -24,7 +24,7 @@ def test_every_mode_of_the_release_was_judged() -> None:
     assert unjudged(PATCHES, [mode for mode in found if mode not in ours]) == []
 
 
-def test_a_mode_that_nobody_judged_is_found() -> None:
+def test_an_unjudged_mode_is_found() -> None:
     known = judged(PATCHES)
     assert unjudged(PATCHES, known) == []
     (problem,) = unjudged(PATCHES, [*known, "algorithm ORACLE"])

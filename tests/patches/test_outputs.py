@@ -110,9 +110,7 @@ def test_a_stream_is_the_whole_text_at_any_number_of_tokens_a_step(
 
 
 @pytest.mark.parametrize("name", ["demo", "replace"])
-def test_bytes_that_are_no_character_are_shown_and_not_decoded_again(
-    name: str, model_path: str
-) -> None:
+def test_invalid_utf8_is_shown_and_not_decoded_again(name: str, model_path: str) -> None:
     tokenizer = tokenizer_of(name, model_path)
     bad = [token for token in range(len(tokenizer)) if tokenizer.decode([token]) == REPLACEMENT]
     for token in random.Random(name).sample(bad, 8):

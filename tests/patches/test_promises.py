@@ -48,13 +48,13 @@ def lz_part(params: dict[str, Any]) -> dict[str, Any]:
 class TestSamplingParams:
     """requests/sampling-params"""
 
-    def test_our_fields_stand_last_on_the_positional_wire(self) -> None:
+    def test_our_fields_come_last_on_the_positional_wire(self) -> None:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         ours = ("lz_params", "history_params", "proper_tokens", "repetition_detection")
         assert SamplingParams.__struct_fields__[-4:] == ours
 
-    def test_it_survives_the_wire_and_may_be_missing_there(self) -> None:
+    def test_fields_survive_the_wire_and_may_be_absent(self) -> None:
         """As upstream sends a request to its scheduler, and as it copies one."""
         from sglang.srt.managers.io_struct import (
             TokenizedGenerateReqInput,
@@ -144,7 +144,7 @@ class TestAdmission:
         assert caught.value.args == (0.5, None, {"lz_penalty": 0.5}, facts)
 
 
-def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
+def test_a_request_that_is_prefilled_again_keeps_the_fields() -> None:
     """requests/rebootstrap: no way was found to reach it, so what is sent is all that is held."""
     from sglang.srt.entrypoints.api_contract import generate_contract_error
 
@@ -174,7 +174,7 @@ def test_a_request_that_is_prefilled_anew_takes_the_fields_along() -> None:
     assert lz_part(req.build_rebootstrap_payload()["sampling_params"]) == nothing
 
 
-def test_what_only_scores_has_no_preferred_penalty() -> None:
+def test_scoring_has_no_preferred_penalty() -> None:
     """requests/rerank-score, and `resolve`: logprobs are the answer there, not a sampled text.
 
     Every request that upstream makes up by itself, with sampling parameters of its own, generates
@@ -259,7 +259,7 @@ class TestCPU:
         assert sglang.srt.configs.deepseek_ocr.TF is None
         assert sglang.srt.multimodal.internvl_utils.T is None
 
-    def test_speculation_gets_the_backend_that_can_do_it(self) -> None:
+    def test_speculation_gets_a_backend_that_supports_it(self) -> None:
         """cpu/speculative-attention"""
         from sglang.srt.arg_groups.overrides import _attention_backend_platform_fallbacks
 
@@ -381,7 +381,7 @@ class TestVerification:
 class TestResponsesLength:
     """fixes/responses-length"""
 
-    def test_it_is_openais(self) -> None:
+    def test_max_output_tokens_is_max_new_tokens(self) -> None:
         from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
 
         for limit in (1, 2, 100):
@@ -390,7 +390,7 @@ class TestResponsesLength:
         assert ResponsesRequest(input="a").to_sampling_params()["max_new_tokens"] is None
 
     @pytest.mark.parametrize("limit", [0, -1])
-    def test_it_has_a_range_of_its_own(self, limit: int) -> None:
+    def test_max_output_tokens_has_its_own_range(self, limit: int) -> None:
         from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
 
         with pytest.raises(ValueError, match="max_output_tokens"):
@@ -460,7 +460,7 @@ class TestDeadEnds:
         del grammar.lz_dead_end, grammar.grammar, grammar.matcher
         return grammar
 
-    def test_rows_that_allow_nothing_allow_all(self) -> None:
+    def test_a_dead_end_is_unmasked_and_ends_its_request(self) -> None:
         from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
         live, dead = self.grammar(3), self.grammar(0)
@@ -479,7 +479,7 @@ class TestDeadEnds:
         assert reason["status_code"] == 400
         assert req.finished_len == 1
 
-    def test_no_draft_goes_on_from_there(self) -> None:
+    def test_no_draft_continues_a_dead_end(self) -> None:
         """A dead end of a tree ends its request only where the output has come to it."""
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
         from sglang.srt.speculative.spec_utils import generate_token_bitmask

@@ -51,9 +51,7 @@ def answers(model_path: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(("flags", "why"), REFUSED)
-def test_a_mode_that_is_not_covered_refuses(
-    answers: dict[str, str | None], flags: str, why: str
-) -> None:
+def test_an_unsupported_mode_refuses(answers: dict[str, str | None], flags: str, why: str) -> None:
     answer = answers[flags]
     assert answer is not None
     assert answer.startswith("lz_penalty must be 0 with")
@@ -61,7 +59,7 @@ def test_a_mode_that_is_not_covered_refuses(
 
 
 @pytest.mark.parametrize("flags", NOT_STARTED)
-def test_upstream_does_not_speculate_so_under_data_parallel_attention(
+def test_upstream_refuses_these_modes_under_data_parallel_attention(
     answers: dict[str, str | None], flags: str
 ) -> None:
     answer = answers[flags]
@@ -71,5 +69,5 @@ def test_upstream_does_not_speculate_so_under_data_parallel_attention(
 
 
 @pytest.mark.parametrize("flags", SERVED)
-def test_a_mode_that_is_covered_admits(answers: dict[str, str | None], flags: str) -> None:
+def test_a_supported_mode_admits(answers: dict[str, str | None], flags: str) -> None:
     assert answers[flags] is None

@@ -1,4 +1,4 @@
-"""What upstream's request logger writes is what `sglang-lz loops` reads."""
+"""`sglang-lz loops` reads the logs that upstream's request logger writes."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_outputs_in_the_log(
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_log_that_leaves_outputs_out(tmp_path: Path, form: str, level: int) -> None:
+def test_a_log_without_outputs(tmp_path: Path, form: str, level: int) -> None:
     with pytest.raises(LoopsError, match="take --log-requests-level 3"):
         logged(tmp_path, SHORT, level, form)

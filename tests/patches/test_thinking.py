@@ -52,7 +52,7 @@ def state(tokens: list[int], least: int) -> tuple[int | None, int | None, int | 
 
 
 @pytest.mark.parametrize("least", [0, 7])
-def test_it_is_right_wherever_it_goes(least: int) -> None:
+def test_masks_are_right_after_any_rollback(least: int) -> None:
     rng = random.Random(least)
     ended = forward = 0
     for _ in range(300):
@@ -120,7 +120,7 @@ def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
         )
 
 
-def test_requests_that_do_not_think_have_no_grammar() -> None:
+def test_requests_without_thinking_have_no_grammar() -> None:
     from sglang_lz.thinking import guard_thinking
 
     manager = SimpleNamespace(grammar_backend=None)

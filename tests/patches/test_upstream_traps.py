@@ -33,7 +33,7 @@ def test_the_newest_token_counts_although_the_host_reads_it_late(runner: Runner,
         unread += tokens
 
 
-def test_a_prefill_of_others_between_two_decodes_shifts_nothing(runner: Runner) -> None:
+def test_a_prefill_between_two_decodes_shifts_nothing(runner: Runner) -> None:
     """Upstream then counts one token never and its successor twice."""
     first, first_batch = runner.extend([make_request(PROMPT)])
     history = [*PROMPT, *first]
@@ -103,7 +103,7 @@ def test_a_decode_that_runs_as_an_extend_is_a_decode(
     assert not batch.forward_mode.is_decode()
 
 
-def test_placeholders_of_images_match_and_are_no_tokens(
+def test_image_placeholders_match_but_have_no_logit(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Upstream's penalties index the logits with them.
@@ -137,7 +137,7 @@ def test_the_windows_are_there_before_the_first_request(bench_runner: Any) -> No
     assert len(pool.lz_penalizer.state.tokens) == len(pool.req_to_token)
 
 
-def test_every_pool_of_requests_that_upstream_makes_gets_windows() -> None:
+def test_every_request_pool_gets_windows() -> None:
     """Whoever makes one, at start or later, goes on to where they are reserved, before graphs."""
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -196,9 +196,7 @@ def test_every_exact_algorithm_verifies_in_the_hooked_place() -> None:
 
 
 @pytest.mark.parametrize(("reserved", "kept"), [(4, 4), (8, 5)], ids=["plain", "speculation"])
-def test_a_streaming_session_keeps_a_place_that_no_step_has_filled(
-    reserved: int, kept: int
-) -> None:
+def test_a_streaming_session_keeps_an_unfilled_place(reserved: int, kept: int) -> None:
     """The token sampled last was in no forward pass, so nothing is cached of it. A verify step has
     reserved its place all the same, and the session's next turn attends to what a rejected draft
     left there. This is why such sessions are refused: without it, they need not be."""

@@ -79,7 +79,7 @@ def penalty_fields(penalties: Penalties, breakers: Sequence[str] = ()) -> Json:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one request sampled.
+    """The tokens that one request sampled.
 
     Attributes:
         prompt: ids that the server says it prefilled.

@@ -1,4 +1,4 @@
-"""What clients of other projects make of an output that the loop guard ended.
+"""How clients of other projects report an output that the loop guard ended.
 
 It runs in their own environment, `.venv/clients`, and prints a JSON list with an object for each
 kind of request:

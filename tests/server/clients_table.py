@@ -16,7 +16,7 @@ SUCCESSES = ("stop", "end_turn", "stop_sequence", "completed", "tool_calls", "to
 
 
 def clients(found: Any = None) -> str:
-    """What clients make of a loop with each setting, and which setting suits them.
+    """How clients report a loop with each setting, and which setting suits them.
 
     Args:
         found: the result; the committed one if None.

@@ -77,7 +77,7 @@ def bits(history: Sequence[int], lz: Lz, *, memory: bool = False) -> Rows:
 
 
 def change(prompt: Sequence[int], outputs: Sequence[int], lz: Lz) -> Rows:
-    """What the penalty adds to the logits after some outputs, by the oracle, float64 [V]."""
+    """The penalty's change of the logits after some outputs, by the oracle, float64 [V]."""
     if not lz.penalty:
         return np.zeros(vocab_size())
     history = visible_history(prompt, outputs, lz.include_prompt)
@@ -235,7 +235,7 @@ class Case:
         return lambda base, before: self.changed(base, before, constants[len(before)])
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
-        """What logit_bias does, from its own definition."""
+        """The effect of logit_bias, from its own definition."""
         biased = logits.copy()
         biased[list(self.favoured)] += BIAS
         return biased

@@ -1,4 +1,4 @@
-"""What may come next under `proper_tokens`, from the tokenizer's own encodings.
+"""The tokens allowed under `proper_tokens`, from the tokenizer's own encodings.
 
 There is no automaton: the tokenizer is asked for the encodings of all texts of a finite language.
 What may follow some tokens is what follows them in an encoding.
@@ -49,7 +49,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 class Encodings:
-    """What may follow some tokens, by the encodings of all texts of a language."""
+    """The tokens allowed after some others, by the encodings of all texts of a language."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.after: dict[tuple[int, ...], set[int]] = {}

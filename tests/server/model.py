@@ -1,4 +1,4 @@
-"""What the tests know of the demo model beside its server: logits, stop tokens, texts of tokens."""
+"""The demo model without its server: logits, stop tokens, texts of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank of a server did to the logits, as site/sitecustomize.py writes it down."""
+"""Each rank's changes of the logits, as site/sitecustomize.py records them."""
 
 from __future__ import annotations
 

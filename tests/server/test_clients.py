@@ -1,4 +1,4 @@
-"""What clients of other projects make of a loop, beside the table of clients.md."""
+"""How clients of other projects report a loop, compared with the table of clients.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lines_of(found: dict[str, Any]) -> str:
 
 @pytest.mark.every_server
 @on(*SETTINGS)
-def test_clients_do_with_a_loop_what_the_table_says(server: Server) -> None:
+def test_clients_handle_a_loop_as_the_table_says(server: Server) -> None:
     setting = SETTINGS[server.config.name]
     done = subprocess.run(
         [CLIENTS / "bin" / "python", PROGRAM, server.url],

@@ -75,7 +75,7 @@ LEFT_OUT = {
 
 @pytest.mark.full
 @on("overlap")
-def test_no_request_gets_an_error_of_the_servers(server: Server, tmp_path: Path) -> None:
+def test_no_request_gets_a_server_error(server: Server, tmp_path: Path) -> None:
     document = HTTP.get(f"{server.url}/openapi.json").json()
     tool = Path(sys.executable).with_name("schemathesis")
     run = subprocess.run(

@@ -146,7 +146,7 @@ def forced_from(outputs: list[int]) -> int:
 
 @pytest.mark.each_kind
 @on(*THINKING)
-def test_a_thought_that_loops_ends_once(server: Server) -> None:
+def test_a_looping_thinking_section_ends_once(server: Server) -> None:
     rng = random.Random(f"thinking {server.config.name}")
     asked = asks(rng, 24, "end_thinking")
     for request in asked:

@@ -95,7 +95,7 @@ def check_until_something_repeats(server: Server, asked: list[list[int]]) -> dic
 
 
 @on("overlap", "ngram", "dflash", "dspark")
-def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server: Server) -> None:
+def test_greedy_output_is_unchanged_until_text_repeats(server: Server) -> None:
     """Over the demo model's prompts, which nearly always loop."""
     asked = prompts(model_path(), "prompts.jsonl")
     asked = asked[:: 3 if server.config.name in SPECULATION else 2]  # speculation is slower here
@@ -104,7 +104,7 @@ def test_greedy_output_is_that_without_a_penalty_until_something_repeats(server:
 
 @pytest.mark.full
 @on("reasoner")
-def test_greedy_answers_are_those_without_a_penalty_until_something_repeats(
+def test_greedy_answers_are_unchanged_until_text_repeats(
     server: Server,
 ) -> None:
     """Over the pocket reasoner's puzzles, which mostly do not loop."""

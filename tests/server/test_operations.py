@@ -1,4 +1,4 @@
-"""What operators rely on, of a running server: the dashboard's metrics and the pods' probes."""
+"""For operators: the dashboard's metrics and the pods' probes of a running server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.launch import Server
 
 
 @on("overlap")
-def test_the_dashboard_asks_for_what_the_server_exports(server: Server) -> None:
+def test_the_server_exports_every_series_of_the_dashboard(server: Server) -> None:
     body = {"text": "a b c a b c", "sampling_params": {"max_new_tokens": 8}}
     post_ok(server, "/generate", body)
     post(server, "/generate", {**body, "stream": True})

@@ -1,4 +1,4 @@
-"""What a model writes, as each API answers it: whole, in streams, and whatever it is."""
+"""Each API answers with any text that a model writes, whole and in streams."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_stream_holds_each_character_once(server: Server) -> None:
 
 @on("overlap", "chunked")
 @pytest.mark.parametrize("byte", [0x80, 0xE4, 0xFF], ids=hex)
-def test_bytes_that_are_no_character_are_shown_at_once(server: Server, byte: int) -> None:
+def test_invalid_utf8_is_shown_at_once(server: Server, byte: int) -> None:
     sampling = {"max_new_tokens": 100, "logit_bias": {byte_token(byte): 100}, "ignore_eos": True}
     body = {"text": "a", "sampling_params": {**sampling, "temperature": 0}}
     with streaming(server, body) as answer:
@@ -198,7 +198,7 @@ CALLS = (
 
 @on("chunked")
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_no_call_that_a_model_writes_is_an_error(server: Server, stream: bool) -> None:
+def test_malformed_tool_calls_are_not_errors(server: Server, stream: bool) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
     body = {"model": "m", "messages": MESSAGES, "max_tokens": 200, "temperature": 0}
     body |= {"tools": tools, "stream": stream}

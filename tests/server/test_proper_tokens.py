@@ -97,7 +97,7 @@ def assert_proper(answer: dict[str, Any]) -> str:
     *("disaggregated", "dflash", "dspark", "disaggregated-dflash", "disaggregated-dspark"),
 )
 @pytest.mark.parametrize("regex", FINITE, ids=["dates", "spaces", "names", "nfc"])
-def test_what_may_come_next(server: Server, regex: str) -> None:
+def test_allowed_next_tokens(server: Server, regex: str) -> None:
     """At every position, beside the penalty: only what an encoding of the language goes on with."""
     rng = random.Random(f"proper {regex}")
     ways = ((OFF, 1.0), (Lz(0.5), 0.0), (Lz(1.5, 12, 4, True, "rate"), 1.0))
@@ -380,7 +380,7 @@ HARD = (
 @on("overlap")
 @pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_exact_is_refused(server: Server, case: str, stream: bool) -> None:
+def test_requests_that_cannot_be_exact_are_refused(server: Server, case: str, stream: bool) -> None:
     fields, reason = REFUSED[case]
     body = {"text": "a", "sampling_params": {**fields, **PROPER}, "stream": stream}
     answer = post(server, "/generate", body)
@@ -421,7 +421,7 @@ def test_what_cannot_be_exact_is_refused(server: Server, case: str, stream: bool
     ],
     ids=["left recursion", "endless", "no proper text"],
 )
-def test_what_the_compilation_finds_is_refused(
+def test_constraints_that_do_not_compile_are_refused(
     server: Server, fields: dict[str, Any], reason: str
 ) -> None:
     answer = post(server, "/generate", {"text": "a", "sampling_params": {**fields, **PROPER}})
@@ -546,7 +546,7 @@ def answer_twice(server: Server) -> int:
 
 
 @on("overlap")
-def test_requests_beside_one_that_pauses(server: Server) -> None:
+def test_other_requests_during_a_pause(server: Server) -> None:
     """Its next tokens are searched for while others go on; some of them pause, too."""
     pauses = answer_together(server)
     for _ in range(5):  # on a fast machine a search may be over before its request has to pause
@@ -575,7 +575,7 @@ def answer_together(server: Server) -> int:
 
 @on("overlap")
 @pytest.mark.parametrize("how", ["abort", "leave"])
-def test_a_client_that_goes_during_a_search(server: Server, how: str) -> None:
+def test_a_client_that_disconnects_during_a_search(server: Server, how: str) -> None:
     """Its request may have paused. The next client is served as if it had never been there."""
     fields = {"regex": given_up(), "max_new_tokens": 40, **PROPER}
     rid = f"{how} {time.monotonic()}"

@@ -88,7 +88,7 @@ def with_id(token: int) -> list[tuple[str, Json]]:
 
 @on("overlap")
 @pytest.mark.parametrize("token", WRONG_IDS)
-def test_token_ids_that_do_not_exist(server: Server, token: int) -> None:
+def test_unknown_token_ids_are_refused(server: Server, token: int) -> None:
     """Each would end the scheduler, or answer HTTP 500: on every route that takes ids it is 400."""
     for path, body in with_id(token):
         for stream in [False, True] if path in ("/generate", "/v1/completions") else [False]:
@@ -98,7 +98,7 @@ def test_token_ids_that_do_not_exist(server: Server, token: int) -> None:
 
 
 @on("overlap")
-def test_a_session_takes_no_token_ids_that_do_not_exist(server: Server) -> None:
+def test_a_session_refuses_unknown_token_ids(server: Server) -> None:
     name = post(server, "/open_session", {"capacity_of_str_len": 1000}).json()
     session: Json = {"session_params": {"id": name}, "sampling_params": ASKED}
     for ids in ([5, 6], [-1], [vocab_size()], [7]):
@@ -222,7 +222,7 @@ def test_a_body_is_an_object(server: Server, path: str, body: str) -> None:
 
 
 @on("overlap")
-def test_a_text_that_no_context_holds(server: Server) -> None:
+def test_a_text_longer_than_any_context(server: Server) -> None:
     for path, body in (
         ("/generate", {"text": "x" * 100_000}),
         ("/v1/completions", {"model": "m", "prompt": ["a", "x" * 100_000]}),

@@ -1,4 +1,4 @@
-"""What upstream's routers do with the penalty's fields is what docs/DEPLOY.md says.
+"""Upstream's routers handle the penalty's fields as docs/DEPLOY.md says.
 
 A router that forwards more in a newer release fails these tests too: then the page is out of date.
 """
@@ -133,7 +133,7 @@ def test_in_front_of_prefill_and_decode(server: Server, mode: str, tmp_path: Pat
 
 
 @on("defaults")
-def test_a_default_of_the_servers_needs_no_field(server: Server, tmp_path: Path) -> None:
+def test_a_server_default_needs_no_field(server: Server, tmp_path: Path) -> None:
     """Behind the router that drops them; so a request cannot switch it off there either."""
     chat = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "chat")
 

@@ -160,7 +160,7 @@ WORDS = (
 
 
 @on("ngram", "eagle")
-def test_drafts_fare_as_without_a_penalty_once_memory_has_ended(server: Server) -> None:
+def test_drafts_are_accepted_again_once_memory_has_ended(server: Server) -> None:
     """Both outputs have a loop that turns the memory on, and then other words, more than it lasts
     and fewer. A constraint makes every output say them in the same tokens; what follows is free."""
     rng = random.Random("memory")

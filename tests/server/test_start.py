@@ -1,4 +1,4 @@
-"""What keeps a real server from starting is one sentence (test_serve.py has the other cases)."""
+"""A real server that cannot start says why in one sentence (test_serve.py has other cases)."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ SPELT: tuple[tuple[str, Json, Json], ...] = (
 
 @on("overlap")
 @pytest.mark.parametrize(("name", "fields", "sampling"), SPELT, ids=str)
-def test_what_an_endpoint_spells_in_its_own_way(
+def test_endpoints_with_their_own_field_names(
     server: Server, name: str, fields: Json, sampling: Json
 ) -> None:
     """Its text is that of /generate with SGLang's names."""
@@ -230,9 +230,7 @@ def test_limits_are_served(server: Server, limit: Json) -> None:
     [("NaN", 400), ("Infinity", 400), ("-Infinity", 400), ("1e999", 400), ("0.1", 200)],
 )
 @every_endpoint
-def test_numbers_that_are_not_finite(
-    server: Server, endpoint: Endpoint, literal: str, status: int
-) -> None:
+def test_non_finite_numbers(server: Server, endpoint: Endpoint, literal: str, status: int) -> None:
     """JSON has none: the server's parser or the field's check refuses them; 0.1 shows the rest."""
     body = json.dumps(endpoint.body("a", 2, {"lz_penalty": "?"})).replace('"?"', literal)
     headers = {"Content-Type": "application/json"}
@@ -315,7 +313,7 @@ def test_a_smaller_maximum_is_enforced(server: Server, endpoint: Endpoint) -> No
 
 
 @on("defaults")
-def test_scores_do_not_depend_on_who_else_is_there(server: Server) -> None:
+def test_scores_do_not_depend_on_other_requests(server: Server) -> None:
     """Nothing is generated there, so a preferred penalty does not count, alone or in company.
 
     Upstream samples a batch of such requests only together with one that generates.
@@ -344,7 +342,7 @@ def test_scores_do_not_depend_on_who_else_is_there(server: Server) -> None:
 
 
 @on("defaults")
-def test_the_scoring_api_under_load_is_that_at_rest(server: Server) -> None:
+def test_scores_under_load_equal_scores_at_rest(server: Server) -> None:
     rng = random.Random("score")
     prompts = [repetitive(rng, 24) for _ in range(20)]
     labels = sorted({*prompts[0]})[:8]
@@ -390,7 +388,7 @@ def test_every_other_endpoint_refuses_the_fields(server: Server) -> None:
 
 
 @on("overlap")
-def test_the_clouds_own_routes_take_the_fields(server: Server) -> None:
+def test_the_routes_of_clouds_accept_the_fields(server: Server) -> None:
     """Vertex AI's is /generate in an envelope, SageMaker's is chat completions."""
     fields = PAIRS["lz_penalty"][0]
     content, text = telling(server, False, "lz_penalty")
@@ -405,7 +403,7 @@ def test_the_clouds_own_routes_take_the_fields(server: Server) -> None:
 
 @on("overlap")
 @pytest.mark.parametrize("new_tokens", [1, 2, 3, 17])
-def test_max_output_tokens_is_what_is_generated(server: Server, new_tokens: int) -> None:
+def test_max_output_tokens_are_generated(server: Server, new_tokens: int) -> None:
     """Of /v1/responses, as of OpenAI's."""
     body = {"model": "m", "input": "What is a list?", "max_output_tokens": new_tokens}
     body |= {"temperature": 0, "lz_penalty": 0.1}

@@ -115,7 +115,7 @@ def test_without_the_field_outputs_do_not_survive(server: Server) -> None:
 
 
 @on("reasoner")
-def test_what_is_cut_survives_without_its_last_tokens(server: Server) -> None:
+def test_cut_outputs_survive_without_their_last_tokens(server: Server) -> None:
     """As docs/PROPER_TOKENS.md says, a few tokens at most have to go."""
     cut = 0
     fields = {"proper_tokens": True, "max_new_tokens": 9}

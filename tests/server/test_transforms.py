@@ -66,7 +66,7 @@ def test_a_constraint_ends_at_stop_token_ids_and_only_where_it_may(server: Serve
 
 
 class Grammar:
-    """What a grammar forbids after some outputs, by xgrammar itself."""
+    """The tokens that a grammar forbids after some outputs, by xgrammar itself."""
 
     def __init__(self, **kind: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_path())
@@ -259,7 +259,7 @@ HARMFUL: tuple[dict[str, Any], ...] = (
 
 
 @on("overlap", "no-overlap", "eagle-tree", "ngram", "dp2", "dflash", "dspark")
-def test_nothing_leaves_a_server_without_a_token(server: Server) -> None:
+def test_harmful_values_do_not_crash_the_server(server: Server) -> None:
     """Each answers HTTP 200 or 400, sampled and greedy, and the server lives on."""
     plain = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     before = post_ok(server, "/generate", plain)["output_ids"]

@@ -38,7 +38,7 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for a request.
+    """The answer to a request.
 
     Attributes:
         configuration: the server's name.
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What checking an answer found.
+    """The result of checking an answer.
 
     Attributes:
         configuration: the server's name.

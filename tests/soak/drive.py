@@ -250,7 +250,7 @@ class Driver:
                 )
 
     def _answer(self, action: Action, body: dict[str, Any], wave: Wave) -> bytes:
-        """What is to be checked of the answer; empty for nothing."""
+        """The parts of the answer to check; empty for none."""
         url = f"{self.served.url}/generate"
         if action.how == KILLED_CLIENT:
             return self._killed_client(url, body, action.after)
@@ -379,7 +379,7 @@ class Driver:
 
 
 def body_of(action: Action) -> dict[str, Any]:
-    """What is sent for an action, to /generate."""
+    """The body of an action, for /generate."""
     body = action.request.body()
     if action.how in (STREAM, HANG_UP, KILLED_CLIENT):
         # The server refuses to stream the flat form.

@@ -1,4 +1,4 @@
-"""What is sent to a server and when: waves of random requests, all from a seed."""
+"""A schedule of requests: random waves, all from a seed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Request(Case):
         return fields
 
     def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
-        """What the constraint and logit_bias do, from their own definitions."""
+        """The effect of the constraint and logit_bias, from their own definitions."""
         changed = logits if self.regex is None else encodings(self.regex).transform(logits, before)
         changed = super().transform(changed, before)
         for token, amount in self.bias:

@@ -95,7 +95,7 @@ class Program:
 
 
 def dump(compiled: Any) -> str:
-    """What a thread of the program takes, and its instructions."""
+    """The resources of a thread of the program, and its instructions."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as binary:
         binary.write(compiled.asm["cubin"])
         binary.flush()

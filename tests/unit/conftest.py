@@ -1,4 +1,4 @@
-"""What several of these tests need."""
+"""Shared by several of these tests."""
 
 import importlib
 import sys

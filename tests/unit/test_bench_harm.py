@@ -1,4 +1,4 @@
-"""What bench.harm says of penalties, against the oracle and plain definitions, on small texts."""
+"""bench.harm against the oracle and plain definitions, on small texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_tokens(texts: Sequence[Sequence[int]]) -> list[penalties.Tokens]:
 
 
 @pytest.mark.parametrize("onset", [0, 3])
-def test_lz_lowers_what_the_oracle_lowers(onset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz_equals_the_oracle(onset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penalties, "ROWS", 3)  # several batches
     texts = [looping_text(seed, length) for seed, length in enumerate((40, 70, 1, 60, 70))]
     outcomes = penalties.lz_outcomes(as_tokens(texts), VOCAB, onset)
@@ -53,7 +53,7 @@ def test_lz_lowers_what_the_oracle_lowers(onset: int, monkeypatch: pytest.Monkey
         assert (outcome.onset and outcome.onset.position) == next(iter(reached), None)
 
 
-def test_dry_lowers_what_would_make_a_repetition_longer() -> None:
+def test_dry_lowers_tokens_that_extend_a_repetition() -> None:
     breaker = VOCAB - 1
     is_breaker = np.arange(VOCAB) == breaker
 
@@ -69,7 +69,7 @@ def test_dry_lowers_what_would_make_a_repetition_longer() -> None:
     assert lowered(1, 2, 3, 7, 9, 8, 2, 3, 7, 9, 1, 2, 3, 7)[-1] == pytest.approx(0.8 * 1.75)
 
 
-def test_count_penalties_lower_what_stood_there() -> None:
+def test_count_penalties_lower_earlier_tokens() -> None:
     by_name = {p.name: p for p in penalties.penalties(np.zeros(VOCAB, dtype=bool))}
     (text,) = texts = as_tokens([[3, 1, 3, 3, 2, 1]])
     assert penalties.earlier_occurrences(text, VOCAB).tolist() == [0, 0, 1, 2, 0, 1]

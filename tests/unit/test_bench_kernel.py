@@ -1,4 +1,4 @@
-"""What bench.kernel compares, against the oracle; no time is asserted."""
+"""The implementations of bench.kernel against the oracle; no time is asserted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def penalised(case: Case, seen: Sequence[int]) -> list[float]:
-    """What the oracle takes from each token for what a row has seen, oldest first."""
+    """The oracle's loss of each token after a row's history, oldest first."""
     delta = oracle.delta_bits(seen, case.vocab, case.window, case.buffer, oracle.MARGINAL)
     literal = max(oracle.delta_bits([], case.vocab, 1, 1, oracle.MARGINAL))
     return [LZ_PENALTY * (literal - bits) for bits in delta]
@@ -57,7 +57,7 @@ def test_a_case_gives_a_row_for_each_implementation() -> None:
     assert all(row["median_us"] > 0 for row in rows)
 
 
-def test_what_the_host_does_has_a_row_for_each_case() -> None:
+def test_host_costs_have_a_row_for_each_case() -> None:
     rows = list(host.measure(CPU, rounds=2, quick=True))
     assert all(tuple(row) == host.COLUMNS for row in rows)
     assert all(row["median_us"] > 0 for row in rows)

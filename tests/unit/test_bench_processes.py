@@ -59,7 +59,9 @@ def await_file(path: Path) -> str:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_the_leader_is_told_alone_and_its_group_may_tidy_up(tmp_path: Path, waits: bool) -> None:
+def test_only_the_leader_gets_the_signal_and_its_group_may_clean_up(
+    tmp_path: Path, waits: bool
+) -> None:
     """Also when the leader ends before its children."""
     command = python(LEADER, tmp_path, OBEDIENT, *(["wait"] if waits else []))
     with Background(command, grace=30) as process:
@@ -85,7 +87,7 @@ def test_an_early_end_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert "line 59" not in str(caught.value)
 
 
-def test_it_ends_with_us_even_if_we_are_killed(tmp_path: Path) -> None:
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     text = (
         "import sys; from pathlib import Path; from bench.processes import Background\n"
         "process = Background(sys.argv[2:], ends_with_us=True)\n"

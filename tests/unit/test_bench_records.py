@@ -9,7 +9,7 @@ import pytest
 from bench.records import Lines, RecordError, read_lines, require_same
 
 
-def test_a_line_that_was_cut_short_is_gone(tmp_path: Path) -> None:
+def test_a_truncated_line_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "new" / "lines.jsonl"
     with Lines(file) as lines:
         assert lines.before == []

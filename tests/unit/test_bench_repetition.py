@@ -160,7 +160,7 @@ class TestGrid:
     def test_names(self, penalty: str, name: str) -> None:
         assert [variant.name for variant in grid.expand([penalty, penalty])] == [name]
 
-    def test_the_cost_is_sent_so_that_a_name_means_the_same_everywhere(self) -> None:
+    def test_the_cost_is_always_sent(self) -> None:
         (variant,) = grid.expand(["lz_penalty=0.15"])
         assert variant.fields == {"lz_penalty": 0.15, "lz_cost": LZParams().cost}
 
@@ -252,7 +252,7 @@ class TestProbes:
         assert "ignores lz_cost" in refusal(stub, problems, tmp_path)
         assert not (tmp_path / "samples.jsonl").exists()
 
-    def test_without_token_ids_characters_are_looked_at(
+    def test_without_token_ids_characters_are_searched(
         self, stub: Stub, problems: Path, tmp_path: Path
     ) -> None:
         stub.known.discard("return_token_ids")

@@ -1,4 +1,4 @@
-"""What bench.serving makes of upstream's result lines, without upstream's tools."""
+"""bench.serving on upstream's result lines, without upstream's tools."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestInterval:
 
 
 class TestSummary:
-    def test_it_is_of_the_blocks(self) -> None:
+    def test_the_median_and_the_interval_are_over_blocks(self) -> None:
         blocks = [block(100, 100 - lost, 100 - lost, 100) for lost in range(1, 10)]
         found = summary(blocks, (THROUGHPUT,))["throughput"]
         losses = [slowdown(runs, THROUGHPUT) for runs in blocks]
@@ -99,7 +99,7 @@ class TestCommandLine:
         ("argument", "words"),
         [("--lz-penalty", "must be above 0"), ("--batch-size", "must be at least 1, got 0")],
     )
-    def test_what_cannot_be_measured_is_refused(
+    def test_settings_that_cannot_be_measured_are_refused(
         self,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
@@ -142,7 +142,7 @@ class Tool:
         return 0
 
 
-def test_each_variant_is_held_against_the_runs_without_a_penalty(
+def test_each_variant_is_compared_with_no_penalty(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("bench.serving.runs.Background", Tool)

@@ -47,7 +47,7 @@ def test_a_bad_file_is_named_with_row_and_field(tmp_path: Path, content: str, me
     assert message in str(error.value)
 
 
-def test_the_task_of_lm_eval_asks_what_the_reasoner_was_trained_on() -> None:
+def test_the_lm_eval_task_matches_the_reasoners_training() -> None:
     task = yaml.safe_load((ROOT / "bench/lm_eval/pocket.yaml").read_text())
     assert ROOT / task["dataset_kwargs"]["data_files"]["test"] == tasks.POCKET
     (item,) = load("pocket", 1)

@@ -55,7 +55,7 @@ def test_tables_are_as_defined(given_breakers: list[str], words: list[bytes]) ->
         np.testing.assert_array_equal(table, expected)
 
 
-def test_many_breakers_look_at_each_place_once() -> None:
+def test_many_breakers_visit_each_place_once() -> None:
     """The places that are looked at are no more than the texts have bytes, however many breakers
     there are: 1,024 of them took a search of all texts each."""
     rng = random.Random(0)

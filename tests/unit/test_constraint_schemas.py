@@ -25,13 +25,13 @@ def language(name: str) -> Language:
     return language_of(Rules(schema_rules(json.loads(schema))))
 
 
-def test_there_are_twenty() -> None:
+def test_there_are_twenty_schemas() -> None:
     assert len(schemas()) == 20
     assert {ANY_JSON, RECURSIVE, *schemas()} == set(schema_cases())
 
 
 @pytest.mark.parametrize("name", schemas())
-def test_the_examples_are_what_the_schema_allows(name: str) -> None:
+def test_the_examples_are_valid(name: str) -> None:
     content = schemas()[name]
     jsonschema.Draft202012Validator.check_schema(content["schema"])
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER

@@ -51,7 +51,7 @@ def forests(draw: st.DrawFn, max_nodes: int = 9, batch: int | None = None) -> li
 
 
 def outputs(batch: int, nodes: int) -> dict[str, torch.Tensor]:
-    """What both kernels that make trees write, unset."""
+    """The outputs of both kernels that make trees, unset."""
     return {
         "positions": torch.full((batch * nodes,), UNSET),
         **{
@@ -157,7 +157,7 @@ def tree_tensors(forest: list[Tree]) -> list[torch.Tensor]:
 
 
 def verdict(batch: int, nodes: int, width: int) -> dict[str, torch.Tensor]:
-    """What every kernel that verifies writes, preset as SGLang presets it."""
+    """The outputs of every kernel that verifies, preset as SGLang presets them."""
     return {
         "predicts": torch.full((batch * nodes,), UNSET, dtype=torch.int32),
         "accept_index": torch.full((batch, width), -1, dtype=torch.int32),

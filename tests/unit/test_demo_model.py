@@ -34,7 +34,7 @@ def model() -> Qwen2ForCausalLM:
 
 # Qwen2's tokenizer normalizes to NFC. The newest Unicode's rules are not the same everywhere, so
 # only the basic plane is drawn from.
-def test_the_chat_template_is_what_it_was_trained_on(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_chat_template_matches_the_training_text(tokenizer: PreTrainedTokenizerBase) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     assert rendered + corpus.END_OF_TEXT == corpus.chat("Hi", "Hello")

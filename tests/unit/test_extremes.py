@@ -85,7 +85,7 @@ def pool(server: None) -> Pool:
     seed=st.integers(0, 2**20),
 )
 @pytest.mark.usefixtures("server_config")
-def test_what_is_admitted_can_be_sampled(
+def test_admitted_requests_can_be_sampled(
     pool: Pool, fields: dict[str, Any], text: list[int], scale: float, seed: int
 ) -> None:
     params = read(fields)
@@ -132,7 +132,7 @@ def check(logits: torch.Tensor, params: SamplingParams, mask: torch.Tensor | Non
         assert not forbidden[0, int(token)]
 
 
-def test_the_cap_of_dry_is_where_the_page_says() -> None:
+def test_dry_is_capped_as_documented() -> None:
     """And a bias as large is told from it."""
     pool = reserved_pool()
     text = [1] * 300

@@ -77,7 +77,7 @@ def test_an_id_used_twice_is_forgotten_once() -> None:
 
 
 @given(data=st.data(), real=st.integers(0, 5), padding=st.integers(0, 4))
-def test_padding_is_no_sibling(data: st.DataObject, real: int, padding: int) -> None:
+def test_padding_is_not_a_sibling(data: st.DataObject, real: int, padding: int) -> None:
     """Children of the root, real ones first, as upstream lays its n-gram trees out."""
     children = data.draw(st.lists(st.integers(1, 9), min_size=real, max_size=real, unique=True))
     tokens = [7, *children, *[0] * padding]

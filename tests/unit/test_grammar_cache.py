@@ -25,7 +25,7 @@ def test_the_oldest_grammars_are_forgotten() -> None:
     assert list(cache) == [("regex", "large")]
 
 
-def test_what_has_no_size_counts_by_its_text() -> None:
+def test_objects_without_a_size_count_by_their_text() -> None:
     cache = BoundedCache(10_000)
     for i in range(100):
         cache["json", str(i) * 500] = object()

@@ -44,13 +44,13 @@ BROKEN: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-def test_an_attack_that_keeps_the_promise_holds() -> None:
+def test_an_attack_without_a_breach_passes() -> None:
     assert judge.breaches(HELD) == []
     assert not judge.harmed(HELD)
 
 
 @pytest.mark.parametrize("breach", BROKEN)
-def test_what_breaks_the_promise_is_said(breach: str) -> None:
+def test_each_breach_is_reported(breach: str) -> None:
     changed, harmed = BROKEN[breach]
     row = HELD | changed
     assert judge.breaches(row) == [breach]
@@ -58,7 +58,7 @@ def test_what_breaks_the_promise_is_said(breach: str) -> None:
     assert judge.markdown({"rows": [row]}).endswith(f"| {breach} |\n")
 
 
-def test_waits_are_too_long_beside_what_they_were() -> None:
+def test_waits_are_compared_with_usual_waits() -> None:
     assert judge.usual([0.01] * 200 + [5.0]) == 0.01
     assert judge.usual([0.01, 5.0]) == 5.0
     assert judge.slow([0.1, 0.19, 0.21, 3.0], 0.1) == pytest.approx(3.21)
@@ -87,6 +87,6 @@ def test_answers_are_told_apart(status: int, content: Any, answer: str, right: b
 
 
 @pytest.mark.parametrize("answer", ["cut off: ConnectionError", "no answer", "500: oh"])
-def test_what_is_no_answer_is_wrong(answer: str) -> None:
+def test_a_malformed_answer_is_wrong(answer: str) -> None:
     assert not is_right(answer, ATTACK)
     assert is_right("left", ATTACK)

@@ -217,7 +217,7 @@ def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     return state
 
 
-def test_the_first_window_with_tokens_has_nothing_to_compile(
+def test_the_first_window_with_tokens_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every request would wait for it, for a second where nothing can be kept on disk."""
@@ -437,8 +437,8 @@ def test_the_same_bits_whenever_it_runs(cuda_kernels: ModuleType) -> None:
     assert not torch.equal(runs[0].cpu(), logits)
 
 
-def test_links_that_go_round_end(cuda_kernels: ModuleType) -> None:
-    """What stands in padding must not hang a GPU."""
+def test_circular_links_terminate(cuda_kernels: ModuleType) -> None:
+    """Values in padding must not hang a GPU."""
     state = on_device(window_state(8, [[1, 2, 1]], [(0.5, 8, 4, 0, 0, 0)]))
     ring = torch.tensor([[1, 2, 3, 0]])
     trees = DraftTrees(
@@ -483,7 +483,7 @@ ORDER_WITH_HISTORIES = {
 
 
 @pytest.mark.parametrize("is_profiled", [False, True])
-def test_a_binary_is_looked_up_by_what_the_caller_says(
+def test_a_binary_is_looked_up_by_the_callers_key(
     monkeypatch: pytest.MonkeyPatch, is_profiled: bool
 ) -> None:
     """A profiler's hooks are called as by Triton."""

@@ -96,7 +96,7 @@ class TestTokenIds:
 
 
 @pytest.mark.parametrize("value", [-1, V + 1, 2**62, True, "3", 1.0])
-def test_logprobs_of_more_tokens_than_there_are(value: object) -> None:
+def test_more_top_logprobs_than_tokens_are_refused(value: object) -> None:
     message = refusal(request(top_logprobs_num=value), [1])
     assert "top_logprobs_num" in message
     assert f"an integer in [0, {V}]" in message
@@ -134,7 +134,7 @@ def test_top_logprobs_of_a_prompt_are_bounded(top: int, start: int, is_right: bo
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 20 else type(value).__name__,
 )
-def test_what_is_too_large(
+def test_oversized_values_are_refused(
     server_config: dict[str, Any], field: str, right: object, wrong: object
 ) -> None:
     limits.check_object({field: right})
@@ -165,7 +165,7 @@ def test_how_long_a_pattern_is_with_its_repetitions(pattern: str, longer: int) -
     assert limits._repeated(pattern) == longer
 
 
-def test_patterns_that_xgrammar_needs_minutes_for() -> None:
+def test_patterns_too_slow_for_xgrammar_are_refused() -> None:
     """It takes twenty seconds and more for each of the first three."""
     many = {f"p{i}": {"type": "string", "pattern": f"(a?){{{300 + i}}}"} for i in range(60)}
     for schema in (
@@ -217,7 +217,7 @@ def test_session_parameters_have_the_types_of_upstreams(session: object) -> None
     check_request(request(session_params={"id": "s", "rid": None, "offset": -3}), [1], V)
 
 
-def test_labels_that_the_metrics_do_not_have(server_config: dict[str, Any]) -> None:
+def test_unknown_metric_labels_are_refused(server_config: dict[str, Any]) -> None:
     server_config["tokenizer_metrics_allowed_custom_labels"] = ["team"]
     asked = request(custom_labels={"team": "a", "b": "c"})
     check_request(asked, [1], V)  # without metrics nobody reads them
@@ -232,7 +232,7 @@ def test_labels_that_the_metrics_do_not_have(server_config: dict[str, Any]) -> N
     ("field", "value"),
     [("bootstrap_room", -1), ("bootstrap_room", 2**63), ("routed_experts_start_len", -1)],
 )
-def test_other_integers(field: str, value: int) -> None:
+def test_other_integers_have_a_range(field: str, value: int) -> None:
     assert f"{field} must be an integer in [0, " in refusal(request(**{field: value}), [1])
     check_request(request(**{field: 0}), [1], V)
 
@@ -364,7 +364,7 @@ def nested(levels: int) -> str:
 
 
 @pytest.mark.parametrize("name", limits.CONSTRAINTS)
-def test_a_constraint_is_a_text(name: str) -> None:
+def test_a_constraint_must_be_a_string(name: str) -> None:
     """The offline Engine has no request model that checks it."""
     constraints = dict.fromkeys((*limits.CONSTRAINTS, "stop_token_ids", "ignore_eos"))
     constraints[name] = {"type": "object"}
@@ -393,7 +393,7 @@ def test_a_constraint_is_a_text(name: str) -> None:
     ],
     ids=["regex", "ebnf", "deep", "deeper", "tag", "counted", "optional"],
 )
-def test_constraints_that_would_take_minutes(name: str, text: str, problem: str) -> None:
+def test_constraints_too_slow_to_compile_are_refused(name: str, text: str, problem: str) -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     with pytest.raises(FieldError, match=f"^{name} is too large to be compiled: .*{problem}"):

@@ -228,9 +228,7 @@ def test_twenty_copies_are_a_loop_in_every_script(one: str) -> None:
         *[("ha", 40, "\n"), ("ICAg", 20, ""), ("fooBar", 19, ""), ("\U0001f6a8", 50, "\r\n")],
     ],
 )
-def test_what_correct_text_repeats_is_a_loop_from_a_length_on(
-    one: str, most: int, after: str
-) -> None:
+def test_ordinary_repeats_are_loops_beyond_a_length(one: str, most: int, after: str) -> None:
     assert not searched(f"a:{one * most}{after}")[1]
     output, (loop,) = searched(f"a:{one * (most + 1)}{after}")
     assert (output.unit, loop.pattern_size, loop.count) == (C, len(one), most + 1)
@@ -260,7 +258,7 @@ def test_a_long_text_is_searched_in_time_that_grows_with_it() -> None:
         assert time.process_time() - start < 8
 
 
-def test_token_ids_are_not_searched_otherwise() -> None:
+def test_token_ids_are_not_searched_as_text() -> None:
     output = past_outputs._of_tokens([[5] * 19 + [6] + [5] * 19], "a file")
     assert past_outputs.searched(output, RECOMMENDED) == (output, [])
 
@@ -438,7 +436,9 @@ def test_json_values_may_span_chunks(
 
 
 @pytest.mark.slow
-def test_a_line_is_named_behind_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_line_is_named_after_many_good_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a"}\n\n' * 200_000 + "{")
     assert main(["loops", str(file)]) == 2
@@ -525,7 +525,7 @@ def test_a_text_that_begins_like_json(
     assert (found["outputs"], found["outputs_with_a_loop"]) == (1, 1)
 
 
-def test_empty_outputs_tell_nothing(
+def test_empty_outputs_give_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin_of('{"text": ""}'))
@@ -656,7 +656,7 @@ def test_texts_in_logs_are_searched_by_characters_too(
         (NOW + '{"a":' * 100_000, "line 2 is nested too deeply"),
     ],
 )
-def test_a_log_without_outputs_tells_nothing(
+def test_a_log_without_outputs_gives_no_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     file = tmp_path / "server.log"

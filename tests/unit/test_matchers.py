@@ -85,9 +85,7 @@ def ended(grammar: Any) -> Any:
     return req.to_finish
 
 
-def test_a_constraint_that_can_be_read_in_too_many_ways_ends_its_requests(
-    backend: Any, tokenizer: Any
-) -> None:
+def test_a_too_ambiguous_constraint_ends_its_requests(backend: Any, tokenizer: Any) -> None:
     grammar = backend.dispatch_regex(SLOW)
     assert ended(grammar) is None
     follow(grammar, tokenizer, TEXT)
@@ -157,7 +155,7 @@ def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch)
     ("problem", "status"),
     [("Tokens not accepted: 7", 400), ("Token not accepted by proper tokens: 7", 500)],
 )
-def test_a_token_that_was_allowed_and_then_rejected(problem: str, status: int) -> None:
+def test_a_token_that_the_mask_allows_and_the_matcher_rejects(problem: str, status: int) -> None:
     """XGrammar's masks sometimes contradict its matcher; for proper tokens that is our error."""
     message = f"Grammar accept_token failed for req x with token 7: {problem}"
     req = SimpleNamespace(
@@ -190,7 +188,7 @@ def test_slow_calls_share_an_allowance(
     assert not grammar.copy().matcher.is_slow
 
 
-def test_nothing_new_is_tried_beside_many_abandoned_threads(
+def test_many_abandoned_threads_block_new_calls(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matchers, "MOST_ABANDONED", 0)

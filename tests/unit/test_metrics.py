@@ -1,4 +1,4 @@
-"""What is counted of an output that ended, without a server."""
+"""Counts of an output that ended, without a server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_request_for_no_token_has_no_output(counted: Counter[tuple[str, ...]])
     assert not +counted
 
 
-def test_loops_that_the_penalty_ended(counted: Counter[tuple[str, ...]]) -> None:
+def test_loops_ended_by_the_penalty_are_counted(counted: Counter[tuple[str, ...]]) -> None:
     """Too few copies for the detector's setting, enough for the onset; a run of 24 tokens."""
     penalised = {"lz_penalty": 0.15, "lz_onset": 3}
     metrics.finished(request(ENDED_EARLY, **penalised), None, None)
@@ -92,7 +92,7 @@ def test_loops_that_the_penalty_ended(counted: Counter[tuple[str, ...]]) -> None
     assert counted["observed", "nowhere", "onset"] == counted["observed", "end", "onset"] == 1
 
 
-def test_what_the_guard_did(
+def test_actions_of_the_guard_are_counted(
     counted: Counter[tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

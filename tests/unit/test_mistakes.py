@@ -83,7 +83,7 @@ def test_the_message_is_a_sentence_and_the_log_has_the_traceback(
     assert "Traceback" in caplog.text
 
 
-def test_a_sentence_of_upstreams_is_kept() -> None:
+def test_a_message_of_upstreams_is_kept() -> None:
     def read() -> None:
         raise ValueError("temperature must be a number.")
 

@@ -38,7 +38,7 @@ def test_defaults() -> None:
     ("maximum", "given_window", "window", "buffer"),
     [(1024, None, 512, 32), (100, None, 100, 32), (20, None, 20, 20), (1024, 7, 7, 7)],
 )
-def test_defaults_never_exceed_what_bounds_them(
+def test_defaults_never_exceed_their_bounds(
     maximum: int, given_window: int | None, window: int, buffer: int
 ) -> None:
     params = LZParams.parse({"lz_window_size": given_window}, maximum)

@@ -127,7 +127,7 @@ def test_ranks_resume_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not req.grammar.is_paused
 
 
-def test_what_was_sampled_without_a_mask_is_discarded() -> None:
+def test_tokens_sampled_without_a_mask_are_discarded() -> None:
     """With overlap the requests have paused before upstream handles the result."""
     late, chunk, other = Request().late(), Request().late(), Request()
     chunk.inflight_middle_chunks = 1  # it sampled nothing

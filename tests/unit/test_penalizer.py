@@ -178,7 +178,7 @@ class Request:
         return int(scores.argmax())
 
     def land(self) -> None:
-        """What the overlap scheduler does one step late: read the sampled tokens."""
+        """Read the sampled tokens, one step late as the overlap scheduler does."""
         self.output_ids.extend(self.flying)
         self.flying = []
 
@@ -307,7 +307,7 @@ def forward(
 
 
 def random_mask(rng: Any, rows: int) -> torch.Tensor | None:
-    """What a grammar does not allow in each row, bool [rows, V], never all; None without one."""
+    """Tokens that a grammar forbids in each row, bool [rows, V], never all; None without one."""
     if rng.random() < 0.5:
         return None
     masked = torch.ones(rows, VOCAB, dtype=torch.bool)
@@ -651,7 +651,7 @@ def test_rows_without_the_penalty_are_left_alone() -> None:
     assert not torch.isclose(before[[1, 3]], after[[1, 3]]).all(dim=1).any()
 
 
-def test_a_row_that_the_pool_gave_away_unseen_is_inactive() -> None:
+def test_a_row_reassigned_without_a_prefill_is_inactive() -> None:
     """Beam search takes rows without a prefill of their own."""
     pool = reserved_pool()
     req, other = admitted(pool, request([1, 2, 1])), admitted(pool, request([1, 2, 1]))
@@ -1038,7 +1038,7 @@ class Untouchable:
         raise AssertionError(f"decode read a request's {name}")
 
 
-def test_the_decode_plan_does_not_look_at_requests() -> None:
+def test_the_decode_plan_does_not_read_requests() -> None:
     pool = reserved_pool()
     req = admitted(pool, request([1, 2, 1]))
     forward(pool, "extend", [req], [])
@@ -1070,7 +1070,7 @@ def test_a_batch_that_only_decodes_is_planned_once() -> None:
 
 @pytest.mark.usefixtures("decode_server")
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
-def test_a_decode_server_looks_at_a_request_once(penalty: float) -> None:
+def test_a_decode_server_reads_a_request_once(penalty: float) -> None:
     pool = reserved_pool()
     req = handed_over(pool, request([1, 2, 1], lz_penalty=penalty))
     forward(pool, "decode", [], [req])
@@ -1218,7 +1218,7 @@ LLAMA_CPP = (
 
 
 @pytest.mark.parametrize("example", LLAMA_CPP, ids=str)
-def test_dry_gives_what_llama_cpp_documents(
+def test_dry_equals_the_examples_of_llama_cpp(
     example: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, vocab, multiplier, allowed, last_n, breakers, expected = example

@@ -172,7 +172,7 @@ def events(server: Server | None = None, **changes: Any) -> list[dict[str, Any]]
     return [json.loads(part.removeprefix("data: ")) for part in response.text.split("\n\n")[:-1]]
 
 
-def test_an_output_comes_with_what_each_token_lost() -> None:
+def test_an_output_has_the_loss_of_each_token() -> None:
     told = events()
     tokens = [token for event in told for token in event.get("tokens", ())]
     rows = Explainer(params(), V).explain(LOOP)

@@ -104,7 +104,7 @@ DEEP_RULES = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(5000))]
     ],
     ids=["deep", "tokens", "another version", "broken"],
 )
-def test_what_cannot_be_compiled(own: Compiler, text: str, reason: str) -> None:
+def test_constraints_that_cannot_be_compiled(own: Compiler, text: str, reason: str) -> None:
     for ask in (own.check, own.language):
         with pytest.raises(Unsupported, match=reason):
             ask(text)
@@ -259,7 +259,7 @@ def test_patience_comes_back_with_time_and_tokens() -> None:
     assert not one.is_over(left - 0.001, 0.0)
 
 
-def test_others_cannot_use_up_what_an_easy_search_needs() -> None:
+def test_hard_searches_leave_time_for_easy_ones() -> None:
     now = [0.0]
     shared = Allowance(1.0, 0.5, lambda: now[0])
     easy, hard = Waiting(shared), Waiting(shared)
@@ -614,7 +614,7 @@ def test_all_constraints_together_are_bounded(
     served._timer.cancel()
 
 
-def test_nothing_is_kept_of_what_is_refused(served: ProperTokens) -> None:
+def test_refused_constraints_are_not_kept(served: ProperTokens) -> None:
     found = served.dispatch("proper_regex", "(a")
     assert isinstance(found, InvalidGrammarObject)
     assert not served._products

@@ -63,7 +63,7 @@ def product_of(text: str, rules: str) -> Product:
 
 
 def encodings(text: str, strings: list[str]) -> set[tuple[int, ...]]:
-    """What the tokenizer makes of strings, where that spells them and has no special token."""
+    """The encodings of strings, if they spell them and have no special token."""
     tokenizer = oracle_of(text)
     special = {token["id"] for token in json.loads(text)["added_tokens"] if token["special"]}
     found = tokenizer.encode_batch(strings, add_special_tokens=False)
@@ -105,7 +105,7 @@ def test_exactly_the_encodings_are_accepted(kind: str, language: str) -> None:
     assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
 
 
-def test_bytes_that_no_allowed_character_has_are_no_dead_end() -> None:
+def test_bytes_lead_only_to_allowed_characters() -> None:
     """The bytes of a character are allowed only if one that has no token begins with them."""
     for kind in KINDS:
         text = file_of(kind)
@@ -313,7 +313,7 @@ def test_random_tokenizers() -> None:
     assert served > 75
 
 
-def test_a_prepared_one_is_read_again(
+def test_a_cached_tokenizer_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even where a part of a token is an added token."""
@@ -331,14 +331,14 @@ def test_a_prepared_one_is_read_again(
 
 
 def test_the_space_before_a_text_changes_nothing() -> None:
-    """What is prepared is the same with and without it."""
+    """The prepared tokenizer is the same with and without it."""
     text = file_of("prepend")
     arrays = prepared.prepared_arrays(text)
     for name, array in prepared.prepared_arrays(oracle_of(text).to_str()).items():
         assert (array == arrays[name]).all(), name
 
 
-def test_tokens_that_must_not_come_next() -> None:
+def test_an_impossible_token_is_found() -> None:
     """`impossible` is one, between characters and within one."""
     text = file_of("replace")
     product = product_of(text, f"root ::= (({one_of(' aé旦日')}{{0, 4}}))")

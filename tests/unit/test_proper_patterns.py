@@ -93,7 +93,7 @@ def pattern(rng: random.Random, depth: int = 3) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_exactly_what_matches_is_allowed(seed: int) -> None:
+def test_exactly_the_matches_are_allowed(seed: int) -> None:
     """The whole string must match, and none of its characters may need an escape."""
     rng = random.Random(seed)
     served = allowed = 0
@@ -118,7 +118,7 @@ def test_exactly_what_matches_is_allowed(seed: int) -> None:
     assert allowed > 100
 
 
-def test_a_group_that_may_be_left_out_is_whole_otherwise() -> None:
+def test_an_optional_group_is_all_or_nothing() -> None:
     """XGrammar allows "b" here."""
     allowed = Allowed({"type": "string", "pattern": "^(b*a)?$"})
     assert all(f'"{text}"' in allowed for text in ("", "a", "bba"))

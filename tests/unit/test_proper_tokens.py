@@ -333,7 +333,7 @@ def test_ranks_of_merges_may_decrease() -> None:
 
 
 def merged(ids: list[int], table: dict[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """What merges make of tokens: the lowest rank first, and the leftmost one first."""
+    """Apply merges to tokens: the lowest rank first, and the leftmost one first."""
     while True:
         neighbours = enumerate(itertools.pairwise(ids))
         pairs = [(table[pair][0], i) for i, pair in neighbours if pair in table]
@@ -616,7 +616,7 @@ def test_triggered_tags() -> None:
         assert is_in(language, string) == wanted, string
 
 
-def test_what_is_kept_on_disk_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_on_disk_is_equal(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
     text = tokenizer_json("gpt2")
     first = prepared.prepare(text)

@@ -35,7 +35,7 @@ def prepared() -> Prepared:
     return Prepared(prepared_arrays(with_whole_tokens()))
 
 
-def test_there_are_such_tokens() -> None:
+def test_the_tokenizer_has_whole_tokens() -> None:
     made = prepared().tables.relation.made
     assert (made == merges.WHOLE).sum() >= 10
 

@@ -36,7 +36,7 @@ def some_ranks(rng: random.Random) -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate(tokens)}
 
 
-def test_a_tokenizer_of_ranks_does_what_ranks_do() -> None:
+def test_a_tokenizer_from_ranks_encodes_as_the_ranks_do() -> None:
     rng = random.Random(1)
     several = 0
     for _ in range(5):

@@ -23,7 +23,7 @@ def sources() -> list[Path]:
 
 
 def newer_than_3_11_0(tree: ast.AST) -> Iterator[str]:
-    """What does not work on Python 3.11.0, with its line."""
+    """Features that do not work on Python 3.11.0, with their lines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.TryStar):
             for raised in filter(is_raise_of_another, here(node.handlers)):
@@ -74,5 +74,5 @@ def test_nothing_needs_a_later_release_of_3_11() -> None:
         ("tarfile.data_filter", 1),
     ],
 )
-def test_what_is_found(code: str, found: int) -> None:
+def test_newer_features_are_found(code: str, found: int) -> None:
     assert len(list(newer_than_3_11_0(ast.parse(code)))) == found

@@ -15,7 +15,7 @@ script = importlib.import_module("_release")
 making = importlib.import_module("_make_release")
 
 
-def test_the_tests_use_what_makes_a_release() -> None:
+def test_the_tests_use_the_release_packages() -> None:
     tested, used = (
         dict(re.findall(r"^([\w.-]+)==([^\s\\]+)", (SCRIPTS / name).read_text(), re.M))
         for name in ("test.lock", "release.lock")

@@ -1,4 +1,4 @@
-"""What the patched request path calls: admission, refusals, and field forwarding."""
+"""The functions of the patched request path: admission, refusals, and field forwarding."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
-def test_modes_that_are_not_covered_refuse_the_penalty_only(
+def test_unsupported_modes_refuse_only_the_penalty(
     server_config: dict[str, Any], mode: dict[str, Any], why: str
 ) -> None:
     server_config.update(mode)
@@ -139,7 +139,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("fields", OTHERS, ids=str)
 @pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
-def test_modes_that_are_not_covered_refuse_every_other_penalty(
+def test_unsupported_modes_refuse_every_other_penalty(
     server_config: dict[str, Any], mode: dict[str, Any], why: str, fields: dict[str, Any]
 ) -> None:
     (name,) = fields
@@ -159,7 +159,7 @@ def test_modes_that_are_not_covered_refuse_every_other_penalty(
         ({"grammar_backend": "llguidance"}, "--grammar-backend llguidance"),
     ],
 )
-def test_modes_that_are_not_covered_refuse_proper_tokens(
+def test_unsupported_modes_refuse_proper_tokens(
     server_config: dict[str, Any], mode: dict[str, Any], why: str
 ) -> None:
     server_config |= {"skip_tokenizer_init": False, **mode}

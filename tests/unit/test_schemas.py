@@ -108,7 +108,7 @@ def test_the_json_schema_test_suite() -> None:
         ({"enum": 5, "type": "object"}, "enum", "#"),
     ],
 )
-def test_what_is_not_enforced_is_refused_by_name(schema: Any, name: str, place: str) -> None:
+def test_unenforced_keywords_are_refused_by_name(schema: Any, name: str, place: str) -> None:
     with pytest.raises(RuntimeError, match=re.escape(name)) as caught:
         grammar(schema)
     assert f"{place}" in str(caught.value)
@@ -142,7 +142,9 @@ def test_what_is_not_enforced_is_refused_by_name(schema: Any, name: str, place: 
         (True, ["1", "[]"], []),
     ],
 )
-def test_what_is_served(schema: Any, valid: list[str], invalid: list[str]) -> None:
+def test_served_schemas_allow_only_valid_texts(
+    schema: Any, valid: list[str], invalid: list[str]
+) -> None:
     found = grammar(schema)
     assert all(accepts(found, text) for text in valid)
     assert not any(accepts(found, text) for text in invalid)
@@ -191,7 +193,7 @@ def compiler() -> xgrammar.GrammarCompiler:
 @pytest.mark.parametrize(
     "text", [b"\xc0\x80", b"\xc0\xa2", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\xa2"]
 )
-def test_bytes_that_are_no_character_are_no_string(text: bytes) -> None:
+def test_invalid_utf8_is_not_a_string(text: bytes) -> None:
     """They would be shown as several replacement characters, more than `maxLength` allows."""
     bytewise = [bytes([byte]) for byte in range(256)]
     info = xgrammar.TokenizerInfo(bytewise, vocab_size=256, stop_token_ids=[0])
@@ -304,7 +306,7 @@ def test_every_text_that_is_written_is_valid(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_patterns_mean_what_they_mean_elsewhere(seed: int) -> None:
+def test_patterns_match_as_in_other_engines(seed: int) -> None:
     rng = random.Random(seed)
 
     def pattern(depth: int) -> str:

@@ -128,7 +128,7 @@ def test_split_mode(arguments: str, mode: str) -> None:
 
 
 class Calls:
-    """What scripts/test does, instead of doing it."""
+    """The steps of scripts/test, without running them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.set_up: dict[str, bool] = {}
@@ -422,7 +422,7 @@ def unsupervised(command: list[str], *, env: dict[str, str], cwd: Path) -> int:
     return subprocess.run(command, env=env, cwd=cwd, check=False).returncode
 
 
-def test_root_installs_what_is_missing_once(
+def test_root_installs_missing_packages_once(
     debian: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wanted = [tools.Tools("", (name,), (("tool", "users"),)) for name in ("absent", "b", "c")]
@@ -478,7 +478,7 @@ def test_a_failure_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "sglang-lz: no network.\n"
 
 
-def test_what_numba_compiled_of_an_installed_package_goes_with_its_sources(tmp_path: Path) -> None:
+def test_numba_caches_of_a_package_are_removed_when_sources_change(tmp_path: Path) -> None:
     """Numba looks at the time of a function's own file."""
     names = ("compiled.py", "fields/lz.py", "penalty/window.py", "penalty/kernels/cpu.py")
     compiled, others = [tmp_path / name for name in names], [tmp_path / "server/launch.py"]
@@ -584,7 +584,7 @@ def test_the_child_ends_when_the_script_is_killed() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_a_child_leaves_behind_is_ended() -> None:
+def test_leftover_processes_of_a_child_are_ended() -> None:
     supervisor, pids = start(then="sys.exit(7)")
     assert supervisor.wait(timeout=PATIENCE_SECONDS) == 7
     assert [pid for pid in pids if running(pid)] == []

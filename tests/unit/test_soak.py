@@ -46,7 +46,7 @@ def stream(*outputs: list[int], deltas: bool) -> Answer:
     return Answer("c", "w", STREAM, REQUEST, {}, content, deltas)
 
 
-def test_a_logprob_that_is_not_its_row_s_is_a_failure() -> None:
+def test_a_logprob_that_differs_from_its_row_is_a_failure() -> None:
     answer = stream([7], [8], deltas=True)
     changed = answer.content.replace(b"[-1.0, 8, null]]", b"[-1.5, 8, null]]", 1)
     (verdict,) = check(Answer(*("c", "w", STREAM, REQUEST, {}), changed, True))
@@ -99,7 +99,7 @@ def send(driver: Driver, how: str, status: int, reason: str = "") -> list[str]:
     return [error["reason"] for error in driver.log.wrong]
 
 
-def test_what_should_not_happen_is_an_error(driven: tuple[Driver, list[Answer]]) -> None:
+def test_unexpected_events_are_errors(driven: tuple[Driver, list[Answer]]) -> None:
     driver, answers = driven
     assert send(driver, ANSWER, 200) == []
     assert [answer.content for answer in answers] == [b'{"all": "well"}']

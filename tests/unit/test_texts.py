@@ -57,7 +57,7 @@ def test_long_texts_are_tokenized_in_another_thread(length: int, is_apart: bool)
     assert (threads != [threading.main_thread()]) == is_apart
 
 
-def test_a_text_that_no_context_holds_is_refused(tokenizer: Any) -> None:
+def test_a_text_longer_than_any_context_is_refused(tokenizer: Any) -> None:
     most = CHARACTERS_PER_TOKEN * CONTEXT
     assert encoded(tokenizer, ["x" * most])["input_ids"][0]
     with pytest.raises(

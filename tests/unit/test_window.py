@@ -143,7 +143,7 @@ def test_a_row_given_to_another_request_forgets_its_history() -> None:
     assert_view(state, 0, [2, 0, 2, 0], (8, 8, 0))
 
 
-def test_the_bytes_of_a_row_are_what_it_takes() -> None:
+def test_bytes_of_row_is_the_allocated_size() -> None:
     state = WindowState(3, CAPACITY, "cpu")
     tensors = (state.tokens, state.run, state.params, state.cover)
     taken = sum(tensor.nbytes for tensor in tensors)

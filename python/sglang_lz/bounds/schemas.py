@@ -404,7 +404,7 @@ class _Checked:
         return found and (not both or self._is_foreign(other, one))
 
     def _plain(self, schema: Any) -> Any:
-        """What a `$ref` or an `allOf` of one stands for."""
+        """The schema behind a `$ref`, or in an `allOf` of one."""
         for _ in range(8):
             if isinstance(schema, dict) and "$ref" in schema:
                 schema = self._target(schema)

@@ -141,7 +141,7 @@ Writes  nothing itself.""",
   python -m sglang.launch_server --help     the server's own arguments""",
     ),
     "loops": (
-        "tell whether past outputs loop, and what to set against it",
+        "find loops in past outputs and suggest a setting",
         """\
 Look for loops in past outputs, by the definition of the request field repetition_detection, and say
 how many outputs hold one or end in one, how many tokens they took, and which setting to try.

@@ -24,7 +24,7 @@ UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 
 EXPORT_AGAIN = "; export it again with `sglang-lz export`"
-"""What to do about a patch file that is not as `export` writes it."""
+"""Advice for a patch file that differs from what `export` writes."""
 
 _NAME = re.compile(r"[a-z0-9-]+/[a-z0-9-]+\.patch")
 _INDEX = re.compile(rb"index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100(?:644|755)")

@@ -20,7 +20,7 @@ SEAL = "sglang_lz/seal.json"
 
 @dataclass(frozen=True)
 class Seal:
-    """What was built, and from what.
+    """The build, and its inputs.
 
     ``version`` is the distribution's version (0.5.23+lz1), ``upstream`` is the release that it is
     built from, and ``package`` is the version of sglang_lz. ``groups`` and ``patches`` are what was

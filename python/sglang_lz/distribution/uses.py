@@ -28,7 +28,7 @@ SERVING = "sglang/srt/"
 
 @dataclass
 class Uses:
-    """What our files use: imports, attributes, and how they call what they import.
+    """The names that our files use: imports, attributes and calls.
 
     Attributes that our own files define may be ours, and attributes of other packages' modules are
     not upstream's, so both are ignored.

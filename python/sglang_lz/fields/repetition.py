@@ -100,7 +100,7 @@ KEYS = ("max_pattern_size", "min_pattern_size", "min_count")
 register_names((FIELD,))
 
 RECOMMENDED_FIELD: Mapping[str, Any] = MappingProxyType({"max_pattern_size": 512, "min_count": 20})
-"""What the documentation recommends (docs/PENALTIES.md), as a request spells it."""
+"""The recommended setting (docs/PENALTIES.md), as in a request."""
 RECOMMENDED = RepetitionDetection(**RECOMMENDED_FIELD)
 
 

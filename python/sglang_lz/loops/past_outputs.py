@@ -89,7 +89,7 @@ _GAP = "..."
 
 
 class LoopsError(ValueError):
-    """What is wrong, as a sentence; for a file it names the line."""
+    """An error in the input, as a sentence; for a file it names the line."""
 
 
 @dataclass(frozen=True)

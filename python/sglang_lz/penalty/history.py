@@ -99,7 +99,7 @@ class HistorySize(NamedTuple):
 
 
 class HistoryNeed(NamedTuple):
-    """What a request needs from a `HistoryRoom`.
+    """The need of a request in a `HistoryRoom`.
 
     Attributes:
         words: its memory in words of 4 bytes; 0 without a history.

@@ -100,7 +100,7 @@ class RowHistory(NamedTuple):
         return HistorySize(tokens, max(periods, seen) + SPARE, periods, ids)
 
     def need(self, room: HistoryRoom) -> HistoryNeed:
-        """What it needs from a room: at least one word."""
+        """Its need in a room: at least one word."""
         return HistoryNeed(max(self.size(room.vocab_size).words(room.nodes), 1), self.breakers)
 
 

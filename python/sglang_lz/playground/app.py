@@ -86,7 +86,7 @@ HEADERS = {
 
 
 class BadRequest(ValueError):
-    """What the page sent cannot be done; the message names field, value and range."""
+    """A request of the page is invalid; the message names field, value and range."""
 
 
 def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:

@@ -26,7 +26,7 @@ class UpstreamError(Exception):
 
 @dataclass(frozen=True)
 class About:
-    """What the page needs to know about the server.
+    """Facts about the server that the page needs.
 
     Attributes:
         model: the model's served name.
@@ -73,7 +73,7 @@ class Upstream:
         await self._client.aclose()
 
     async def about(self, *, is_fresh: bool = False) -> About:
-        """What the server is.
+        """Return facts about the server.
 
         Args:
             is_fresh: ask again, because it may have been replaced.

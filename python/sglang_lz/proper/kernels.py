@@ -62,7 +62,7 @@ LENGTH = 256
 IN_LANGUAGE, IN_PRETOKENIZER, COMBINING, MARK, STARTER, SPELT = 0, 1, 2, 3, 4, 5
 IN_ONE, IN_BYTES = 1, 2
 """How BPE with byte fallback spells a character: never in the tokens of its bytes, of which it has
-several, because it has a token; or only in those, which no merge joins to anything."""
+several, because it has a token; or only in those, which never merge."""
 
 
 class Pushdown(NamedTuple):
@@ -246,7 +246,7 @@ def grown(memo: Memo) -> Memo:
 
 
 def no_pushdown() -> Pushdown:
-    """What takes the place of a pushdown automaton where the language is regular."""
+    """An empty pushdown automaton, for regular languages."""
     return Pushdown(
         table=np.zeros((1, 1), np.int32),
         can=np.zeros((1, 1), np.uint64),

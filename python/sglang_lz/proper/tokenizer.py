@@ -5,7 +5,7 @@ therefore either modelled exactly or refused with a reason.
 
 There are two kinds of BPE. Byte-level BPE merges bytes. BPE with byte fallback, as SentencePiece
 trains it, merges characters. It spells a space as `SPACE`. A character that has no token becomes
-the tokens of its UTF-8 bytes, which no merge joins. So a token of a byte stands only within the
+the tokens of its UTF-8 bytes, which never merge. So a token of a byte occurs only within the
 complete spelling of such a character. A text with a literal `SPACE` has the tokens of the text with
 a space, and they spell the latter, so no proper sequence spells the former. Some of these
 tokenizers put a space before a text. An output continues a text, so that space is left out here.

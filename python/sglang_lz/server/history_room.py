@@ -119,7 +119,7 @@ def takes_room(req: Req, room: HistoryRoom) -> bool:
 
 
 def used(room: HistoryRoom) -> RoomUse:
-    """What the requests use that still hold room; the others are forgotten."""
+    """The room of the requests that still hold some; the others are forgotten."""
     room.holders = {key: one for key, one in room.holders.items() if holds(one[0])}
     use = RoomUse()
     for _, need in room.holders.values():

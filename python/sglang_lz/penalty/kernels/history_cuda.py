@@ -351,7 +351,7 @@ def penalise(
                     WIDTH=BLOCK, IS_INNER=False, LOWERS=LOWERS,
                 )  # fmt: skip
                 start += BLOCK
-        # What other threads noted, and lowered before, is read from here on.
+        # From here on, the notes and lowered logits of other threads are read.
         tl.debug_barrier()
         if LOWERS:
             _forget(ids_ptr + stops, whitelisted, vocab_size, forbidden_ptr)
@@ -414,7 +414,7 @@ def penalise(
         missing = position + 1 - tl.load(numbers_ptr + FIRST_OUTPUT)
         is_short = missing < tl.load(numbers_ptr + MIN_NEW_TOKENS)
         if is_short:
-            # What a whitelist freed may stop the request.
+            # A token freed by the whitelist may be one that stops the request.
             tl.debug_barrier()
             for start in range(0, stops, BLOCK):
                 i = start + lane
