@@ -408,66 +408,40 @@ def resigned(change: Callable[[Release], None]) -> Callable[[Release], None]:
     return both
 
 
-SBOM = f"{CPU}.cdx.json"
+SBOM, SUMS, SIGNATURE, MADE = f"{CPU}.cdx.json", *sorted(SIGNED), "provenance.json"
+NOT_SIGNED = f"{SIGNATURE} does not sign {SUMS} with this key"
+UNLISTED = f"{CPU} is not in {SUMS}"
 TAMPERED: dict[str, tuple[Callable[[Release], None], str, str]] = {
     "wheel": (append(CPU), "sha256", f"{CPU} has the sha256 "),
-    "unlisted": (
-        lambda release: sign(release, CPU, "another.whl"),
-        "sha256",
-        f"{CPU} is not in SHA256SUMS",
-    ),
+    "unlisted": (lambda release: sign(release, CPU, "another.whl"), "sha256", UNLISTED),
     "SBOM": (append(SBOM), "SBOM", f"{SBOM} has the sha256 "),
     "no SBOM": (remove(SBOM), "SBOM", f"{SBOM} cannot be read (No such file"),
-    "provenance": (append("provenance.json"), "provenance", "provenance.json has the sha256 "),
-    "no provenance": (remove("provenance.json"), "provenance", "provenance.json cannot be read"),
-    "sums": (append("SHA256SUMS"), "signature", "SHA256SUMS.minisig does not sign SHA256SUMS"),
-    "signature": (
-        edit("SHA256SUMS.minisig", "\nRU", "\nRV"),
-        "signature",
-        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (unsupported signature",
-    ),
-    "signed comment": (
-        edit("SHA256SUMS.minisig", "0.5.23+lz1", "0.5.24+lz1"),
-        "signature",
-        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (signature verification",
-    ),
-    "legacy signature of what was hashed": (
-        legacy,
-        "signature",
-        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (legacy signature",
-    ),
-    "more behind the signature": (
-        append_lines("SHA256SUMS.minisig"),
-        "signature",
-        "SHA256SUMS.minisig does not sign SHA256SUMS with this key (invalid number",
-    ),
     "huge SBOM": (huge(SBOM), "SBOM", f"{SBOM} cannot be read (larger than"),
     "SBOM that is a pipe": (pipe(SBOM), "SBOM", f"{SBOM} cannot be read (not a regular file"),
+    "provenance": (append(MADE), "provenance", f"{MADE} has the sha256 "),
+    "no provenance": (remove(MADE), "provenance", f"{MADE} cannot be read"),
+    "sums": (append(SUMS), "signature", NOT_SIGNED),
+    "signature": (edit(SIGNATURE, "\nRU", "\nRV"), "signature", "(unsupported signature"),
+    "comment": (edit(SIGNATURE, "+lz1", "+lz2"), "signature", "(signature verification"),
+    "legacy signature": (legacy, "signature", f"{NOT_SIGNED} (legacy signature"),
+    "more behind": (append_lines(SIGNATURE), "signature", f"{NOT_SIGNED} (invalid number"),
     "signed SBOM of another": (
         resigned(lambda r: shutil.copy(r.folder / f"{CUDA}.cdx.json", r.folder / SBOM) and None),
-        "SBOM",
-        f"{SBOM} describes another file than {CPU}",
+        *("SBOM", f"{SBOM} describes another file than {CPU}"),
     ),
     "signed SBOM of none": (
         resigned(edit(SBOM, '"component"', '"thing"')),
-        "SBOM",
-        f"{SBOM} describes no file",
+        *("SBOM", f"{SBOM} describes no file"),
     ),
     "signed provenance of another": (
-        resigned(edit("provenance.json", CPU, "another.whl")),
-        "provenance",
-        f"provenance.json does not name {CPU}",
+        resigned(edit(MADE, CPU, "another.whl")),
+        *("provenance", f"{MADE} does not name {CPU}"),
     ),
     "signed provenance of none": (
-        resigned(edit("provenance.json", '"subject"', '"object"')),
-        "provenance",
-        "provenance.json does not say what was made",
+        resigned(edit(MADE, '"subject"', '"object"')),
+        *("provenance", f"{MADE} does not say what was made"),
     ),
-    "signed wheel of another name": (
-        resigned(other_wheel),
-        "file name",
-        f"{CPU}, should be {CUDA}",
-    ),
+    "signed wheel of another name": (resigned(other_wheel), "file name", f"should be {CUDA}"),
 }
 
 
