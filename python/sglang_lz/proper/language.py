@@ -733,7 +733,7 @@ def _check_calls(
     for state, rule, to in calls:
         if to >= 0 and state in below[rule]:
             raise Unsupported(
-                f"its rule {names[rule - 1]} is indirectly left-recursive; "
+                f"its rule {names[rule - 1]} calls itself at its beginning by way of other rules; "
                 "write that rule so that a character comes first"
             )
 
