@@ -32,7 +32,7 @@ from packaging.utils import canonicalize_name
 
 from _environment import SetupError
 from sglang_lz.distribution.lock import NAME, Lock, WheelPin
-from sglang_lz.distribution.seal import SEAL, Seal
+from sglang_lz.distribution.seal import Seal
 from sglang_lz.distribution.sources import PACKED_PATCHES
 from sglang_lz.distribution.wheelfile import Wheel
 
@@ -45,7 +45,7 @@ LOCKED = re.compile(r"([\w.-]+)==([\w.+!-]+)(?=[ \\]|$)")
 def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
     """Return the SBOM of a wheel that was built from the pin of a lock, at the commit's time."""
     with Wheel(wheel) as opened:
-        seal = Seal.parse(opened.read(SEAL) or b"")
+        seal = Seal.read(opened.read)
         metadata = opened.read(f"{opened.dist_info}/METADATA") or b""
     upstream = _package(NAME, lock.version, pin.filename, pin.sha256)
     component = _ours(wheel)

@@ -43,6 +43,7 @@ AUDIT = [
     *("tool", "run", "--quiet", "pip-audit==2.10.1", "--strict", "--disable-pip", "--no-deps"),
     *("--progress-spinner", "off", *(word for lock in AUDITED for word in ("--requirement", lock))),
 ]
+BUMP_NEEDS = ("--with", "ruff", "--with", "griffelib", "--with", "pip")
 # The documents and the deployment files do not cover the new release yet.
 QUICK = (
     *("quick", "-m", "not (full or gpu)", "--ignore=tests/unit/test_documents.py"),
@@ -87,7 +88,8 @@ def run(title: str, command: list[str], cwd: Path = ROOT, **environ: str) -> Ste
 
 def look_at(version: str, folder: Path) -> Iterator[Step]:
     """Carry the patches to a release, in a clone in `folder`; if all can be, build and test it."""
-    bump = [sys.executable, "-m", "sglang_lz", "bump", version]
+    uv = [str(UV / "bin" / "uv"), "run", "--quiet", "--no-project", "--python", sys.executable]
+    bump = [*uv, *BUMP_NEEDS, "python", "-m", "sglang_lz", "bump", version]
     title = f"how the patches would be carried to {version}"
     carried = run(title, [*bump, "--dry-run"], PYTHONPATH=str(ROOT / "python"))
     yield carried

@@ -59,7 +59,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.parent.mkdir(parents=True, exist_ok=True)
             patch.write_bytes(git(tree, "format-patch", "-1", "--stdout", *FORMAT.split()).encode())
     shutil.rmtree(tree)
-    (world.patches / "series").write_text("# The order matters.\n\n" + "\n".join(EDITS) + "\n")
+    (world.patches / "series").write_text("\n".join(EDITS) + "\n")
     write_lock(world.patches / "upstream.lock", world.wheel)
     (world.patches / "judged").write_text("algorithm NGRAM\nargument model_path\n")
     world.site(world.wheel, "installed")

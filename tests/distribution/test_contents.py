@@ -1,4 +1,4 @@
-"""Files of our package in each flavour: in the small world, and in the real package."""
+"""Which files of our package each flavour carries, in the small world and in the real package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from distribution.world import SOURCE, World
+from distribution.world import World
 from releases import PATCHES
 from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
@@ -33,22 +33,7 @@ def test_cuda_leaves_out_the_reasoner_and_the_cpu_flavour(world: World) -> None:
     assert both | cpu_only <= package_names(world.build("--flavour", "cpu"))
 
 
-def test_apply_leaves_it_out_too(world: World) -> None:
-    site = world.site()
-    world.ok("apply", site)
-    assert (site / "sglang_lz/demo/model").is_dir()
-    assert not (site / "sglang_lz/demo/reasoner").exists()
-    assert not (site / "sglang_lz/cpu").exists()
-    world.ok("doctor", path=site)
-
-
-def test_the_cpu_flavour_has_the_modules_its_patches_call(world: World) -> None:
-    site = world.site()
-    world.ok("apply", site, "--groups", "cpu")
-    assert (site / "sglang_lz/cpu/requirements.txt").exists()
-
-
-def test_an_installed_cuda_wheel_rebuilds_itself_but_no_cpu_wheel(world: World) -> None:
+def test_an_installed_wheel_makes_itself_and_no_cpu_wheel(world: World) -> None:
     wheel = world.build()
     site = world.site(wheel)
     world.ok("doctor", path=site)
@@ -56,11 +41,6 @@ def test_an_installed_cuda_wheel_rebuilds_itself_but_no_cpu_wheel(world: World) 
     assert (world.root / "again" / wheel.name).read_bytes() == wheel.read_bytes()
     sentence = world.fails("build", "--wheel", world.wheel, "--flavour", "cpu", path=site)
     assert "the CPU flavour is built from a whole checkout" in sentence
-
-
-@pytest.mark.parametrize("path", NOT_FOR_CUDA)
-def test_paths_that_are_left_out_exist(path: str) -> None:
-    assert (SOURCE / path).exists()
 
 
 def imported(name: str, text: bytes) -> Iterator[str]:
@@ -90,7 +70,7 @@ def uses_of_left_out(flavour: str) -> set[str]:
     return {name for name, text in named.items() if left_out.search(text)}
 
 
-def test_cuda_imports_nothing_that_is_left_out() -> None:
+def test_nothing_in_cuda_uses_what_is_left_out() -> None:
     assert "cpu/environment.patch" in uses_of_left_out("cpu")
     assert uses_of_left_out("cuda") == set()
     files = package_files("cuda", FLAVOUR_GROUPS["cuda"])

@@ -64,12 +64,8 @@ def rival(root: Path) -> None:
 DAMAGE = {
     "no seal": (remove(SEAL), "seal", "this is a stock sglang"),
     "no json": (lambda root: (root / SEAL).write_text("{"), "seal", "cannot be read"),
-    "other json": (lambda root: (root / SEAL).write_text("[]"), "seal", "cannot be read"),
     "patched file edited": (append("sglang/sampler.py", "#\n"), "files", "sglang/sampler.py was"),
-    "patched file gone": (remove("sglang/server.py"), "files", "sglang/server.py is missing"),
-    "own file edited": (append("sglang_lz/__main__.py", "#\n"), "files", "__main__.py was"),
     "stand-in edited": (append("sgl_kernel/__init__.py", "#\n"), "files", "sgl_kernel/__init__"),
-    "patch edited": (append(f"{PATCHES}/cpu/stand-in.patch", "\n"), "files", "stand-in.patch was"),
     "patch gone": (remove(f"{PATCHES}/cpu/stand-in.patch"), "patches", "stand-in.patch is missing"),
     "resealed": (unseal("sglang/sampler.py"), "patches", "sampler.py is not what the patches make"),
     "other series": (
@@ -81,11 +77,6 @@ DAMAGE = {
         replace("sglang-*.dist-info/METADATA", "Version: 0.5.23+lz1", "Version: 0.5.23+lz2"),
         "version",
         "METADATA says 0.5.23+lz2.cpu, the seal 0.5.23+lz1.cpu",
-    ),
-    "not our version": (
-        lambda root: edit_seal(root, version="0.5.23"),
-        "version",
-        "METADATA says 0.5.23+lz1.cpu, the seal 0.5.23",
     ),
     "other package": (
         lambda root: edit_seal(root, package="9.9"),
@@ -120,33 +111,11 @@ def failures(world: World, *args: object, **options: Path) -> dict[str, str]:
     return dict(failed)
 
 
-def test_whole(world: World, site: Path) -> None:
-    out = world.ok("doctor", path=site)
-    names = [line[6:].split(":")[0] for line in out.splitlines()]
-    assert names == [
-        "sglang",
-        "seal",
-        "version",
-        "files",
-        "package",
-        "patches",
-        "sglang_lz",
-        "sgl_kernel",
-        "rival kernel packages",
-    ]
-
-
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage(world: World, site: Path, damage: str) -> None:
     change, check, words = DAMAGE[damage]
     change(site)
     assert words in failures(world, path=site)[check]
-
-
-def test_sealing_again_hides_no_other_damage(world: World, site: Path) -> None:
-    """The seal is no signature; but only the one check fails, so the others are not noise."""
-    unseal("sglang/sampler.py")(site)
-    assert set(failures(world, path=site)) == {"patches"}
 
 
 def test_rival_kernel_package(world: World, site: Path) -> None:
@@ -160,24 +129,12 @@ def test_second_sglang_lz(world: World, site: Path) -> None:
     assert "not from" in failures(world)["sglang_lz"]
 
 
-def test_shadowed_kernel(world: World, site: Path) -> None:
-    (world.root / "shadow" / "sgl_kernel").mkdir(parents=True)
-    (world.root / "shadow" / "sgl_kernel" / "__init__.py").write_text("")
-    world.env["PYTHONPATH"] = f"{world.root / 'shadow'}:{site}"
-    assert "not from" in failures(world)["sgl_kernel"]
-
-
 def test_the_installed_wheel_is_whole() -> None:
     """The real one, as a server finds it at its start; what there is to import takes seconds."""
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     sglang = importlib.util.module_from_spec(spec)
     assert seal.verify_imported(sglang) == []
-
-
-def test_stock_sglang(world: World) -> None:
-    world.env["PYTHONPATH"] = f"{world.package.parent}:{world.site()}"
-    assert "stock sglang" in failures(world)["seal"]
 
 
 def test_nothing_is_imported(world: World, site: Path) -> None:
@@ -192,14 +149,7 @@ def test_wheel_whole(world: World, flavour: str) -> None:
     out = world.ok("doctor", "--wheel", world.build("--flavour", flavour))
     names = [line[6:].split(":")[0] for line in out.splitlines()]
     assert names == [
-        "wheel",
-        "seal",
-        "RECORD",
-        "version",
-        "files",
-        "package",
-        "patches",
-        "file name",
+        *("wheel", "seal", "version", "files", "package", "patches", "RECORD", "file name"),
     ]
 
 
@@ -237,16 +187,8 @@ def test_wheel_renamed(world: World) -> None:
     assert set(failures(world, "--wheel", other)) == {"file name"}
 
 
-def test_wheel_of_upstream(world: World) -> None:
-    assert "stock sglang" in failures(world, "--wheel", world.wheel)["seal"]
-
-
-def test_unreadable_wheel(world: World) -> None:
-    assert "not a readable wheel" in failures(world, "--wheel", world.root / "none.whl")["wheel"]
-
-
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's own check: the same findings, for the sglang that is imported."""
+    """What the server calls: the same findings, for the sglang that is imported."""
     from sglang_lz.distribution import seal
 
     sglang = ModuleType("sglang")

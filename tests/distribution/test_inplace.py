@@ -31,7 +31,7 @@ def test_installed_there_and_back(world: World) -> None:
     assert not (site / "sglang_lz").exists()
 
 
-def test_record_matches_the_files(world: World) -> None:
+def test_record_tells_the_truth(world: World) -> None:
     site = world.site()
     world.ok("apply", site)
     with (site / INFO / "RECORD").open(newline="") as file:
@@ -49,20 +49,7 @@ def test_record_matches_the_files(world: World) -> None:
     assert done.stdout == b"0.5.23+lz1\n"
 
 
-def test_revert_runs_from_the_target_and_removes_bytecode(world: World) -> None:
-    """The package that runs is the one that goes, with the bytecode that Python put there."""
-    site = world.site()
-    before = snapshot(site)
-    world.ok("apply", site)
-    world.env["PYTHONDONTWRITEBYTECODE"] = ""
-    world.ok("doctor", path=site)
-    assert list((site / "sglang_lz").rglob("*.pyc"))
-    world.ok("revert", path=site)
-    assert snapshot(site) == before
-    assert not (site / "sglang_lz").exists()
-
-
-def test_there_and_back_with_numba_caches(world: World) -> None:
+def test_there_and_back_with_what_numba_compiled(world: World) -> None:
     site = world.site()
     before = snapshot(site, caches=True)
     (world.package / "compiled.py").write_text(
@@ -82,18 +69,6 @@ def test_there_and_back_with_numba_caches(world: World) -> None:
     assert not (site / "sglang_lz").exists()
 
 
-def test_a_folder_with_only_caches_is_not_a_package(world: World) -> None:
-    """As pip leaves it, and a server that compiled after `revert`."""
-    site = world.site()
-    cache = site / "sglang_lz" / "__pycache__"
-    cache.mkdir(parents=True)
-    (cache / "kernels._step-96.py311.nbi").write_bytes(b"")
-    world.ok("apply", site)
-    world.ok("doctor", path=site)
-    world.ok("revert", site)
-    assert not (site / "sglang_lz").exists()
-
-
 def test_checkout_there_and_back(world: World) -> None:
     tree = world.upstream_checkout()
     world.ok("apply", tree)
@@ -105,13 +80,6 @@ def test_checkout_there_and_back(world: World) -> None:
     world.ok("doctor", path=tree / "python")
     world.ok("revert", tree)
     assert git(tree, "status", "--porcelain") == ""
-
-
-def test_generated_version_of_a_checkout_is_left_alone(world: World) -> None:
-    tree = world.upstream_checkout()
-    (tree / "python" / "sglang" / "_version.py").write_text("__version__ = '0.5.24.dev3'\n")
-    world.ok("apply", tree)
-    assert "dev3" in (tree / "python" / "sglang" / "_version.py").read_text()
 
 
 def test_default_target_is_the_importable_one(world: World) -> None:
@@ -156,39 +124,15 @@ def test_half_applied(world: World, command: str) -> None:
     assert "restore sglang 0.5.23" in sentence
 
 
-def test_file_with_only_its_first_patch(world: World) -> None:
-    site = world.site()
-    text = patched(["sampling/call.patch"])["sglang/sampler.py"]
-    (site / "sglang" / "sampler.py").write_text(text)
-    assert "sglang/sampler.py is neither" in world.fails("apply", site)
-
-
-def test_missing_file(world: World) -> None:
-    site = world.site()
-    (site / "sglang" / "fields.py").unlink()
-    assert "sglang/fields.py is missing" in world.fails("apply", site)
-
-
 def test_apply_twice(world: World) -> None:
     site = world.site()
-    world.ok("apply", site)
-    assert "already has sglang 0.5.23+lz1" in world.fails("apply", site)
-    tree = world.upstream_checkout()
-    world.ok("apply", tree)
-    assert "already has a sglang_lz" in (sentence := world.fails("apply", tree))
-    assert "`sglang-lz revert` first" in sentence
-
-
-def test_foreign_sglang_lz_is_not_overwritten(world: World) -> None:
-    site = world.site()
+    assert "patched nothing here" in world.fails("revert", site)
     (site / "sglang_lz").mkdir()
     (site / "sglang_lz" / "notes.txt").write_text("mine")
-    assert "already has a sglang_lz" in (sentence := world.fails("apply", site))
-    assert f"move {site / 'sglang_lz' / 'notes.txt'} away first" in sentence
-
-
-def test_revert_without_apply(world: World) -> None:
-    assert "patched nothing here" in world.fails("revert", world.site())
+    assert f"move {site / 'sglang_lz' / 'notes.txt'} away first" in world.fails("apply", site)
+    (site / "sglang_lz" / "notes.txt").rename(world.root / "notes.txt")
+    world.ok("apply", site)
+    assert "`sglang-lz revert` first" in world.fails("apply", site)
 
 
 def test_revert_an_installed_wheel(world: World) -> None:
@@ -202,23 +146,6 @@ def test_revert_after_an_edit_of_the_package(world: World) -> None:
     world.ok("apply", site)
     (site / "sglang_lz" / "__init__.py").write_text("mine = 1\n")
     assert "sglang_lz/__init__.py was changed" in world.fails("revert", site)
-
-
-def test_revert_with_a_broken_seal(world: World) -> None:
-    site = world.site()
-    world.ok("apply", site)
-    (site / "sglang_lz" / "seal.json").write_text("{}")
-    assert "seal.json cannot be read" in world.fails("revert", site)
-
-
-def test_target_without_sglang(world: World) -> None:
-    assert "neither a site-packages" in world.fails("apply", world.root)
-
-
-def test_two_metadata_folders(world: World) -> None:
-    site = world.site()
-    (site / "sglang-0.5.22.dist-info").mkdir()
-    assert "uninstall sglang" in world.fails("apply", site)
 
 
 def test_failure_while_writing_rolls_back(world: World) -> None:
@@ -240,22 +167,6 @@ def test_failure_while_writing_rolls_back(world: World) -> None:
     sentence = world.fails("apply", site)
     assert "cannot be written (No space left on device)" in sentence
     assert not (site / "sglang_lz").exists()
-
-
-def test_stock_groups(world: World) -> None:
-    site = world.site()
-    world.ok("apply", site, "--groups", "cpu")
-    assert b"# ours" in (site / "sglang" / "kernel.py").read_bytes()
-    assert (site / "sglang" / "sampler.py").read_text() == SAMPLER
-    assert "stock" in world.ok("doctor", path=site)
-
-
-def test_site_inside_a_repository(world: World) -> None:
-    """A virtual environment is often an untracked folder of somebody's repository."""
-    git(world.root, "init", "-q")
-    site = world.site(name=".venv")
-    world.ok("apply", site)
-    assert (site / "sglang" / "sampler.py").read_text() == patched(LZ)["sglang/sampler.py"]
 
 
 def test_hard_links_of_an_installer_cache_are_not_written_through(world: World) -> None:

@@ -336,7 +336,7 @@ def test_whole(released: Release) -> None:
     status, said = released.verify(CPU, "provenance.json", CUDA, *SIGNED)
     assert status == 0, said
     names = [line[6:].split(":")[0] for line in said.splitlines()]
-    wheel = ["wheel", "seal", "RECORD", "version", "files", "package", "patches", "file name"]
+    wheel = ["wheel", "seal", "version", "files", "package", "patches", "RECORD", "file name"]
     file = ["sha256", "SBOM", "provenance", *wheel]
     assert names == ["signature", *file, "sha256", *file]
     head = git(released.world.checkout, "rev-parse", "HEAD").strip()

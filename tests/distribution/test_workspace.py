@@ -45,12 +45,6 @@ def test_checkout_is_one_commit_a_patch(world: World, tree: Path) -> None:
     assert git(tree, "show", "upstream:python/sglang/server.py") == UPSTREAM["sglang/server.py"]
 
 
-def test_export_gives_the_same_bytes(world: World, tree: Path) -> None:
-    before = snapshot(world.patches)
-    assert world.ok("export", "tree") == "0 files changed\n"
-    assert snapshot(world.patches) == before
-
-
 def test_who_and_when_and_how_do_not_matter(world: World, tree: Path, tmp_path: Path) -> None:
     """Another author, date, hash of the commit and git configuration give the same patches."""
     before = snapshot(world.patches)
@@ -77,7 +71,7 @@ def test_new_commit_becomes_a_patch(world: World, tree: Path) -> None:
     assert "Patch:" not in text
     assert "+new = 1\n" in text
     series = (world.patches / "series").read_text()
-    assert series == "# The order matters.\n\n" + "\n".join([*EDITS, "server/thing.patch"]) + "\n"
+    assert series == "\n".join([*EDITS, "server/thing.patch"]) + "\n"
     world.ok("check", "--wheel", world.wheel)
     world.ok("checkout", "--wheel", world.wheel, "again")
     assert git(world.root / "again", "log", "-1", "--format=%B").strip() == NEW.strip()
@@ -107,7 +101,7 @@ def test_dropped_and_reordered_commits(world: World, tree: Path) -> None:
         (NEW.replace("server/", "misc/"), "'misc' is not a group"),
     ],
 )
-def test_commit_that_is_not_a_patch(world: World, tree: Path, message: str, words: str) -> None:
+def test_commit_that_is_no_patch(world: World, tree: Path, message: str, words: str) -> None:
     commit(tree, message)
     assert words in world.fails("export", "tree")
 
@@ -117,12 +111,6 @@ def test_uncommitted_changes(world: World, tree: Path) -> None:
     assert "has uncommitted changes" in world.fails("export", "tree")
 
 
-def test_bytecode_is_not_a_change(world: World, tree: Path) -> None:
-    (tree / "python" / "sglang" / "__pycache__").mkdir()
-    (tree / "python" / "sglang" / "__pycache__" / "fields.pyc").write_text("")
-    world.ok("export", "tree")
-
-
 def test_merge(world: World, tree: Path) -> None:
     git(tree, "checkout", "-q", "-b", "side", "upstream")
     commit(tree, NEW, file="kernel.py")
@@ -130,20 +118,11 @@ def test_merge(world: World, tree: Path) -> None:
     assert "is a merge" in world.fails("export", "tree")
 
 
-def test_new_file_is_not_a_patch(world: World, tree: Path) -> None:
+def test_new_file_is_no_patch(world: World, tree: Path) -> None:
     (tree / "python" / "sglang" / "new.py").write_text("x = 1\n")
     git(tree, "add", "-A")
     git(tree, "commit", "-qF-", stdin=NEW)
-    assert "is not just modified" in world.fails("export", "tree")
-
-
-def test_export_of_any_folder(world: World) -> None:
-    git(world.root, "init", "-q")
-    assert "not a work tree made by" in world.fails("export", world.patches)
-
-
-def test_checkout_into_a_full_folder(world: World) -> None:
-    assert "is not empty" in world.fails("checkout", "--wheel", world.wheel, world.patches)
+    assert "does not just modify" in world.fails("export", "tree")
 
 
 def test_a_checkout_that_fails_leaves_no_folder(world: World) -> None:
@@ -153,37 +132,19 @@ def test_a_checkout_that_fails_leaves_no_folder(world: World) -> None:
     assert not (world.root / "new").exists()
 
 
-def test_the_work_tree_needs_no_identity_of_the_users(world: World, tree: Path) -> None:
-    (tree / "python/sglang/fields.py").write_text("")
-    env = {**os.environ, "HOME": str(world.root), "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", "commit", "-qam", "Mine"], cwd=tree, env=env, check=True)
-
-
-def test_check_shows_the_whole_change(world: World) -> None:
-    out = world.ok("check", "--wheel", world.wheel)
-    assert "every patch fits exactly" in out
-    assert "4 files changed, 8 insertions(+), 1 deletion(-)" in out
-
-
-def test_check_finds_a_patch_that_export_would_change(world: World) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("Date: Thu, 20 Nov", "Date: Fri, 21 Nov"), ("@@ -8,6 +8,8 @@", "@@ -5,6 +5,8 @@")],
+)
+def test_check_finds_a_patch_that_export_writes_otherwise(
+    world: World, before: str, after: str
+) -> None:
     path = world.patches / "sampling/call.patch"
-    path.write_text(path.read_text().replace("Date: Thu, 20 Nov", "Date: Fri, 21 Nov"))
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
     done = world.run("check", "--wheel", world.wheel)
     assert done.returncode == 1
     assert "sampling/call.patch is not as export writes it" in done.stdout
-
-
-def test_check_finds_an_offset(world: World) -> None:
-    path = world.patches / "sampling/call.patch"
-    path.write_text(path.read_text().replace("@@ -8,6 +8,8 @@", "@@ -5,6 +5,8 @@"))
-    assert "applies only out of place" in world.fails("check", "--wheel", world.wheel)
-
-
-def test_check_lints_first(world: World) -> None:
-    (world.patches / "server" / "extra.patch").write_text("")
-    done = world.run("check", "--wheel", world.wheel)
-    assert done.returncode == 1
-    assert "extra.patch is not in series" in done.stdout
 
 
 @pytest.mark.parametrize("command", [("export", "tree"), ("bump", "0.5.24")])

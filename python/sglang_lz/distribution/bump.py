@@ -1,268 +1,245 @@
-"""`sglang-lz bump`: carries the patches from one upstream release to another and checks them."""
+"""`sglang-lz bump`: carries the patches to another upstream release with git, and checks them."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
+import ast
+import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from . import carry, workspace
-from .carry import Carried
+from . import workspace
 from .errors import DistError
-from .fetch import download, fetch, made, pin_version, sha256
-from .files import remove_empty, replace_all
-from .gitapply import transform
-from .lint import lint_patches
-from .lock import NAME, Lock, WheelPin
+from .fetch import Say, fetch, pin
+from .gitapply import git, run, transform
+from .lock import ARCHES, NAME, PYTHONS, Lock
 from .modes import JUDGED, judged, modes
-from .names import undefined
-from .patchset import SELECTIONS, PatchSet
-from .sources import (
-    LOCK,
-    PACKAGE,
-    checkout_patches_dir,
-    parse_release,
-    release,
-    release_dir,
-)
-from .uses import Release, Uses, missing
+from .patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
+from .sources import LOCK, PACKAGE, checkout_patches_dir, release, release_dir
 from .wheelfile import Wheel
+from .workspace import BASE, patch_names
 
-Say = Callable[[str], None]
-STATE, STATE_LOCK = ".git/sglang-lz-bump.json", ".git/sglang-lz-bump.lock"
-"""Files in the work tree from which `--continue` resumes."""
+FROM, FROM_BASE = "from", "from-upstream"
+"""The branches with the old release's commits, and with that release without them."""
+STATE_LOCK = ".git/sglang-lz.lock"
+"""The lock of the new release, in the work tree."""
 OURS = ("python/sglang_lz", "tests")
 """The folders that contain our code that uses upstream's."""
+MISSING = "bump needs ruff and griffelib; install scripts/requirements-test.txt and run again."
 
 
-@dataclass
-class State:
-    """The progress of carrying the patches.
+def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> int:
+    """Carry the patches to a release of upstream, in the folder ``tree``.
 
-    ``done`` maps each finished patch to how it was carried, and ``stopped`` is the patch that needs
-    manual work.
-    """
-
-    done: dict[str, str] = field(default_factory=dict)
-    stopped: str | None = None
-
-    def save(self, tree: Path) -> None:
-        """Write it into the work tree."""
-        (tree / STATE).write_text(json.dumps(dataclasses.asdict(self), indent=1), "utf-8")
-
-
-def dry_run(version: str, cache: Path, say: Say) -> int:
-    """Carry every patch that can be carried into a temporary work tree.
-
-    Prints a table and any other problems with the release. Changes nothing.
-
-    Returns:
-        0 if there are no problems, else 1.
-    """
-    lock = _lock_of_one(parse_release(version), cache, say)
-    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
-        tree = Path(folder) / "tree"
-        _make_tree(tree, lock, cache, say)
-        rows = []
-        for name, commit in carry.commits(tree):
-            rows.append(carry.carry(tree, name, commit))
-            if rows[-1].status == "conflict":
-                carry.abort(tree)
-        print("\n".join(map(str, rows)))
-        notes = [*_wrong(tree), *_to_do(lock, cache, say)]
-    counts = {row.status: sum(other.status == row.status for other in rows) for row in rows}
-    print(
-        f"\n{release()} to {version}: " + ", ".join(f"{n} {status}" for status, n in counts.items())
-    )
-    for note in notes:
-        print(note)
-    return 1 if notes or "conflict" in counts else 0
-
-
-def begin(version: str, tree: Path, cache: Path, say: Say) -> int:
-    """Carry the patches to release ``version`` in the new folder ``tree``.
+    Args:
+        version: the release.
+        tree: the work tree; new, or the folder in which an earlier run stopped.
+        how: None to begin; "--dry-run" to leave out patches with conflicts, and to write nothing;
+            "--continue" and "--skip" as for `git rebase`.
+        cache: the folder for downloaded wheels.
+        say: shows a line about what is done.
 
     Returns:
         0 if patches/``version`` has replaced the old folder, 1 if manual work is needed.
     """
     checkout_patches_dir()
-    if parse_release(version) == release():
+    if not re.fullmatch(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?", version):  # it names a folder
+        raise DistError(f"{version!r} is not a release of upstream, such as 0.5.23.")
+    if version == release():
         raise DistError(f"The patches are for {NAME} {version} already.")
-    lock = pin_version(version, cache, say)
-    _make_tree(tree, lock, cache, say)
-    (tree / STATE_LOCK).write_text(lock.dump(), "utf-8")
-    state = State()
-    state.save(tree)
-    return _go_on(tree, state, cache, say)
-
-
-def resume(version: str, tree: Path, skip: bool, cache: Path, say: Say) -> int:
-    """Continue after a conflict has been resolved by hand or, with ``skip``, without that patch.
-
-    Args:
-        version: the release, which must be the one the tree was made for.
-        tree: the folder in which `begin` stopped.
-        skip: whether to leave the patch out, because the release does not need it.
-        cache: the folder for downloaded wheels.
-        say: receives a line about each action.
-    """
-    if not (tree / STATE).exists() or workspace.release(tree) != version:
+    is_dry = how == "--dry-run"
+    if how in (None, "--dry-run"):
+        here = Lock.load(release_dir() / LOCK).select()
+        every = [(python, arch) for python in PYTHONS for arch in ARCHES]
+        lock = pin(version, [(here.python, here.arch)] if is_dry else every, cache, say)
+        _make_tree(tree, lock, cache, say)
+        stopped = _rebase(tree, "--onto", BASE, FROM_BASE)
+    elif not (tree / STATE_LOCK).exists() or workspace.release(tree) != version:
         raise DistError(f"{tree} is not where `sglang-lz bump {version}` stopped; name it: --tree.")
-    state = State(**json.loads((tree / STATE).read_text("utf-8")))
-    if state.stopped:
-        _settle(tree, state, state.stopped, skip)
-    elif skip:
-        raise DistError("No patch waits to be settled; leave --skip out.")
-    return _go_on(tree, state, cache, say)
-
-
-def _settle(tree: Path, state: State, name: str, skip: bool) -> None:
-    if skip:
-        if carry.in_progress(tree):
-            carry.run(tree, "cherry-pick", "--skip")
-    elif files := carry.unfinished(tree):
-        raise DistError(f"{files[0]} is not settled; edit it, and `git add` it in {tree}.")
-    elif carry.in_progress(tree):
-        carry.finish(tree)
-    if not skip and name not in carry.carried(tree):
-        raise DistError(f"{name} is in no commit of {tree}; leave it out with --skip.")
-    state.done[name] = "left out" if skip else "by hand"
-    state.stopped = None
-    state.save(tree)
-
-
-def _go_on(tree: Path, state: State, cache: Path, say: Say) -> int:
+    elif (tree / ".git/rebase-merge").exists():
+        stopped = _rebase(tree, how)
+    elif how == "--skip":
+        raise DistError("No patch waits to be settled; use --continue.")
+    else:
+        stopped = None
     lock = Lock.load(tree / STATE_LOCK)
-    for name, commit in carry.commits(tree):
-        if name in state.done:
-            continue
-        row = carry.carry(tree, name, commit)
-        print(row, flush=True)
-        if row.status == "conflict":
-            state.stopped = name
-            state.save(tree)
-            _tell_conflict(tree, row, lock.version)
+    again = f"sglang-lz bump {version} --tree {tree}"
+    conflicts = 0
+    while stopped:
+        print(stopped)
+        conflicts += 1
+        if not is_dry:
+            print(
+                f"Edit these files in {tree} so that they hold the change that the patch makes, "
+                f"and nothing else. Then\n  git -C {tree} add --all\n  {again} --continue\n"
+                f"or, if this release does not need the patch,\n  {again} --skip"
+            )
             return 1
-        state.done[name] = row.status
-        state.save(tree)
-    if wrong := list(_wrong(tree)):
-        print("\n".join(wrong))
-        print(
-            f"Nothing was written. Mend the commits in {tree} (git commit --amend, git rebase -i "
-            f"{workspace.BASE}), then\n  sglang-lz bump {lock.version} --continue --tree {tree}"
-        )
+        stopped = _rebase(tree, "--skip")
+    _tell(tree)
+    patches = workspace.export(tree)
+    with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
+        present = modes(wheel.names, wheel.read)
+    wrong = list(_undefined_names(tree, patches))
+    say("looking for what our code uses and the release does not have")
+    to_do = list(_to_do(tree, version, present))
+    print("\n".join([*wrong, *to_do]))
+    if is_dry:
+        return 1 if conflicts or wrong or to_do else 0
+    if wrong:
+        print(f"Nothing was written. Mend the commits in {tree}, then\n  {again} --continue")
         return 1
-    to_do = list(_to_do(lock, cache, say))
-    _write(tree, lock, cache, say)
-    print("\n".join(to_do))
-    print(
-        f"patches/{lock.version} is written{': see to the lines above' if to_do else ''}. Next:\n"
-        f"  sglang-lz check\n  scripts/test full"
-    )
+    kept = "".join(f"{mode}\n" for mode in judged(release_dir()) if mode in present)
+    workspace.write(patches, version, lock.dump().encode(), kept.encode())
+    print(f"patches/{version} is written. Next:\n  sglang-lz check\n  scripts/test full")
     return 0
 
 
-def _tell_conflict(tree: Path, row: Carried, version: str) -> None:
-    files = "".join(f"  {file}\n" for file in row.places)
-    print(
-        f"\n{row.name} conflicts in {tree}:\n{files}"
-        "Edit these files so that they hold the change that the patch makes, and nothing else. "
-        "Then\n"
-        f"  git -C {tree} add --all\n"
-        f"  sglang-lz bump {version} --continue --tree {tree}\n"
-        "or, where this release does not need the patch,\n"
-        f"  sglang-lz bump {version} --continue --tree {tree} --skip"
-    )
-
-
-def _lock_of_one(version: str, cache: Path, say: Say) -> Lock:
-    """A lock for the one wheel that is examined, of a release that may not be pinned yet."""
-    here = Lock.load(release_dir() / LOCK).select()
-    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
-        say(f"fetching {NAME} {version}")
-        file = download(version, here.python, here.arch, Path(folder))
-        pin = WheelPin(here.python, here.arch, file.name, sha256(file))
-        os.replace(file, cache / file.name)
-    return Lock(version, 1, (pin,))
-
-
 def _make_tree(tree: Path, lock: Lock, cache: Path, say: Say) -> None:
-    """Make an unpatched work tree of the release, with the old release's commits on a branch."""
-    old_lock = Lock.load(release_dir() / LOCK)
+    """Make a work tree of the release, with the old release's commits on the branch `patches`."""
+    old_lock, patches = Lock.load(release_dir() / LOCK), PatchSet.load(release_dir())
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         other = Path(folder) / "old"
-        patches = PatchSet.load(release_dir())
         for one, commits, place in ((old_lock, patches, other), (lock, PatchSet(()), tree)):
             with Wheel(fetch(one, one.select(), cache, say)) as wheel:
                 say(f"unpacking {NAME} {one.version}")
-                files = [name for name in wheel.names if name.endswith(".py")]
-                workspace.checkout(commits, files, wheel.read, one.version, place)
-        names = [f"{workspace.BASE}:{carry.FROM_UPSTREAM}", f"patches:{carry.FROM}"]
-        carry.run(tree, "fetch", "--quiet", "--no-tags", str(other), *names)
+                workspace.checkout(commits, wheel.python, wheel.read, one.version, place)
+        names = [f"{BASE}:{FROM_BASE}", f"patches:{FROM}"]
+        run(tree, "fetch", "--quiet", "--no-tags", str(other), *names)
+    run(tree, "config", "rerere.enabled", "true")  # a conflict is resolved by hand only once
+    run(tree, "config", "rerere.autoUpdate", "true")
+    run(tree, "reset", "--quiet", "--hard", FROM)
+    (tree / STATE_LOCK).write_text(lock.dump(), "utf-8")
 
 
-def _wrong(tree: Path) -> Iterator[str]:
-    """Yield the problems with the commits of a work tree, one line each."""
-    for file in carry.run(tree, "diff", "--name-only", workspace.BASE, "HEAD").splitlines():
-        before = carry.run(tree, "show", f"{workspace.BASE}:{file}")
-        try:
-            names = undefined((tree / file).read_text("utf-8")) - undefined(before)
-        except SyntaxError as error:
-            yield f"{file}: does not compile (line {error.lineno})"
-            continue
-        for name in sorted(names):
-            function, _, word = name.partition(": ")
-            yield f"{file}: {word} is not defined where {function} uses it"
-    patches = workspace.export(tree)
-    problems = lint_patches(patches)
-    yield from problems
-    for groups in () if problems else SELECTIONS:
-        selected = patches.select(groups)
-        transform(selected, _read_upstream(tree), workspace.release(tree))
+def _rebase(tree: Path, *how: str) -> str | None:
+    """Run `git rebase`; return the patch and the files of a conflict, None if it has finished."""
+    done = git(["-c", "core.editor=true", "rebase", *how], tree)
+    if done.returncode == 0:
+        return None
+    files = run(tree, "diff", "--name-only", "--diff-filter=U").split()
+    if not files:
+        raise DistError(f"`git rebase` failed in {tree} ({done.stderr.decode().strip()[-200:]}).")
+    (name,) = patch_names(run(tree, "log", "-1", "--format=%B", "REBASE_HEAD"))
+    return f"conflict  {name}  {' '.join(files)}"
 
 
-def _read_upstream(tree: Path) -> Callable[[str], bytes | None]:
-    return lambda path: carry.show(tree, workspace.BASE, path)
+def _tell(tree: Path) -> None:
+    """Print how many patches the new release gets, and the names of the others."""
+    old, new = (
+        patch_names(run(tree, "log", "--reverse", "--format=%B", commits))
+        for commits in (f"{FROM_BASE}..{FROM}", f"{BASE}..HEAD")
+    )
+    left_out = [name for name in old if name not in new]
+    print("\n".join([*(f"left out  {name}" for name in left_out), f"{len(new)} patches carried"]))
 
 
-def _to_do(lock: Lock, cache: Path, say: Say) -> Iterator[str]:
+def _undefined_names(tree: Path, patches: PatchSet) -> Iterator[str]:
+    """Yield the names that the patches use and nothing defines; DistError if a group fails."""
+
+    def read(path: str) -> bytes | None:
+        return _show(tree, BASE, path)
+
+    for groups in SELECTIONS:
+        transform(patches.select(groups), read, workspace.release(tree))
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
+        for path in patches.blobs:
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(read(path) or b"")
+        before, after = (
+            Counter(_ruff(root, list(patches.blobs)))
+            for root in (Path(folder), tree / UPSTREAM_PREFIX)
+        )
+    yield from sorted(after - before)
+
+
+def _ruff(root: Path, files: list[str]) -> list[str]:
+    """Return ruff's findings without their places: undefined names, and what does not compile."""
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero"]
+    command += ["--quiet", "--output-format=concise", "--select=F821,F823", *files]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DistError(MISSING)
+    return re.sub(r":\d+:\d+:", ":", done.stdout).splitlines()
+
+
+def _show(tree: Path, commit: str, path: str) -> bytes | None:
+    """Return a file in a commit, by its path below the wheel's root; None if it does not exist."""
+    result = git(["show", f"{commit}:{UPSTREAM_PREFIX}{path}"], tree)
+    return result.stdout if result.returncode == 0 else None
+
+
+def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
     """Yield the changes that the release requires in our code, one line each."""
-    say("looking for what our code uses and the release has not")
-    uses = Uses()
     root = PACKAGE.parent.parent
-    for folder in OURS:
-        for path in sorted((root / folder).rglob("*.py")):
-            uses.read(path.relative_to(root).as_posix(), path.read_text("utf-8"))
-    old_lock = Lock.load(release_dir() / LOCK)
-    with (
-        Wheel(fetch(lock, lock.select(), cache, say)) as wheel,
-        Wheel(fetch(old_lock, old_lock.select(), cache, say)) as old_wheel,
-    ):
-        here, there = Release(wheel.names, wheel.read), Release(old_wheel.names, old_wheel.read)
-        yield from (f"our code: {problem}" for problem in missing(uses, here, there))
-        known = set(judged(release_dir()))
-        for mode in modes(wheel.names, wheel.read):
-            if mode not in known:
-                yield f"{mode} is new: judge it, then add it to patches/{lock.version}/{JUDGED}"
+    sources = [path.read_text("utf-8") for of in OURS for path in (root / of).rglob("*.py")]
+    yield from (f"our code: {what}" for what in missing(sources, tree, FROM_BASE, BASE))
+    for mode in present:
+        if mode not in judged(release_dir()):
+            yield f"{mode} is new: judge it, then add it to patches/{version}/{JUDGED}"
 
 
-def _write(tree: Path, lock: Lock, cache: Path, say: Say) -> None:
-    """Replace the folder of the old release by patches/VERSION, atomically."""
-    old, patches = release_dir(), workspace.export(tree)
-    with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
-        present = set(modes(wheel.names, wheel.read))
-    files = {patch.name: patch.data for patch in patches.patches}
-    files["series"] = "".join(f"{patch.name}\n" for patch in patches.patches).encode()
-    files[LOCK] = lock.dump().encode()
-    kept = [mode for mode in judged(old) if mode in present]
-    files[JUDGED] = "".join(f"{mode}\n" for mode in kept).encode()
-    root = checkout_patches_dir()
-    changes: dict[str, bytes | None] = {
-        path.relative_to(root).as_posix(): None for path in old.rglob("*") if path.is_file()
+def missing(sources: list[str], tree: Path, old: str, new: str) -> Iterator[str]:
+    """Yield what our code uses of upstream that one commit has and another does not.
+
+    Args:
+        sources: our files.
+        tree: a repository of upstream's files.
+        old: the commit that has what our code uses.
+        new: the commit that may lack it.
+    """
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    imported = {
+        (node.module, alias.name)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == NAME
+        for alias in node.names
     }
-    replace_all(root, changes | {f"{lock.version}/{name}": data for name, data in files.items()})
-    remove_empty(old)
+    for module, name in sorted(imported):
+        before, after = (_parameters(tree, commit, module, name) for commit in (old, new))
+        if before is not None and after is None:
+            yield f"{module} has no {name}"
+        elif before is not None and after is not None:
+            gone = before.keys() - after.keys()
+            required = {key for key in after if after[key] and not before.get(key)}
+            if gone or required:
+                yield f"{module}.{name} has other parameters: {', '.join(sorted(gone | required))}"
+    command = ["grep", "-ohw", r"[[:alnum:]_]\+"]
+    words, left = (
+        set(
+            git([*command, commit, "--", f"{UPSTREAM_PREFIX}{NAME}/srt"], tree)
+            .stdout.decode()
+            .split()
+        )
+        for commit in (old, new)
+    )
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:  # names that our own files bind may be ours
+        if isinstance(getattr(node, "ctx", None), ast.Store) or hasattr(node, "name"):
+            read -= {getattr(node, key, None) for key in ("name", "id", "attr")}
+    for word in sorted(read & words - left):
+        yield f"nothing in the release has the name {word}, which our code reads"
+
+
+def _parameters(tree: Path, commit: str, module: str, name: str) -> dict[str, bool] | None:
+    """Return the parameters of a module's function or class, and whether each is required.
+
+    None if the module or the name does not exist, and {} if the name is something else.
+    """
+    try:
+        import griffe
+    except ImportError:
+        raise DistError(MISSING) from None
+    path = module.replace(".", "/")
+    if any(_show(tree, commit, f"{path}/{name}{end}") for end in (".py", "/__init__.py")):
+        return {}
+    code = _show(tree, commit, f"{path}.py") or _show(tree, commit, f"{path}/__init__.py")
+    if code is None:
+        return None
+    found = griffe.visit(module, filepath=Path(f"{path}.py"), code=code.decode()).members.get(name)
+    if found is None or found.is_alias or not hasattr(found, "parameters"):
+        return None if found is None else {}
+    return {parameter.name: parameter.required for parameter in found.parameters}

@@ -1,4 +1,4 @@
-"""The command line, ``sglang-lz`` or ``python -m sglang_lz``; the manual is in manual.py."""
+"""The command line, ``sglang-lz`` or ``python -m sglang_lz``."""
 
 from __future__ import annotations
 
@@ -6,45 +6,55 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import bump, doctor, inplace, workspace
+from . import doctor, inplace, workspace
 from .build import build
+from .bump import bump
 from .errors import DistError
 from .fetch import fetch, verify
-from .gitapply import transform
+from .gitapply import run, transform
 from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
-from .manual import MAIN, PAGES, STATUS
+from .modes import JUDGED
 from .patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
 from .serve import DEFAULT_SERVER, PLAYGROUND_PORT, serve
-from .sources import (
-    LOCK,
-    checkout_patches_dir,
-    default_cache,
-    release,
-    release_dir,
-)
+from .sources import LOCK, checkout_patches_dir, default_cache, release, release_dir
 from .verify import examine_files
 from .wheelfile import Wheel
 
+MAIN = """\
+SGLang with the LZ penalty: build, install, check and maintain the patched distribution.
+
+It needs git, and pip for what it downloads. It never imports sglang or torch."""
+STATUS = """\
+exit status:
+  0  done, or all is well
+  1  a check found something; each finding is a line of the output
+  2  it could not be done; one sentence on standard error says why and what to do next
+  130, 143  interrupted or terminated; nothing was changed"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status (see STATUS in manual.py)."""
+    """Run one command; return its exit status (see STATUS)."""
     parser = _parser()
     options, rest = parser.parse_known_args(argv)
     if options.command == "serve":
         options.arguments = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # unwind, so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
     try:
-        return int(COMMANDS[options.command](options))
+        return int(COMMANDS[options.command][0](options))
     except DistError as error:
         print(f"sglang-lz: {error}", file=sys.stderr)
+        return 2
+    except ImportError as error:
+        print(
+            f"sglang-lz: {options.command} needs what is not installed ({error}).", file=sys.stderr
+        )
         return 2
     except OSError as error:
         print(f"sglang-lz: {error.filename} cannot be used ({error.strerror}).", file=sys.stderr)
@@ -55,24 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    lock, pin = _pin(options)
-    wheel = build(
-        lock=lock,
-        pin=pin,
-        wheel=options.wheel,
-        groups=parse_groups(options.groups, options.flavour),
-        flavour=options.flavour,
-        out=options.out,
-        cache=options.cache,
-        say=_say,
-    )
-    print(wheel)
+    groups = parse_groups(options.groups, options.flavour)
+    upstream = _upstream(options)
+    print(build(*upstream, groups=groups, flavour=options.flavour, out=options.out, say=_say))
     return 0
 
 
 def _apply(options: argparse.Namespace) -> int:
-    groups = parse_groups(options.groups, "cuda")
-    root, seal = inplace.apply(options.target, _lock(), groups)
+    lock, groups = Lock.load(release_dir() / LOCK), parse_groups(options.groups, "cuda")
+    root, seal = inplace.apply(options.target, lock, groups)
     print(f"{root}: {NAME} {seal.version}, {len(seal.patches)} patches applied")
     return 0
 
@@ -84,129 +85,62 @@ def _revert(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    return _report(
-        doctor.examine_wheel(options.wheel) if options.wheel else doctor.examine_installed()
-    )
+    wheel = options.wheel
+    return _report(doctor.examine_wheel(wheel) if wheel else doctor.examine_installed())
 
 
 def _verify(options: argparse.Namespace) -> int:
     return _report(examine_files(options.files, options.public_key))
 
 
-def _lint(_: argparse.Namespace) -> int:
-    problems = lint(release_dir())
-    for problem in problems:
-        print(problem)
-    if not problems:
-        count = len(PatchSet.load(release_dir()).patches)
-        print(f"lint: {NAME} {release()}: {count} patches are well-formed")
-    return 1 if problems else 0
-
-
 def _check(options: argparse.Namespace) -> int:
-    if status := _lint(options):
-        return status
-    version = release()
-    patches = PatchSet.load(release_dir())
-    with _upstream_wheel(options) as wheel, tempfile.TemporaryDirectory() as folder:
+    if problems := lint(release_dir()):
+        print("\n".join(problems))
+        return 1
+    version, patches = release(), PatchSet.load(release_dir())
+    print(f"lint: {NAME} {version}: {len(patches.patches)} patches are well-formed")
+    _, _, file = _upstream(options)
+    with Wheel(file) as wheel, tempfile.TemporaryDirectory() as folder:
+        for groups in SELECTIONS:
+            transform(patches.select(groups), wheel.read, version)
+        print(f"apply: each of the {len(SELECTIONS)} selections of groups fits exactly")
         tree = Path(folder) / "tree"
         workspace.checkout(patches, list(patches.blobs), wheel.read, version, tree)
         exported = {patch.name: patch.data for patch in workspace.export(tree).patches}
         differing = [p.name for p in patches.patches if exported.get(p.name) != p.data]
-        print(f"apply: {NAME} {version}: every patch fits exactly, on every blob id")
-        for groups in SELECTIONS:
-            transform(patches.select(groups), wheel.read, version)
-        print(f"groups: each of the {len(SELECTIONS)} selections applies by itself")
         for name in differing:
             print(f"{name} is not as export writes it; run `sglang-lz checkout` and `export`.")
         if not differing:
             print("export: the committed bytes are those that export writes")
-        print(workspace.diffstat(tree))
+        print(run(tree, "diff", "--stat=120,90", "--no-renames", workspace.BASE, "HEAD"))
     return 1 if differing else 0
 
 
 def _checkout(options: argparse.Namespace) -> int:
-    version = release()
     patches = PatchSet.load(release_dir())
-    with _upstream_wheel(options) as wheel:
-        files = [name for name in wheel.names if name.endswith(".py")]
-        workspace.checkout(patches, files, wheel.read, version, options.dir)
-    print(f"{options.dir}: {NAME} {version} and {len(patches.patches)} commits")
+    with Wheel(_upstream(options)[2]) as wheel:
+        workspace.checkout(patches, wheel.python, wheel.read, release(), options.dir)
+    print(f"{options.dir}: {NAME} {release()} and {len(patches.patches)} commits")
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
-    root = checkout_patches_dir() / release()
-    if (found := workspace.release(options.dir)) != root.name:
-        raise DistError(f"{options.dir} is of {found}, but the patches are for {root.name}.")
-    changed = workspace.write(workspace.export(options.dir), root)
+    checkout_patches_dir()
+    if (found := workspace.release(options.dir)) != release():
+        raise DistError(f"{options.dir} is of {found}, but the patches are for {release()}.")
+    lock, judged = ((release_dir() / name).read_bytes() for name in (LOCK, JUDGED))
+    changed = workspace.write(workspace.export(options.dir), release(), lock, judged)
     for name in changed:
-        print(f"{'wrote' if (root / name).exists() else 'deleted'} {root.name}/{name}")
+        print(f"{'wrote' if (checkout_patches_dir() / name).exists() else 'deleted'} {name}")
     print(f"{len(changed)} files changed")
     return 0
 
 
 def _bump(options: argparse.Namespace) -> int:
-    if options.skip and not options.resume:
-        raise DistError("--skip goes with --continue.")
-    if options.resume and options.dry_run:
-        raise DistError("--dry-run has nothing to continue; leave one of the two out.")
-    if options.dry_run:
-        return bump.dry_run(options.version, options.cache, _say)
-    tree = options.tree or default_cache().parent / f"bump-{options.version}"
-    if options.resume:
-        return bump.resume(options.version, tree, options.skip, options.cache, _say)
-    return bump.begin(options.version, tree, options.cache, _say)
-
-
-def _serve(options: argparse.Namespace) -> int:
-    serve(options.arguments)
-
-
-def _loops(options: argparse.Namespace) -> int:
-    try:
-        from ..loops import report  # as for `playground`, the standard library is not enough
-    except ImportError as error:
-        raise DistError(f"loops needs numpy and numba, which SGLang needs too ({error}).") from None
-    names = ("max_pattern_size", "min_pattern_size", "min_count")
-    asked = {name: getattr(options, name) for name in names}
-    try:
-        print(report.run(options.files, asked, as_json=options.json))
-    except ValueError as error:
-        raise DistError(str(error)) from None
-    return 0
-
-
-def _playground(options: argparse.Namespace) -> int:
-    try:
-        from ..playground import command
-    except ImportError as error:
-        raise DistError(f"playground needs what SGLang needs too ({error}).") from None
-    try:
-        if options.save is not None:
-            command.save(options.save)
-        else:
-            command.run(options.server, options.host, options.port, options.record)
-    except ValueError as error:
-        raise DistError(str(error)) from None
-    return 0
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "build": _build,
-    "apply": _apply,
-    "revert": _revert,
-    "doctor": _doctor,
-    "verify": _verify,
-    "serve": _serve,
-    "loops": _loops,
-    "playground": _playground,
-    "lint": _lint,
-    "check": _check,
-    "checkout": _checkout,
-    "export": _export,
-    "bump": _bump,
-}
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
+        tree = options.tree or default_cache().parent / f"bump-{options.version}"
+        tree = Path(folder) / "tree" if options.how == "--dry-run" else tree
+        return bump(options.version, tree, options.how, options.cache, _say)
 
 
 def _report(checks: Iterable[doctor.Check]) -> int:
@@ -222,139 +156,233 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _lock() -> Lock:
-    return Lock.load(release_dir() / LOCK)
-
-
-def _pin(options: argparse.Namespace) -> tuple[Lock, WheelPin]:
-    """The lock of the release, and the pin of the wheel that the options choose."""
-    lock = _lock()
+def _upstream(options: argparse.Namespace) -> tuple[Lock, WheelPin, Path]:
+    """The lock, and the pin and the verified file of the wheel that the options choose."""
+    lock = Lock.load(release_dir() / LOCK)
     if not options.wheel:
-        return lock, lock.select(options.python, options.arch)
+        pin = lock.select(options.python, options.arch)
+        return lock, pin, fetch(lock, pin, options.cache, _say)
     if options.python or options.arch:
         raise DistError(
             "--wheel already says which Python and machine; leave --python and --arch out."
         )
     for pin in lock.wheels:
         if pin.filename == options.wheel.name:
-            return lock, pin
+            verify(options.wheel, pin)
+            return lock, pin, options.wheel
     raise DistError(
         f"{options.wheel.name} is not a pinned wheel: the patches are for {lock.describe()}."
     )
 
 
-def _upstream_wheel(options: argparse.Namespace) -> Wheel:
-    """Open the pinned wheel that the options choose."""
-    lock, pin = _pin(options)
-    if options.wheel:
-        verify(options.wheel, pin)
-    return Wheel(options.wheel or fetch(lock, pin, options.cache, _say))
+def _serve(options: argparse.Namespace) -> int:
+    serve(options.arguments)
 
 
-class _Commands(argparse.RawDescriptionHelpFormatter):
-    """Lists commands, the longest too, on one line each: argparse forgets their indentation."""
+def _loops(options: argparse.Namespace) -> int:
+    from ..loops import report  # as for `playground`, the standard library is not enough
 
-    def add_argument(self, action: argparse.Action) -> None:
-        """Make room for an argument, and for the commands if it is theirs."""
-        super().add_argument(action)
-        self._action_max_length += self._indent_increment * bool(action.choices)
+    names = ("max_pattern_size", "min_pattern_size", "min_count")
+    asked = {name: getattr(options, name) for name in names}
+    try:
+        print(report.run(options.files, asked, as_json=options.json))
+    except ValueError as error:
+        raise DistError(str(error)) from None
+    return 0
+
+
+def _playground(options: argparse.Namespace) -> int:
+    from ..playground import command
+
+    try:
+        if options.save is not None:
+            command.save(options.save)
+        else:
+            command.run(options.server, options.host, options.port, options.record)
+    except ValueError as error:
+        raise DistError(str(error)) from None
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, str, str]] = {
+    "build": (
+        _build,
+        "build the patched wheel from upstream's",
+        """\
+Apply the patches to upstream's wheel, whose sha256 must be the pinned one, and add sglang_lz, the
+command `sglang-lz` and a seal with the sha256 of every changed file. The same input gives the same
+bytes. The path of the wheel is the only line on standard output. A failed build leaves nothing.""",
+        "build --flavour cpu --out wheels",
+    ),
+    "apply": (
+        _apply,
+        "patch an installed sglang, or a checkout of upstream, in place",
+        """\
+Patch the sglang in TARGET and put sglang_lz beside it: either all of it or nothing. No command is
+installed: use `python -m sglang_lz`.""",
+        "apply .venv/lib/python3.12/site-packages",
+    ),
+    "revert": (
+        _revert,
+        "take the patches off again",
+        "Undo `apply` byte for byte: all of it or, if a file there was changed since, nothing.",
+        "revert ~/src/sglang",
+    ),
+    "doctor": (
+        _doctor,
+        "check whether an sglang is ours, complete and unchanged",
+        """\
+Check the sglang that this Python would import, or a wheel file. Prints a line for each check that
+begins with ok or FAIL. Nothing is imported, changed or downloaded.""",
+        "doctor --wheel dist/sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl",
+    ),
+    "verify": (
+        _verify,
+        "check files of a release against its signature",
+        """\
+Check that each FILE belongs to a release that the holder of a key has signed, by the files beside
+it: SHA256SUMS, SHA256SUMS.minisig and, for a wheel, its SBOM and provenance.json. A wheel gets the
+checks of `doctor --wheel` too. Needs no network, and the package py-minisign.""",
+        "verify release/*.whl --public-key sglang-lz.pub",
+    ),
+    "serve": (
+        _serve,
+        "start the server of the installed sglang",
+        """\
+Start `sglang.launch_server` on 127.0.0.1:30000, in place of this process. All other arguments are
+the server's, and win over what this command sets: host and port, on the CPU flavour float32 and a
+small cache, and without --model-path the demo model. With --config it sets nothing.
+
+  --end-loops   end loops in every request that has no such setting of its own: the recommended
+                lz_penalty, lz_onset and loop guard, in --preferred-sampling-params
+  --playground  also serve the page of `sglang-lz playground`, on its default port
+
+The environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT replace 127.0.0.1 and 30000, and
+SGLANG_CPU_OMP_THREADS_BIND chooses the cores of each rank, as in 0,1|2,3.""",
+        "serve --end-loops --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000",
+    ),
+    "loops": (
+        _loops,
+        "find loops in past outputs and suggest a setting",
+        """\
+Count the outputs that hold a loop or end in one, by the definition of the request field
+repetition_detection, and suggest a setting. FILE, which may be gzip, is one of
+
+  JSON    records one after the other or in an array: token ids, texts, or answers of an API
+  a log   of SGLang with --log-requests --log-requests-level 3, or of vLLM with --enable-log-outputs
+  a text  of one output; not on standard input, and not in .json, .jsonl and .ndjson
+
+The report names files, lines and numbers, and shows none of the text. In a text, words and single
+signs take the place of tokens. Up to a length, what correct text repeats is no loop:
+280 characters of signs, within a word 128 of one ASCII letter or digit and 80 of several, and
+50 emoji that end a line. A file that cannot be read to its end is an error.""",
+        "loops --min-count 8 --json answers.jsonl.gz server.log",
+    ),
+    "playground": (
+        _playground,
+        "show in a browser what the penalty does to an output, and why",
+        """\
+Serve one page on this machine. It runs a prompt without a penalty, with another penalty and with
+the LZ penalty, and marks what each token lost and which earlier copy is the reason. If no server
+answers, the page shows a recorded session. It has no password and needs no other host.""",
+        "playground --server http://127.0.0.1:8000 --port 30081",
+    ),
+    "check": (
+        _check,
+        "check the patches by themselves and against upstream",
+        """\
+Check the series, headers and sizes of the patches, apply them to the pinned upstream, export them
+again and compare the bytes. Prints `git diff --stat` of all patches together.""",
+        "check",
+    ),
+    "checkout": (
+        _checkout,
+        "turn the patches into git commits, to edit them",
+        """\
+Make DIR a git repository: upstream's files under the tag `upstream`, and one commit for each patch.
+Edit the commits with git, then run `export`. A commit message is the patch's header: a subject, the
+fields Why:, Upstream: and Remove-when:, and a line `Patch: group/name.patch`.""",
+        "checkout /tmp/lz",
+    ),
+    "export": (
+        _export,
+        "write the commits back as patches",
+        """\
+Write the commits after the tag `upstream` in DIR to patches/. The same commits give the same bytes,
+whoever made them and whenever. Nothing is written if the result would not pass `check`.""",
+        "export /tmp/lz",
+    ),
+    "bump": (
+        _bump,
+        "carry the patches to another upstream release",
+        """\
+Pin the wheels of VERSION, rebase the patches onto it with git, and check the result: no name is
+undefined, each selection of groups applies, and what our code uses of upstream is still there. Then
+patches/VERSION replaces the old folder. A conflict stops in a git work tree, and a message says how
+to continue.""",
+        "bump 0.5.24 --dry-run",
+    ),
+}
+
+
+def _add_options(pages: Mapping[str, argparse.ArgumentParser]) -> None:
+    def add(names: str, argument: str, metavar: str | None = None, **settings: Any) -> None:
+        if metavar in ("FILE", "DIR", "TARGET"):
+            settings.setdefault("type", Path)
+        settings |= {"metavar": metavar} if metavar else {}
+        for name in names.split():
+            pages[name].add_argument(argument, **settings)
+
+    add("build check checkout", "--wheel", "FILE", help="upstream's wheel, already here")
+    add("build check checkout", "--python", choices=PYTHONS, help="default: this Python")
+    add("build check checkout", "--arch", choices=ARCHES, help="default: this machine")
+    cache = default_cache()
+    add("build check checkout bump", "--cache", "DIR", default=cache, help="of downloaded wheels")
+    add("build apply", "--groups", "G,G", help="patch groups (default: those of the flavour)")
+    add("build", "--flavour", choices=FLAVOUR_GROUPS, default="cuda", help="default: cuda")
+    add("build", "--out", "DIR", default=Path("dist"), help="default: dist")
+    add("apply revert", "target", "TARGET", nargs="?", help="default: this Python's sglang")
+    add("doctor", "--wheel", "FILE", help="check this wheel, not what is installed")
+    add("verify", "files", "FILE", nargs="+")
+    add("verify", "--public-key", "KEY", required=True, help="minisign's: a file, or its text")
+    add("loops", "files", "FILE", nargs="+", type=str, help="- for standard input")
+    add("loops", "--max-pattern-size", "N", type=int, help="longest pattern, in tokens (512)")
+    add("loops", "--min-pattern-size", "N", type=int, help="shortest (1)")
+    add("loops", "--min-count", "N", type=int, help="copies in a row that are a loop (20)")
+    add("loops", "--json", action="store_true", help="print JSON")
+    server = DEFAULT_SERVER
+    add("playground", "--server", "URL", default=server, help=f"default: {server}")
+    add("playground", "--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    add("playground", "--port", type=int, default=PLAYGROUND_PORT, help="default: 30080")
+    add("playground", "--record", "FILE", help="record a session, and end")
+    add("playground", "--save", "FILE", help="write the page and a session as one file, and end")
+    add("checkout export", "dir", "DIR", help="the git work tree")
+    add("bump", "version", "VERSION", help="upstream's release")
+    add("bump", "--tree", "DIR", help="the git work tree (default: .cache/bump-VERSION)")
+    how = pages["bump"].add_mutually_exclusive_group()
+    for flag, meaning in (
+        ("--dry-run", "report what would happen, and change nothing"),
+        ("--continue", "go on after a conflict, which was resolved by hand"),
+        ("--skip", "go on without the patch that has a conflict"),
+    ):
+        how.add_argument(flag, dest="how", action="store_const", const=flag, help=meaning)
 
 
 def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=_Commands
+        "sglang-lz", description=MAIN, epilog=STATUS, formatter_class=plain
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    pages = {
-        name: commands.add_parser(
+    pages = {}
+    for name, (_, line, text, example) in COMMANDS.items():
+        pages[name] = commands.add_parser(
             name,
             help=line,
-            description=page,
-            epilog=f"{STATUS}\n\nexamples:\n{examples}",
+            description=text,
+            epilog=f"example:\n  sglang-lz {example}",
             formatter_class=plain,
             allow_abbrev=name != "serve",
         )
-        for name, (line, page, examples) in PAGES.items()
-    }
-    for name in ("build", "check", "checkout"):
-        page = pages[name]
-        page.add_argument(
-            "--python", choices=PYTHONS, help="of which wheel (default: this Python's)"
-        )
-        page.add_argument("--arch", choices=ARCHES, help="of which wheel (default: this machine's)")
-        page.add_argument(
-            "--wheel", type=Path, metavar="FILE", help="upstream's wheel, already here"
-        )
-    for name in ("build", "check", "checkout", "bump"):
-        pages[name].add_argument(
-            "--cache",
-            type=Path,
-            default=default_cache(),
-            metavar="DIR",
-            help="where downloaded wheels stay (default: .cache/upstream of the checkout)",
-        )
-    for name in ("build", "apply"):
-        pages[name].add_argument(
-            "--groups",
-            metavar="G,G",
-            help="patch groups; the penalty's together or not at all (default: "
-            + ("the flavour's)" if name == "build" else f"{','.join(FLAVOUR_GROUPS['cuda'])})"),
-        )
-    for name in ("apply", "revert"):
-        pages[name].add_argument(
-            "target", nargs="?", type=Path, metavar="TARGET", help="(default: this Python's sglang)"
-        )
-    pages["build"].add_argument(
-        "--flavour", choices=FLAVOUR_GROUPS, default="cuda", help="(default: cuda)"
-    )
-    pages["build"].add_argument(
-        "--out",
-        type=Path,
-        default=Path("dist"),
-        metavar="DIR",
-        help="where the built wheel goes (default: dist)",
-    )
-    pages["doctor"].add_argument(
-        "--wheel", type=Path, metavar="FILE", help="check this wheel, not what is installed"
-    )
-    page = pages["bump"]
-    page.add_argument("version", metavar="VERSION", help="upstream's release to carry to")
-    page.add_argument("--dry-run", action="store_true", help="say what would come of it")
-    page.add_argument("--continue", dest="resume", action="store_true", help="after a conflict")
-    page.add_argument("--skip", action="store_true", help="the release does not need the patch")
-    page.add_argument(
-        "--tree", type=Path, metavar="DIR", help="the work tree (default: .cache/bump-VERSION)"
-    )
-    pages["verify"].add_argument("files", nargs="+", type=Path, metavar="FILE")
-    pages["verify"].add_argument(
-        "--public-key", required=True, metavar="KEY", help="minisign's: a file, or its base64 text"
-    )
-    for name in ("checkout", "export"):
-        pages[name].add_argument("dir", type=Path, metavar="DIR", help="the git work tree")
-    for name, meaning in (
-        ("max-pattern-size", "the longest pattern, in tokens (default: 512)"),
-        ("min-pattern-size", "the shortest (default: 1)"),
-        ("min-count", "copies in a row that are a loop (default: 20)"),
-    ):
-        pages["loops"].add_argument(f"--{name}", type=int, metavar="N", help=meaning)
-    page = pages["playground"]
-    page.add_argument(
-        "--server", default=DEFAULT_SERVER, metavar="URL", help=f"(default: {DEFAULT_SERVER})"
-    )
-    page.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
-    )
-    page.add_argument(
-        "--port", type=int, default=PLAYGROUND_PORT, help=f"(default: {PLAYGROUND_PORT})"
-    )
-    page.add_argument("--record", type=Path, metavar="FILE", help="record a session, and end")
-    page.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="write the page with the recorded session as one HTML file, and end",
-    )
-    pages["loops"].add_argument("--json", action="store_true", help="print JSON")
-    pages["loops"].add_argument("files", nargs="+", metavar="FILE", help="- for standard input")
+    _add_options(pages)
     return parser

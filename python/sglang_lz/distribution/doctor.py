@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from .inplace import find_dist_info, find_root
 from .lock import NAME
 from .overlay import package_version
 from .patchset import LZ_GROUPS, Patch, PatchSet, parse_series
-from .seal import SEAL, Seal, reader
+from .seal import Seal, reader
 from .sources import LOCK, PACKED_PATCHES
 from .wheelfile import Wheel, metadata_version, record_row
 
@@ -40,76 +40,60 @@ def checked(name: str, find: Callable[[], str]) -> Check:
         return Check(name, False, str(error))
 
 
-def examine_installed(target: Path | None = None) -> list[Check]:
-    """Check the sglang that this Python would import, or the one in ``target``."""
+def examine_installed() -> Iterator[Check]:
+    """Check the sglang that this Python would import."""
     try:
-        root = find_root(target)
+        root = find_root(None)
         dist_info = find_dist_info(root)
     except DistError as error:
-        return [Check("sglang", False, str(error))]
+        yield Check("sglang", False, str(error))
+        return
+    yield Check("sglang", True, f"installed in {root}")
     read = reader(root)
-    checks = [Check("sglang", True, f"installed in {root}")]
-    metadata = read(f"{dist_info}/METADATA") if dist_info else None
-    seal = _seal(checks, read)
+    seal = yield from _common(read, read(f"{dist_info}/METADATA") if dist_info else None)
     if seal:
-        checks += _common(seal, read, metadata)
-        if target is None:
-            checks += _imports(seal, root)
-    return checks
+        yield from _imports(seal, root)
 
 
-def examine_wheel(file: Path) -> list[Check]:
+def examine_wheel(file: Path) -> Iterator[Check]:
     """Check the names, metadata and contents of a wheel file, without running any of its code."""
     try:
-        with Wheel(file) as wheel:
-            checks = [Check("wheel", True, str(file))]
-            seal = _seal(checks, wheel.read)
-            checks.append(_record(wheel))
-            if seal:
-                metadata = wheel.read(f"{wheel.dist_info}/METADATA") or b""
-                checks += _common(seal, wheel.read, metadata)
-                checks.append(_names(wheel, seal))
-            return checks
+        wheel = Wheel(file)
     except DistError as error:
-        return [Check("wheel", False, str(error))]
+        yield Check("wheel", False, str(error))
+        return
+    yield Check("wheel", True, str(file))
+    with wheel:
+        seal = yield from _common(wheel.read, wheel.read(f"{wheel.dist_info}/METADATA") or b"")
+        yield checked("RECORD", lambda: _record(wheel))
+        if seal:
+            yield checked("file name", lambda: _names(wheel, seal))
 
 
-def _seal(checks: list[Check], read: Read) -> Seal | None:
-    data = read(SEAL)
-    if data is None:
-        checks.append(
-            Check("seal", False, f"{SEAL} is missing: this is a stock sglang; install our wheel")
-        )
-        return None
+def _common(read: Read, metadata: bytes | None) -> Generator[Check, None, Seal | None]:
     try:
-        seal = Seal.parse(data)
-    except ValueError as error:
-        checks.append(
-            Check("seal", False, f"{SEAL} cannot be read ({error}); install our wheel anew")
-        )
+        seal = Seal.read(read)
+    except DistError as error:
+        yield Check("seal", False, str(error))
         return None
-    checks.append(Check("seal", True, f"{seal.version}, {seal.flavour} flavour, {seal.made_by}"))
-    return seal
-
-
-def _common(seal: Seal, read: Read, metadata: bytes | None) -> Iterator[Check]:
-    yield checked("version", lambda: _version(seal, read, metadata))
+    yield Check("seal", True, f"{seal.version}, {seal.flavour} flavour, {seal.made_by}")
+    yield checked("version", lambda: _version(seal, metadata))
     problems = seal.problems(read)
     found = "; ".join(problems[:3]) or f"all {len(seal.files)} sealed files are as they were sealed"
     yield Check("files", not problems, found + (" …" if len(problems) > 3 else ""))
     version = package_version(read("sglang_lz/__init__.py"))
     yield Check("package", version == seal.package, f"sglang_lz {version}, sealed {seal.package}")
     yield checked("patches", lambda: _patches(seal, read))
+    return seal
 
 
-def _version(seal: Seal, read: Read, metadata: bytes | None) -> str:
+def _version(seal: Seal, metadata: bytes | None) -> str:
     if metadata is not None and metadata_version(metadata) != seal.version:
         raise DistError(f"METADATA says {metadata_version(metadata)}, the seal {seal.version}")
     if not re.fullmatch(rf"{re.escape(seal.upstream)}\+lz\d+(\.cpu)?", seal.version):
         raise DistError(f"{seal.version} is not a version of ours")
-    where = "" if metadata is not None else " (a checkout: no metadata to compare)"
     stock = "" if set(LZ_GROUPS) <= set(seal.groups) else ", without the LZ penalty (stock)"
-    return f"{NAME} {seal.version}{stock}{where}"
+    return f"{NAME} {seal.version}{stock}"
 
 
 def _patches(seal: Seal, read: Read) -> str:
@@ -131,42 +115,34 @@ def _patches(seal: Seal, read: Read) -> str:
 
 def _imports(seal: Seal, root: Path) -> Iterator[Check]:
     """Check that Python would import our copies, and that no installed package overwrites them."""
-    ours = ["sglang_lz", *(["sgl_kernel"] if seal.flavour == "cpu" else [])]
-    for name in ours:
+    for name in ("sglang_lz", "sgl_kernel") if seal.flavour == "cpu" else ("sglang_lz",):
         spec = find_spec(name)
-        origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        if origin is None or origin.parent != root / name:
-            yield Check(name, False, f"Python imports it from {origin}, not from {root / name}")
-        else:
-            yield Check(name, True, f"imported from {root / name}")
+        origin = Path(spec.origin).resolve().parent if spec and spec.origin else None
+        ok = origin == root / name
+        yield Check(name, ok, f"imported from {origin}{'' if ok else f', not from {root / name}'}")
     if seal.flavour == "cpu":
-        rivals = [
-            dist.name
-            for dist in distributions()
-            if dist.name.lower().replace("_", "-") in ("sglang-kernel", "sgl-kernel")
-        ]
-        found = f"{rivals[0]} is installed over our stand-in; uninstall it" if rivals else "none"
-        yield Check("rival kernel packages", not rivals, found)
+        names = {dist.name.lower().replace("_", "-") for dist in distributions()}
+        rivals = names & {"sglang-kernel", "sgl-kernel"}
+        found = f"{', '.join(rivals)} is installed over our stand-in; uninstall it"
+        yield Check("rival kernel packages", not rivals, found if rivals else "none")
 
 
-def _record(wheel: Wheel) -> Check:
+def _record(wheel: Wheel) -> str:
     """Check that RECORD lists exactly the wheel's files, with their hashes."""
     name = f"{wheel.dist_info}/RECORD"
     rows = set((wheel.read(name) or b"").decode("utf-8").splitlines())
     expected = {record_row(n, wheel.read(n) or b"") for n in wheel.names if n != name}
-    wrong = sorted(rows ^ (expected | {f"{name},,"}))
-    found = (
-        f"{wrong[0].split(',sha256=')[0]} does not match" if wrong else f"{len(rows)} files match"
-    )
-    return Check("RECORD", not wrong, found)
+    if wrong := sorted(rows ^ (expected | {f"{name},,"})):
+        raise DistError(f"{wrong[0].split(',sha256=')[0]} does not match")
+    return f"{len(rows)} files match"
 
 
-def _names(wheel: Wheel, seal: Seal) -> Check:
+def _names(wheel: Wheel, seal: Seal) -> str:
     """Check the version in the file name, the tag, and the name of the .dist-info."""
-    tags = re.findall(
-        r"^Tag: (\S+)", (wheel.read(f"{wheel.dist_info}/WHEEL") or b"").decode(), re.M
-    )
-    names = [f"{NAME}-{seal.version}-{tag}.whl" for tag in tags]
-    ok = wheel.path.name in names and wheel.dist_info == f"{NAME}-{seal.version}.dist-info"
-    found = f"{wheel.path.name}" if ok else f"{wheel.path.name}, should be {' or '.join(names)}"
-    return Check("file name", ok, found)
+    metadata = (wheel.read(f"{wheel.dist_info}/WHEEL") or b"").decode()
+    names = [
+        f"{NAME}-{seal.version}-{tag}.whl" for tag in re.findall(r"^Tag: (\S+)", metadata, re.M)
+    ]
+    if wheel.path.name not in names or wheel.dist_info != f"{NAME}-{seal.version}.dist-info":
+        raise DistError(f"{wheel.path.name}, should be {' or '.join(names)}")
+    return wheel.path.name

@@ -1,4 +1,4 @@
-"""Fetches upstream's wheel: pip downloads it, and its sha256 must match the lock."""
+"""Fetches upstream's wheels: pip downloads them, and their sha256 must match the lock."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .errors import DistError
-from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
+from .lock import NAME, Lock, WheelPin
 
 PLATFORM = "manylinux_2_34"
-"""The platform tag, without the machine, of the wheels that `bump` looks for."""
+"""The platform tag, without the machine, of upstream's wheels."""
+Say = Callable[[str], None]
+"""Shows a line about what is done."""
 
 
-def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) -> Path:
+def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Say) -> Path:
     """Return the pinned wheel in ``cache``, downloaded if it is not there yet and always verified.
 
     Raises DistError if pip cannot download it or its sha256 is not the pinned one. Such a file
@@ -27,14 +29,8 @@ def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Callable[[str], None]) ->
     if file.exists():
         say(f"found {file}")
         verify(file, pin)
-        return file
-    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
-        say(f"fetching {pin.filename} with pip")
-        got = download(lock.version, pin.python, pin.arch, Path(folder))
-        if got.name != pin.filename:
-            raise DistError(f"pip got {got.name} where {pin.filename} is pinned.")
-        verify(got, pin)
-        os.replace(got, file)
+    else:
+        _download(lock.version, pin, cache, say)
     return file
 
 
@@ -57,43 +53,42 @@ def sha256(file: Path) -> str:
         raise DistError(f"{file} cannot be read ({error.strerror}); name another.") from None
 
 
-def download(version: str, python: str, arch: str, folder: Path) -> Path:
-    """Download one platform wheel with pip into the empty ``folder`` and return it."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--implementation=cp", f"--python-version={python[2]}.{python[3:]}"]
-    command += [f"--abi={python}", f"--platform={PLATFORM}_{arch}", f"--dest={folder}"]
-    command += [f"{NAME}=={version}"]
-    result = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
-    files = list(folder.glob("*.whl"))
-    if result.returncode != 0 or len(files) != 1:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no reason given"]
-        raise DistError(
-            f"pip could not download {NAME} {version} for {python} on {arch} "
-            f"({lines[-1].removeprefix('ERROR: ').rstrip('.')}); check the network and pip's index."
-        )
-    return files[0]
+def pin(version: str, platforms: Iterable[tuple[str, str]], cache: Path, say: Say) -> Lock:
+    """Return a lock of an upstream release, whose wheels are downloaded to ``cache``.
 
-
-def pin_version(version: str, cache: Path, say: Callable[[str], None]) -> Lock:
-    """Return a lock for an upstream release, downloading all of its platform wheels to ``cache``.
-
-    The lock has our first revision of that release.
+    Args:
+        version: the release; the lock has our first revision of it.
+        platforms: the Python and machine of each wheel.
+        cache: the folder for downloaded wheels.
+        say: see `Say`.
     """
     wheels = []
-    for python in PYTHONS:
-        for arch in ARCHES:
-            with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=made(cache)) as folder:
-                say(f"fetching {NAME} {version} for {python} on {arch}")
-                got = download(version, python, arch, Path(folder))
-                wheels.append(WheelPin(python, arch, got.name, sha256(got)))
-                os.replace(got, cache / got.name)
+    for python, arch in platforms:
+        file = _download(version, WheelPin(python, arch, "", ""), cache, say)
+        wheels.append(WheelPin(python, arch, file.name, sha256(file)))
     return Lock(version, 1, tuple(wheels))
 
 
-def made(folder: Path) -> Path:
-    """Return a folder, creating it if it does not exist; DistError if that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DistError(f"{folder} cannot be made ({error.strerror}); name another.") from None
-    return folder
+def _download(version: str, wanted: WheelPin, cache: Path, say: Say) -> Path:
+    """Download a wheel into ``cache``; DistError, and no file there, if it is not the pinned."""
+    what = f"{NAME} {version} for {wanted.python} on {wanted.arch}"
+    say(f"fetching {what} with pip")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=cache) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command += [f"--python-version={wanted.python[2]}.{wanted.python[3:]}"]
+        command += ["--implementation=cp", f"--abi={wanted.python}"]
+        command += [f"--platform={PLATFORM}_{wanted.arch}", f"--dest={folder}"]
+        command += [f"{NAME}=={version}"]
+        done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
+        files = list(Path(folder).glob("*.whl"))
+        if done.returncode != 0 or len(files) != 1:
+            reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+            raise DistError(
+                f"pip could not download {what} ({reason.removeprefix('ERROR: ').rstrip('.')}); "
+                "check the network and pip's index."
+            )
+        if wanted.sha256:
+            verify(files[0], wanted)
+        os.replace(files[0], cache / files[0].name)
+    return cache / files[0].name

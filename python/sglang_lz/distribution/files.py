@@ -25,34 +25,34 @@ def replace_all(root: Path, changes: Mapping[str, bytes | None]) -> None:
     unchanged.
     """
     made: list[Path] = []
-    done: list[str] = []
-    stage: Path | None = None
+    done: list[tuple[Path, Path]] = []  # a file and its backup
+    stage = None
     try:
         stage = Path(tempfile.mkdtemp(prefix=".sglang-lz-", dir=root))
         for number, (path, data) in enumerate(changes.items()):
-            if (root / path).exists():
-                shutil.copy2(root / path, stage / f"{number}.old")
+            new, old, target = stage / f"{number}.new", stage / f"{number}.old", root / path
+            if target.exists():
+                shutil.copy2(target, old)
             if data is not None:
-                new = stage / f"{number}.new"
                 new.write_bytes(data)
-                mode = (root / path).stat().st_mode if (root / path).exists() else 0o644
-                new.chmod(mode & 0o777)
+                new.chmod(old.stat().st_mode & 0o777 if old.exists() else 0o644)
         for number, (path, data) in enumerate(changes.items()):
             target = root / path
             if data is not None:
-                _make_parents(target, made)
-            done.append(path)
+                for folder in reversed([p for p in target.parents if not p.exists()]):
+                    folder.mkdir()
+                    made.append(folder)
+            done.append((target, stage / f"{number}.old"))
             if data is not None:
                 os.replace(stage / f"{number}.new", target)
             else:
                 target.unlink(missing_ok=True)
     except BaseException as error:
-        for number, path in enumerate(done):
-            old = stage / f"{number}.old" if stage else Path()
+        for target, old in done:
             if old.exists():
-                os.replace(old, root / path)
+                os.replace(old, target)
             else:
-                (root / path).unlink(missing_ok=True)
+                target.unlink(missing_ok=True)
         for folder in reversed(made):
             folder.rmdir()
         if isinstance(error, OSError):
@@ -79,17 +79,8 @@ def first_file(folder: Path) -> Path | None:
 
 def remove_empty(folder: Path) -> None:
     """Remove the generated caches below ``folder``, and the folders that are then empty."""
-    for path in sorted(folder.rglob("*"), reverse=True):  # contents before their folder
+    for path in [*sorted(folder.rglob("*"), reverse=True), folder]:  # contents before their folder
         if is_generated(path):
             path.unlink()
         elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _make_parents(target: Path, made: list[Path]) -> None:
-    missing = [p for p in target.parents if not p.exists()]
-    for folder in reversed(missing):
-        folder.mkdir()
-        made.append(folder)

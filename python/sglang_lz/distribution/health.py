@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import sys
+from http.client import HTTPConnection, HTTPException
 
 SECONDS = 25
 """How long to wait for an answer; the server itself gives up on a token after 20 s."""
@@ -12,11 +12,11 @@ SECONDS = 25
 
 def unhealthy(port: int) -> str | None:
     """Return why the server on a port of 127.0.0.1 is not healthy, on one line; None if it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    connection = HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
         connection.request("GET", "/health_generate")
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, HTTPException) as error:
         return f"no answer on port {port}: {error!s}"
     finally:
         connection.close()

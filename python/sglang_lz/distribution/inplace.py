@@ -7,12 +7,12 @@ from pathlib import Path
 
 from .errors import DistError
 from .files import first_file, remove_empty, replace_all
-from .gitapply import Read, transform, tree_state
+from .gitapply import Read, transform
 from .lock import NAME, Lock
 from .overlay import VERSION_FILE, make_overlay, stamp_version
 from .patchset import PatchSet
 from .seal import SEAL, Seal, reader
-from .sources import LOCK, PACKED_PATCHES, release_dir
+from .sources import PACKED_PATCHES
 from .wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
 
 
@@ -53,28 +53,25 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
     """
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
+    # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
+    if found := first_file(root / "sglang_lz"):
+        undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found} away"
+        raise DistError(f"{root} already has a sglang_lz, nothing was changed; {undo} first.")
     if dist_info:
-        found = metadata_version(read(f"{dist_info}/METADATA") or b"")
-        if found.startswith(f"{lock.version}+lz"):
-            raise DistError(f"{root} already has {NAME} {found}, nothing was changed.")
-        if found != lock.version:
+        version = metadata_version(read(f"{dist_info}/METADATA") or b"")
+        if version != lock.version:
             raise DistError(
-                f"{root} has {NAME} {found}, but the patches are for {lock.version}, nothing was "
+                f"{root} has {NAME} {version}, but the patches are for {lock.version}, nothing was "
                 f"changed; install {NAME}=={lock.version} and run again."
             )
-    tree_state(PatchSet.load(release_dir()).select(groups), read, lock.version)
-    # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
-    if found_file := first_file(root / "sglang_lz"):
-        undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found_file} away"
-        raise DistError(f"{root} already has a sglang_lz, nothing was changed; {undo} first.")
-    read_upstream = read if dist_info else _without(read, VERSION_FILE)
-    overlay = make_overlay(read_upstream, lock, groups, "cuda", "apply")
+    # A checkout may have a generated version module, which is not upstream's file.
+    overlay = make_overlay(
+        lambda path: read(path) if dist_info or path != VERSION_FILE else None,
+        *(lock, groups, "cuda", "apply"),
+    )
     changes: dict[str, bytes | None] = dict(overlay.files)
     if dist_info:
-        metadata = read(f"{dist_info}/METADATA") or b""
-        changes[f"{dist_info}/METADATA"] = edit_metadata(metadata, overlay.seal.version)
-        changes[f"{dist_info}/{NOTICE}"] = overlay.notice
-        changes |= _record(read, dist_info, changes)
+        _edit_dist_info(changes, read, dist_info, overlay.seal.version, overlay.notice)
     replace_all(root, changes)
     return root, overlay.seal
 
@@ -87,14 +84,20 @@ def revert(target: Path | None) -> tuple[Path, Seal]:
     """
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
-    seal = _seal(root, read)
+    if read(SEAL) is None:
+        raise DistError(f"{root} has no {SEAL}: `sglang-lz apply` patched nothing here.")
+    seal = Seal.read(read)
+    if seal.made_by != "apply":
+        raise DistError(
+            f"{root} was installed from a wheel of {seal.version}, which was never unpatched; "
+            f"install {NAME}=={seal.upstream} with pip instead."
+        )
     ours = root / "sglang_lz" / PACKED_PATCHES / seal.upstream
-    lock = Lock.load(ours / LOCK)
     patches = PatchSet.load(ours).select(seal.groups)
     restored = transform(patches, read, seal.upstream, reverse=True)
     if problems := seal.problems(read):
         raise DistError(
-            f"{problems[0]}, nothing was changed; undo that, or reinstall {NAME}=={lock.version}."
+            f"{problems[0]}, nothing was changed; undo that, or reinstall {NAME}=={seal.upstream}."
         )
     if VERSION_FILE in seal.files:
         version_file = read(VERSION_FILE) or b""
@@ -102,36 +105,18 @@ def revert(target: Path | None) -> tuple[Path, Seal]:
     changes: dict[str, bytes | None] = {path: restored.get(path) for path in seal.files}
     changes[SEAL] = None
     if dist_info:
-        metadata = read(f"{dist_info}/METADATA") or b""
-        changes[f"{dist_info}/METADATA"] = edit_metadata(metadata, seal.upstream)
-        changes[f"{dist_info}/{NOTICE}"] = None
-        changes |= _record(read, dist_info, changes)
+        _edit_dist_info(changes, read, dist_info, seal.upstream, None)
     replace_all(root, changes)
     remove_empty(root / "sglang_lz")
     return root, seal
 
 
-def _seal(root: Path, read: Read) -> Seal:
-    data = read(SEAL)
-    if data is None:
-        raise DistError(f"{root} has no {SEAL}: `sglang-lz apply` patched nothing here.")
-    try:
-        seal = Seal.parse(data)
-    except ValueError as error:
-        raise DistError(f"{root / SEAL} cannot be read ({error}); install {NAME} anew.") from None
-    if seal.made_by != "apply":
-        raise DistError(
-            f"{root} was installed from a wheel of {seal.version}, which was never unpatched; "
-            f"install {NAME}=={seal.upstream} with pip instead."
-        )
-    return seal
-
-
-def _record(read: Read, dist_info: str, changes: dict[str, bytes | None]) -> dict[str, bytes]:
-    name = f"{dist_info}/RECORD"
-    record = read(name)
-    return {} if record is None else {name: edit_record(record, changes)}
-
-
-def _without(read: Read, hidden: str) -> Read:
-    return lambda path: None if path == hidden else read(path)
+def _edit_dist_info(
+    changes: dict[str, bytes | None], read: Read, dist_info: str, version: str, notice: bytes | None
+) -> None:
+    """Add the changes of the .dist-info: METADATA, our notice and RECORD."""
+    metadata = read(f"{dist_info}/METADATA") or b""
+    changes[f"{dist_info}/METADATA"] = edit_metadata(metadata, version)
+    changes[f"{dist_info}/{NOTICE}"] = notice
+    if (record := read(f"{dist_info}/RECORD")) is not None:
+        changes[f"{dist_info}/RECORD"] = edit_record(record, changes)

@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,15 +47,13 @@ class Lock:
             wheels = tuple(WheelPin(**{k: str(v) for k, v in w.items()}) for w in data["wheel"])
             if data["name"] != NAME:
                 raise ValueError(f"it pins {data['name']}")
-            lock = cls(str(data["version"]), int(data["revision"]), wheels)
+            if not all(re.fullmatch(r"[0-9a-f]{64}", wheel.sha256) for wheel in wheels):
+                raise ValueError("a sha256 is malformed")
+            return cls(str(data["version"]), int(data["revision"]), wheels)
         except FileNotFoundError:
             raise DistError(f"{path} is missing; restore it with git.") from None
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
             raise DistError(f"{path} is not a lock file ({error}); restore it with git.") from None
-        for wheel in lock.wheels:
-            if not re.fullmatch(r"[0-9a-f]{64}", wheel.sha256):
-                raise DistError(f"{path} has a malformed sha256 for {wheel.filename}.")
-        return lock
 
     def dump(self) -> str:
         """Return the text of the lock file; ``load`` reads it back."""
@@ -74,21 +71,16 @@ class Lock:
         for wheel in self.wheels:
             if (wheel.python, wheel.arch) == (python, arch):
                 return wheel
-        pythons, arches = _words(w.python for w in self.wheels), _words(w.arch for w in self.wheels)
         raise DistError(
-            f"No wheel of {NAME} {self.version} is pinned for Python {python} on {arch}; use a "
-            f"Python of {pythons} on {arches}, or name one with --python and --arch."
+            f"No wheel is pinned for Python {python} on {arch}: the patches are for "
+            f"{self.describe()}; name one with --python and --arch."
         )
 
     def describe(self) -> str:
         """Return the release and its platforms, for a message."""
-        pythons, arches = _words(w.python for w in self.wheels), _words(w.arch for w in self.wheels)
-        return f"{NAME} {self.version} ({pythons}; {arches})"
+        wheels = ", ".join(f"{wheel.python} {wheel.arch}" for wheel in self.wheels)
+        return f"{NAME} {self.version} ({wheels})"
 
     def local_version(self, revision: int, flavour: str) -> str:
         """Return our version of the release, for example ``0.5.23+lz1`` or ``0.5.23+lz1.cpu``."""
         return f"{self.version}+lz{revision}" + (".cpu" if flavour == "cpu" else "")
-
-
-def _words(items: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(items))

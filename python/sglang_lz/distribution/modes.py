@@ -1,8 +1,8 @@
 """The server arguments and speculative algorithms of a release.
 
 `sglang_lz/fields/modes.py` records for each server mode whether the penalties are exact in it. The
-modes that have been reviewed are listed in ``judged`` beside each release's patches. If a release
-has a mode that is not listed there, nobody has reviewed it, and the tests of that release fail.
+modes that have been reviewed are listed in ``judged`` beside the patches. If the release has a mode
+that is not listed there, nobody has reviewed it, and a test fails.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ def modes(names: Iterable[str], read: Read) -> list[str]:
         if isinstance(node, ast.ClassDef) and node.name == "SpeculativeAlgorithm":
             members = (line.targets[0] for line in node.body if isinstance(line, ast.Assign))
             found |= {f"algorithm {m.id}" for m in members if isinstance(m, ast.Name)}
-    for kind in ("argument", "algorithm"):
-        if not any(mode.startswith(kind) for mode in found):
-            raise DistError(
-                f"no {kind}s of the server were found in this release; change modes.py."
-            )
+    if {mode.split()[0] for mode in found} != {"argument", "algorithm"}:
+        raise DistError("no arguments or algorithms were found in this release; change modes.py.")
     return sorted(found)
 
 
@@ -54,15 +51,12 @@ def judged(root: Path) -> list[str]:
 
 def unjudged(root: Path, present: list[str]) -> list[str]:
     """Return the modes of a release that are not listed, and listed modes that it does not have."""
-    known = set(judged(root))
-    return [
-        *(
-            f"nobody has reviewed {mode}: see docs/MAINTAINING.md"
-            for mode in present
-            if mode not in known
-        ),
-        *(
-            f"{mode} is not in this release: delete the line"
-            for mode in sorted(known - set(present))
-        ),
+    known = judged(root)
+    new = [
+        f"nobody has reviewed {mode}: see docs/MAINTAINING.md"
+        for mode in present
+        if mode not in known
+    ]
+    return new + [
+        f"{mode} is not in this release: delete the line" for mode in known if mode not in present
     ]

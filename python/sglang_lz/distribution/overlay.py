@@ -20,14 +20,13 @@ from .sources import LOCK, PACKAGE, PACKED_PATCHES, release_dir
 
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
-NOT_FOR_CUDA = (
+NOT_FOR_CUDA: tuple[str, ...] = (
     # Used by the patches of the group `cpu`, and to build that flavour.
     "cpu/",
     # The model of the benchmarks. demo/model is included, because scripts/serve uses it by default.
     "demo/reasoner/",
 )
 """The files and folders of our package that the CUDA flavour omits, as nothing in it uses them."""
-WHERE_CPU_IS = "; the CPU flavour is built from a whole checkout or its own wheel."
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,14 @@ def make_overlay(
     files = transform(patches, read, lock.version)
     revision = lock.revision if set(LZ_GROUPS) <= set(groups) else 0
     version = lock.local_version(revision, flavour)
-    notice = _notice(sorted(files), lock.version, version)
+    notice = _notice([*sorted(files), VERSION_FILE], lock.version, version)
     if stamp := read(VERSION_FILE):
         files[VERSION_FILE] = stamp_version(stamp, lock.version, version)
     files |= {f"sglang_lz/{path}": data for path, data in package_files(flavour, groups).items()}
     for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
         files[f"sglang_lz/{PACKED_PATCHES}/{lock.version}/{path}"] = (root / path).read_bytes()
     if flavour == "cpu":
-        kernel = _folder(PACKAGE / "cpu" / "sgl_kernel")
-        if not kernel:
-            raise DistError(f"{PACKAGE}/cpu/sgl_kernel is missing{WHERE_CPU_IS}")
+        kernel = _folder(_cpu("sgl_kernel/__init__.py").parent)
         files |= {f"sgl_kernel/{path}": data for path, data in kernel.items()}
     seal = Seal(
         version=version,
@@ -83,33 +80,25 @@ def make_overlay(
 
 def package_files(flavour: str, groups: tuple[str, ...]) -> dict[str, bytes]:
     """Return the files of our package that belong to a flavour, by paths below the package."""
-    left_out = NOT_FOR_CUDA if flavour == "cuda" and "cpu" not in groups else ()
-    files = _folder(PACKAGE)
-    return {path: data for path, data in files.items() if not path.startswith(left_out)}
+    left_out: tuple[str, ...] = (f"{PACKED_PATCHES}/", "seal.json")  # made by a build
+    if flavour == "cuda" and "cpu" not in groups:
+        left_out += NOT_FOR_CUDA
+    return {p: data for p, data in _folder(PACKAGE).items() if not p.startswith(left_out)}
 
 
 def cpu_requirements() -> list[str]:
     """Return the requirements of the CPU flavour, one Requires-Dist value each."""
-    path = PACKAGE / "cpu" / "requirements.txt"
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        raise DistError(f"{path} is missing{WHERE_CPU_IS}") from None
-    requirements = [text for line in lines if (text := re.sub(r"(^|\s)#.*", "", line).strip())]
-    for text in requirements:
-        if text.startswith("-"):
-            raise DistError(f"{path}: {text!r} is an option of pip; only requirements fit a wheel.")
-    return requirements
+    lines = _cpu("requirements.txt").read_text("utf-8").splitlines()
+    return [text for line in lines if (text := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
 def stamp_version(data: bytes, old: str, new: str) -> bytes:
     """Return upstream's version module with a new version; DistError if it lacks the old one."""
-    result = data
     for before, after in zip(_literals(old), _literals(new), strict=True):
-        if result.count(before) != 1:
+        if data.count(before) != 1:
             raise DistError(f"{VERSION_FILE} is not that of {NAME} {old}; {before!r} is not in it.")
-        result = result.replace(before, after)
-    return result
+        data = data.replace(before, after)
+    return data
 
 
 def package_version(init: bytes | None) -> str:
@@ -125,24 +114,27 @@ def _literals(version: str) -> tuple[bytes, bytes]:
     return f"= '{version}'\n".encode(), f"= ({numbers})\n".encode()
 
 
+def _cpu(name: str) -> Path:
+    path = PACKAGE / "cpu" / name
+    if not path.exists():
+        raise DistError(
+            f"{path} is missing; the CPU flavour is built from a whole checkout or its own wheel."
+        )
+    return path
+
+
 def _folder(root: Path) -> dict[str, bytes]:
-    """Return the files below ``root`` that belong in a wheel."""
-    found = {}
-    for file in sorted(root.rglob("*")):
-        parts = file.relative_to(root).parts
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-        made = root == PACKAGE and (parts[0] == PACKED_PATCHES or parts == ("seal.json",))
-        if file.is_file() and not hidden and not made:
-            found["/".join(parts)] = file.read_bytes()
-    return found
+    """Return the files below ``root``, without hidden ones and caches."""
+    paths = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*"))}
+    hidden = re.compile(r"(^|/)(\.|__pycache__/)")
+    return {p: f.read_bytes() for p, f in paths.items() if f.is_file() and not hidden.search(p)}
 
 
 def _notice(paths: list[str], upstream: str, version: str) -> bytes:
-    text = f"""\
+    return f"""\
 {NAME} {version} is SGLang {upstream}, changed by the sglang-lz project.
 
 SGLang is licensed under the Apache License 2.0, see LICENSE beside this file. As its section 4(b)
 asks: these files were changed. sglang_lz/{PACKED_PATCHES} holds every change as a patch.
 
-"""
-    return (text + "".join(f"    {path}\n" for path in [*paths, VERSION_FILE])).encode()
+{"".join(f"    {path}" + chr(10) for path in paths)}""".encode()

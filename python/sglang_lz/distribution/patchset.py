@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +27,11 @@ EXPORT_AGAIN = "; export it again with `sglang-lz export`"
 """Advice for a patch file that differs from what `export` writes."""
 
 _NAME = re.compile(r"[a-z0-9-]+/[a-z0-9-]+\.patch")
-_INDEX = re.compile(rb"index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100(?:644|755)")
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_DIFF = re.compile(
+    rb"diff --git a/python/(sglang/\S+\.py) b/python/\1\n"
+    rb"index ([0-9a-f]{40})\.\.([0-9a-f]{40}) 100(?:644|755)\n"
+    rb"--- a/python/\1\n\+\+\+ b/python/\1\n(?=@@ )"
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,6 @@ class FileChange:
     old_blob: str
     new_blob: str
     hunks: tuple[tuple[bytes, ...], ...]
-
-    @property
-    def added(self) -> int:
-        """The number of added lines."""
-        return sum(line.startswith(b"+") for lines in self.hunks for line in lines)
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,18 @@ class Patch:
         """Everything before the first diff, as text."""
         return self.data.split(b"\ndiff --git ", 1)[0].decode("utf-8", "replace")
 
-    @cached_property
+    @property
     def subject(self) -> str:
         """The Subject line, empty if there is none."""
         match = re.search(r"^Subject: (.*(?:\n[ \t].*)*)", self.head, re.M)
         return match[1] if match else ""
 
-    @cached_property
+    @property
     def body(self) -> str:
         """The commit message below the subject, stripped."""
         return self.head.partition("\n\n")[2].strip()
 
-    @cached_property
+    @property
     def fields(self) -> dict[str, str]:
         """The header fields (FIELDS); lines that begin with a space continue the previous field."""
         pairs = re.findall(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", self.body, re.M)
@@ -92,8 +90,27 @@ class Patch:
 
     @cached_property
     def changes(self) -> tuple[FileChange, ...]:
-        """The changed files in the patch's order; DistError if the diff is not in our format."""
-        return tuple(_changes(self))
+        """The changed files in the patch's order; DistError if the diff is not in our format.
+
+        The lengths of the hunks are not checked, because `git apply` checks them.
+        """
+        found = []
+        for diff in re.split(rb"^(?=diff --git )", self.data, flags=re.M)[1:]:
+            match = _DIFF.match(diff)
+            if not match:
+                line = diff.partition(b"\n")[0].decode("utf-8", "replace")
+                raise DistError(
+                    f"{self.name}: {line!r} does not just modify one .py of sglang, or lacks full "
+                    f"blob ids{EXPORT_AGAIN}."
+                )
+            hunks = re.split(rb"^@@ .*\n", diff[match.end() :], flags=re.M)[1:]
+            lines = (hunk.split(b"\n") for hunk in hunks)
+            changed = tuple(tuple(line for line in of if line[:1] in (b"+", b"-")) for of in lines)
+            path, old, new = (text.decode() for text in match.groups())
+            found.append(FileChange(path, old, new, changed))
+        if not found:
+            raise DistError(f"{self.name}: there is no diff in it{EXPORT_AGAIN}.")
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -105,35 +122,15 @@ class PatchSet:
     @classmethod
     def load(cls, root: Path) -> PatchSet:
         """Read ``root``/series and the patches it lists; DistError if one is missing."""
-        patches = []
-        for name in read_series(root):
-            try:
-                patches.append(Patch(name, (root / name).read_bytes()))
-            except FileNotFoundError:
-                raise DistError(
-                    f"{root / 'series'} lists {name}, which does not exist; restore the patch or "
-                    "remove the line."
-                ) from None
-        return cls(tuple(patches))
+        try:
+            names = parse_series((root / "series").read_bytes(), f"{root}/series")
+            return cls(tuple(Patch(name, (root / name).read_bytes()) for name in names))
+        except FileNotFoundError as error:
+            raise DistError(f"{error.filename} is missing; restore it with git.") from None
 
     def select(self, groups: Iterable[str]) -> PatchSet:
-        """Return the patches of some groups, in order.
-
-        Raises DistError if a selected patch builds on one that is left out, because both change the
-        same file and the blob ids would then be wrong.
-        """
-        wanted = set(groups)
-        left_out: dict[str, str] = {}
-        for patch in self.patches:
-            for change in patch.changes:
-                if patch.group not in wanted:
-                    left_out[change.path] = patch.name
-                elif change.path in left_out:
-                    raise DistError(
-                        f"{patch.name} builds on {left_out[change.path]} (both change "
-                        f"{change.path}), which the chosen groups leave out; choose both groups."
-                    )
-        return PatchSet(tuple(p for p in self.patches if p.group in wanted))
+        """Return the patches of some groups, in order."""
+        return PatchSet(tuple(patch for patch in self.patches if patch.group in groups))
 
     @cached_property
     def blobs(self) -> dict[str, tuple[str, str]]:
@@ -154,15 +151,6 @@ class PatchSet:
         return blobs
 
 
-def read_series(root: Path) -> list[str]:
-    """Return the patch names of ``root``/series; DistError if it is missing or malformed."""
-    path = root / "series"
-    try:
-        return parse_series(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise DistError(f"{path} is missing; restore it with git.") from None
-
-
 def parse_series(text: bytes, where: str) -> list[str]:
     """Return the patch names of a series, which may contain blank lines and # comments."""
     lines = (line.strip() for line in text.decode("utf-8", "replace").splitlines())
@@ -176,73 +164,14 @@ def parse_series(text: bytes, where: str) -> list[str]:
 
 
 def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
-    """Return the groups given as the text of ``--groups``, by default those of the flavour.
+    """Return the groups of `SELECTIONS` that ``--groups`` gives, by default those of the flavour.
 
-    Raises DistError for an unknown group, for only some of LZ_GROUPS (there is no version of the
-    penalty with only some of them), and for FIXES without LZ_GROUPS (both change the same files).
+    Raises DistError for others: there is no version of the penalty with only some of LZ_GROUPS, and
+    FIXES changes the same files as they do.
     """
-    if text is None:
-        return FLAVOUR_GROUPS[flavour]
-    groups = [part for part in text.split(",") if part]
-    for group in groups:
-        if group not in GROUPS:
-            raise DistError(f"{group!r} is not a patch group; the groups are {', '.join(GROUPS)}.")
-    missing = [group for group in LZ_GROUPS if group not in groups]
-    if 0 < len(missing) < len(LZ_GROUPS):
-        raise DistError(
-            f"--groups must name all of {', '.join(LZ_GROUPS)} or none; {missing[0]} is left out."
-        )
-    if FIXES in groups and missing:
-        raise DistError(f"--groups with {FIXES} must name {', '.join(LZ_GROUPS)} too.")
-    return tuple(group for group in GROUPS if group in groups)
-
-
-def _changes(patch: Patch) -> Iterator[FileChange]:
-    """Parse the diffs strictly: only changes to existing files, and hunks of the stated length."""
-
-    def expect(ok: object, what: str) -> None:
-        if not ok:
-            raise DistError(f"{patch.name}: {what}{EXPORT_AGAIN}.")
-
-    lines = patch.data.split(b"\n")
-    expect(lines.pop() == b"", "it does not end with a line end")
-    while lines and not lines[0].startswith(b"diff --git "):
-        del lines[0]
-    expect(lines, "there is no diff in it")
-    lines.reverse()  # so that lines.pop() returns the next line
-    while lines:
-        words = lines.pop().decode("utf-8", "replace")
-        match = re.fullmatch(rf"diff --git a/({UPSTREAM_PREFIX}sglang/\S+\.py) b/(\S+)", words)
-        expect(match and match[1] == match[2], f"{words!r} is not a change of one .py of sglang")
-        assert match
-        path = match[1]
-        index = _INDEX.fullmatch(lines.pop() if lines else b"")
-        expect(index, f"{path} is not just modified, or its index line lacks full blob ids")
-        assert index
-        names = [lines.pop() for _ in range(2) if lines]
-        expect(names == [b"--- a/" + path.encode(), b"+++ b/" + path.encode()], "bad file names")
-        hunks = []
-        while lines and (hunk := _HUNK.match(lines[-1])):
-            lines.pop()
-            hunks.append(_hunk(lines, int(hunk[1] or 1), int(hunk[2] or 1), expect))
-        expect(hunks, f"{path} has no hunk that parses")
-        path = path.removeprefix(UPSTREAM_PREFIX)
-        yield FileChange(path, index[1].decode(), index[2].decode(), tuple(hunks))
-
-
-def _hunk(
-    lines: list[bytes], old: int, new: int, expect: Callable[[object, str], None]
-) -> tuple[bytes, ...]:
-    """Pop a hunk of ``old`` and ``new`` lines from the reversed ``lines``; return its changes."""
-    changed = []
-    while old > 0 or new > 0:
-        kind, line = (lines[-1][:1], lines.pop()[1:]) if lines else (b"", b"")
-        expect(kind in (b" ", b"-", b"+", b"\\") and kind, "a hunk is shorter than it claims")
-        old -= kind in (b" ", b"-")
-        new -= kind in (b" ", b"+")
-        if kind in (b"+", b"-"):
-            changed.append(kind + line)
-    expect((old, new) == (0, 0), "a hunk is longer than it claims")
-    if lines and lines[-1].startswith(b"\\"):
-        lines.pop()
-    return tuple(changed)
+    groups = set(text.split(",")) if text else FLAVOUR_GROUPS[flavour]
+    for selection in SELECTIONS:
+        if set(selection) == set(groups):
+            return selection
+    choices = "; ".join(",".join(selection) for selection in SELECTIONS)
+    raise DistError(f"--groups is {text!r}; it must be one of {choices}.")

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from .errors import DistError
+
 SEAL = "sglang_lz/seal.json"
 
 
@@ -42,15 +44,17 @@ class Seal:
         return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
-    def parse(cls, data: bytes) -> Seal:
-        """Parse the output of ``dump``; ValueError if it is not a seal."""
+    def read(cls, read: Callable[[str], bytes | None]) -> Seal:
+        """Return the seal among the files that ``read`` returns; DistError if there is none."""
+        data = read(SEAL)
+        if data is None:
+            raise DistError(f"{SEAL} is missing: this is a stock sglang; install our wheel.")
         try:
             fields = json.loads(data)
             fields |= {key: tuple(fields[key]) for key in ("groups", "patches")}
-            fields["files"] = dict(fields["files"])
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a seal: {error}") from None
+            return cls(**fields | {"files": dict(fields["files"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise DistError(f"{SEAL} cannot be read ({error}); install our wheel anew.") from None
 
     def problems(self, read: Callable[[str], bytes | None]) -> list[str]:
         """Return one sentence for each sealed file that is missing or changed."""
@@ -79,19 +83,8 @@ def reader(root: Path) -> Callable[[str], bytes | None]:
     return read
 
 
-def verify(root: Path) -> list[str]:
-    """Return the problems of the patched sglang in ``root`` (site-packages); empty if intact."""
-    data = reader(root)(SEAL)
-    if data is None:
-        return [f"{root / SEAL} is missing: this sglang_lz is not part of a built sglang"]
-    try:
-        return Seal.parse(data).problems(reader(root))
-    except ValueError as error:
-        return [f"{root / SEAL} cannot be read ({error})"]
-
-
 def verify_imported(sglang: ModuleType) -> list[str]:
-    """``verify`` the sglang that a process has imported; called when the server starts.
+    """Return the problems of the sglang that a process has imported; called when the server starts.
 
     It need not be the one beside this package, because another copy may precede it on Python's
     path.
@@ -101,4 +94,7 @@ def verify_imported(sglang: ModuleType) -> list[str]:
     theirs = Path(sglang.__file__ or "").parent.resolve().parent
     if theirs != ours:
         return [f"sglang is imported from {theirs}, not from {ours}, which is ours"]
-    return verify(ours)
+    try:
+        return Seal.read(reader(ours)).problems(reader(ours))
+    except DistError as error:
+        return [str(error)]

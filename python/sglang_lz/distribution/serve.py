@@ -31,8 +31,6 @@ CPU = [
     *["--max-total-tokens", "32768", "--max-running-requests", "64"],
     "--sleep-on-idle",  # otherwise, an idle server keeps a core busy
 ]
-
-
 DEFAULT_PORT = "30000"
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
 """The address at which `serve` serves by default."""
@@ -40,11 +38,21 @@ PLAYGROUND = "--playground"
 PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"
 PREFERRED = "--preferred-sampling-params"
-RECOMMENDED = {
-    **lz.RECOMMENDED,
-    repetition.FIELD: dict(repetition.RECOMMENDED_FIELD),
-}
+RECOMMENDED = {**lz.RECOMMENDED, repetition.FIELD: dict(repetition.RECOMMENDED_FIELD)}
 """The sampling parameters that `END_LOOPS` gives to every request that has none of its own."""
+
+
+def take(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of some arguments, the last one counts, and the other arguments."""
+    values, rest = {}, []
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, has_value, value = argument.partition("=")
+        if name in names:
+            values[name] = value if has_value else next(remaining, "")
+        else:
+            rest.append(argument)
+    return values, rest
 
 
 def without_end_loops(arguments: list[str]) -> list[str]:
@@ -58,21 +66,13 @@ def without_end_loops(arguments: list[str]) -> list[str]:
     """
     if END_LOOPS not in arguments:
         return arguments
-    arguments = [argument for argument in arguments if argument != END_LOOPS]
-    if any(a.partition("=")[0] == "--config" for a in arguments):
+    values, rest = take([a for a in arguments if a != END_LOOPS], (PREFERRED,))
+    if "--config" in take(rest, ("--config",))[0]:
         raise DistError(
             f"{END_LOOPS} must be left out with --config, whose file it would override; set "
             f"preferred-sampling-params to {json.dumps(RECOMMENDED)} there."
         )
-    rest: list[str] = []
-    given = "{}"
-    values = iter(arguments)
-    for argument in values:
-        name, has_value, value = argument.partition("=")
-        if name == PREFERRED:
-            given = value if has_value else next(values, "")
-        else:
-            rest.append(argument)
+    given = values.get(PREFERRED, "{}")
     try:
         own = json.loads(given)
     except ValueError:
@@ -80,11 +80,6 @@ def without_end_loops(arguments: list[str]) -> list[str]:
     if not isinstance(own, dict):
         raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.")
     return [*rest, PREFERRED, json.dumps({**RECOMMENDED, **own})]
-
-
-def names_model(arguments: list[str]) -> bool:
-    """Whether the user specified a model."""
-    return any(a.partition("=")[0] in ("--model-path", "--model") for a in arguments)
 
 
 def server_arguments(
@@ -100,12 +95,13 @@ def server_arguments(
         arguments: the user's arguments.
         environ: the environment variables; `HOST` and `PORT` are used.
     """
-    if any(a.partition("=")[0] == "--config" for a in arguments):
+    given, _ = take(arguments, ("--config", "--model-path", "--model"))
+    if "--config" in given:
         return arguments
     return [
         *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, DEFAULT_PORT)],
         *(CPU if flavour == "cpu" else []),
-        *([] if names_model(arguments) else DEMO),
+        *([] if given else DEMO),
         *arguments,
     ]
 
@@ -119,20 +115,14 @@ def playground_command(arguments: list[str]) -> list[str]:
     Raises:
         DistError: the server's address is in a file of settings, which only the server reads.
     """
-    values = {"--host": "127.0.0.1", "--port": DEFAULT_PORT}
-    words = iter(arguments)
-    for word in words:
-        name, has_value, value = word.partition("=")
-        if name == "--config":
-            raise DistError(
-                f"{PLAYGROUND} must be left out with --config; run `sglang-lz playground --server "
-                "URL` beside the server."
-            )
-        if name in values:
-            values[name] = value if has_value else next(words, "")
+    values, _ = take(arguments, ("--host", "--port", "--config"))
+    if "--config" in values:
+        raise DistError(
+            f"{PLAYGROUND} must be left out with --config; run `sglang-lz playground --server URL` "
+            "beside the server."
+        )
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(values["--host"], values["--host"])
-    host = f"[{host}]" if ":" in host else host
-    server = f"http://{host}:{values['--port']}"
+    server = f"http://{f'[{host}]' if ':' in host else host}:{values['--port']}"
     return [sys.executable, "-m", "sglang_lz", "playground", "--server", server]
 
 
@@ -142,23 +132,22 @@ def serve(arguments: list[str]) -> NoReturn:
     Raises:
         DistError: this package is not part of a built or patched sglang.
     """
-    data = reader(PACKAGE.parent)(SEAL)
-    if data is None:
+    read = reader(PACKAGE.parent)
+    if read(SEAL) is None:
         raise DistError(
             f"{PACKAGE} is not part of a patched sglang, so there is nothing to serve; in a "
             "checkout use scripts/serve, which builds one."
         )
-    has_playground = PLAYGROUND in arguments
-    arguments = [argument for argument in arguments if argument != PLAYGROUND]
-    arguments = server_arguments(Seal.parse(data).flavour, without_end_loops(arguments))
-    if str(DEMO_MODEL) in arguments:
+    own = without_end_loops([argument for argument in arguments if argument != PLAYGROUND])
+    own = server_arguments(Seal.read(read).flavour, own)
+    if str(DEMO_MODEL) in own:
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "sglang_lz.server.launch", *arguments]
-    if has_playground:
+    command = [sys.executable, "-m", "sglang_lz.server.launch", *own]
+    if PLAYGROUND in arguments:
         subprocess.Popen(
-            playground_command(arguments),
+            playground_command(own),
             preexec_fn=ending_with_us(),  # noqa: PLW1509, we have one thread
         )
     print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ holds `upstream.lock`, `series`, `judged` and the patches.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from .errors import DistError
@@ -16,8 +15,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PACKED_PATCHES = "_patches"
 """Where a built package carries what a checkout keeps in patches/."""
 LOCK = "upstream.lock"
-
-_RELEASE = re.compile(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?")
 
 
 def patches_dir() -> Path:
@@ -48,13 +45,6 @@ def release(patches: Path | None = None) -> str:
     if len(found) != 1:
         raise DistError(f"{folder} holds {len(found)} releases, not one; restore it with git.")
     return found[0]
-
-
-def parse_release(text: str) -> str:
-    """Return ``text`` if it is a valid release name, and so a safe folder name; else DistError."""
-    if not _RELEASE.fullmatch(text):
-        raise DistError(f"{text!r} is not a release of upstream, such as 0.5.23.")
-    return text
 
 
 def release_dir() -> Path:

@@ -5,7 +5,6 @@ The signature authenticates SHA256SUMS, and SHA256SUMS authenticates every other
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -52,6 +51,15 @@ def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
             yield from _examine(file, sums)
 
 
+def _examine(file: Path, sums: Mapping[str, str]) -> Iterator[Check]:
+    digest = checked("sha256", lambda: f"{file.name}, {_listed(file, sums)}")
+    yield digest
+    if digest.ok and file.suffix == ".whl":
+        yield checked("SBOM", lambda: _sbom(file, sums))
+        yield checked("provenance", lambda: _provenance(file, sums))
+        yield from examine_wheel(file)
+
+
 def _public_key(text: str) -> Any:
     try:
         import minisign  # a third-party library that nothing else needs
@@ -64,16 +72,19 @@ def _public_key(text: str) -> Any:
     # another key.
     try:
         return minisign.PublicKey.from_base64(text)
-    except ValueError:
-        pass
-    try:
-        if Path(text).is_file():
-            return minisign.PublicKey.from_bytes(_read(Path(text)))
-        return minisign.PublicKey.from_base64(text)
     except ValueError as error:
-        raise DistError(
-            f"--public-key {text} is no file and no text of a minisign public key ({error})."
-        ) from None
+        if not Path(text).is_file():
+            raise _no_key(text, error) from None
+    try:
+        return minisign.PublicKey.from_bytes(_read(Path(text)))
+    except ValueError as error:
+        raise _no_key(text, error) from None
+
+
+def _no_key(text: str, error: ValueError) -> DistError:
+    return DistError(
+        f"--public-key {text} is no file and no text of a minisign public key ({error})."
+    )
 
 
 def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
@@ -92,17 +103,14 @@ def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
         found = f"{folder / SIGNATURE} does not sign {SUMS} with this key ({error})"
         return Check("signature", False, found), None
     lines = re.findall(r"^([0-9a-f]{64})  (.+)$", data.decode("utf-8", "replace"), re.M)
-    sums = {name: digest for digest, name in lines}
-    return Check("signature", True, f"{folder / SUMS}, signed: {signed.trusted_comment}"), sums
+    found = f"{folder / SUMS}, signed: {signed.trusted_comment}"
+    return Check("signature", True, found), {name: digest for digest, name in lines}
 
 
 def _read(file: Path) -> bytes:
     """The content of a small file, which is not authenticated yet and may be anything."""
-    try:
-        with _opened(file) as opened:
-            data = opened.read(LARGEST + 1)
-    except OSError as error:
-        raise _unreadable(file, error.strerror) from None
+    with _opened(file) as opened:
+        data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise _unreadable(file, f"larger than {LARGEST} bytes")
     return data
@@ -110,10 +118,13 @@ def _read(file: Path) -> bytes:
 
 def _opened(file: Path) -> BufferedReader:
     """Open a regular file or a link to one. Opening a pipe would block forever."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(file, error.strerror) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file")
+        raise _unreadable(file, "not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -121,25 +132,12 @@ def _unreadable(file: Path, why: str | None) -> DistError:
     return DistError(f"{file} cannot be read ({why}); a release has it beside its files.")
 
 
-def _examine(file: Path, sums: Mapping[str, str]) -> Iterator[Check]:
-    digest = checked("sha256", lambda: f"{file.name}, {_listed(file, sums)}")
-    yield digest
-    if not digest.ok or file.suffix != ".whl":
-        return
-    yield checked("SBOM", lambda: _sbom(file, sums))
-    yield checked("provenance", lambda: _provenance(file, sums))
-    yield from examine_wheel(file)
-
-
 def _listed(file: Path, sums: Mapping[str, str]) -> str:
     """Return a file's sha256; DistError if it is not the one that SHA256SUMS lists."""
     if file.name not in sums:
         raise DistError(f"{file.name} is not in {SUMS}, so it is not of this release")
-    try:
-        with _opened(file) as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise _unreadable(file, error.strerror) from None
+    with _opened(file) as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != sums[file.name]:
         raise DistError(f"{file.name} has the sha256 {digest}; {SUMS} has {sums[file.name]}")
     return digest
@@ -168,9 +166,8 @@ def _sbom(file: Path, sums: Mapping[str, str]) -> str:
 
 
 def _provenance(file: Path, sums: Mapping[str, str]) -> str:
-    provenance = file.with_name(PROVENANCE)
     try:
-        statement = _json(provenance, sums)
+        statement = _json(file.with_name(PROVENANCE), sums)
         named = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
         builder = statement["predicate"]["runDetails"]["builder"]["id"]
     except (KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .errors import DistError
@@ -18,8 +18,6 @@ from .errors import DistError
 NOTICE = "licenses/NOTICE.sglang-lz"
 """Below dist-info: which of upstream's files we changed (Apache License 2.0, section 4(b))."""
 SCRIPT = "sglang-lz = sglang_lz.distribution.cli:main"
-
-_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class Wheel:
@@ -55,42 +53,40 @@ class Wheel:
                 f"{self.path} is damaged at {name} ({error}); fetch it again."
             ) from None
 
+    @property
+    def python(self) -> list[str]:
+        """The names of the Python files."""
+        return [name for name in self.names if name.endswith(".py")]
+
     def mode(self, name: str) -> int:
         """Return 0o755 for an executable file and 0o644 for any other."""
         return 0o755 if self._zip.getinfo(name).external_attr >> 16 & 0o100 else 0o644
 
 
-def write_wheel(
-    out: Path,
-    upstream: Wheel,
-    dist_info: str,
-    changes: Mapping[str, bytes],
-    say: Callable[[str], None],
-) -> None:
+def write_wheel(out: Path, upstream: Wheel, dist_info: str, changes: Mapping[str, bytes]) -> None:
     """Write ``upstream`` with ``changes`` (path to bytes, added or replaced) as the wheel ``out``.
 
     Upstream's .dist-info is renamed to ``dist_info``, and RECORD is regenerated. The same input
     gives the same bytes (with the same zlib), because names are sorted with RECORD last, and there
     are only one time stamp and two permissions. ``out`` is created by a rename once it is complete.
     """
-    record_name = f"{dist_info}/RECORD"
-    kept = {_renamed(name, upstream.dist_info, dist_info): name for name in upstream.names}
-    kept.pop(record_name, None)
-    names = sorted({*kept, *changes}, key=lambda name: (name.startswith(dist_info), name))
+    record = f"{dist_info}/RECORD"
+    kept = {
+        re.sub(rf"^{re.escape(upstream.dist_info)}/", f"{dist_info}/", n): n for n in upstream.names
+    }
+    names = sorted(
+        {*kept, *changes} - {record}, key=lambda name: (name.startswith(dist_info), name)
+    )
     rows = []
     out.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".sglang-lz-", dir=out.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            for number, name in enumerate(names):
+            for name in names:
                 data = changes[name] if name in changes else upstream.read(kept[name]) or b""
-                mode = upstream.mode(kept[name]) if name in kept else 0o644
-                _add(archive, name, data, mode)
-                rows.append(record_row(name, data))
-                if (number + 1) * 4 // len(names) > number * 4 // len(names):
-                    say(f"  packed {(number + 1) * 100 // len(names)} % of {len(names)} files")
-            rows.append(f"{record_name},,")
-            _add(archive, record_name, "".join(f"{row}\n" for row in rows).encode(), 0o644)
+                _add(archive, name, data, upstream.mode(kept[name]) if name in kept else 0o644)
+                rows.append(f"{record_row(name, data)}\n")
+            _add(archive, record, f"{''.join(rows)}{record},,\n".encode(), 0o644)
         os.chmod(temporary, 0o644)
         os.replace(temporary, out)
     except BaseException as error:
@@ -114,7 +110,7 @@ def edit_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
     """Return an installed RECORD with rows replaced or appended (bytes) or removed (None)."""
     lines = record.decode("utf-8").splitlines(keepends=True)
     end = "\r\n" if lines and lines[-1].endswith("\r\n") else "\n"
-    left = dict(changes)
+    left = dict(sorted(changes.items()))
     result = []
     for line in lines:
         path = next(csv.reader([line]))[0]
@@ -122,14 +118,14 @@ def edit_record(record: bytes, changes: Mapping[str, bytes | None]) -> bytes:
             result.append(line)
         elif (data := left.pop(path)) is not None:
             result.append(record_row(path, data) + end)
-    new = [(path, data) for path, data in sorted(left.items()) if data is not None]
-    return "".join([*result, *(record_row(path, data) + end for path, data in new)]).encode()
+    result += [record_row(path, data) + end for path, data in left.items() if data is not None]
+    return "".join(result).encode()
 
 
 def metadata_version(metadata: bytes) -> str:
     """Return the Version of a METADATA file, or "" if it has none."""
-    match = re.search(r"^Version: *(\S+)", _headers(metadata)[0], re.M)
-    return match[1] if match else ""
+    match = re.search(rb"^Version: *(\S+)", metadata.partition(b"\n\n")[0], re.M)
+    return match[1].decode() if match else ""
 
 
 def edit_metadata(
@@ -139,36 +135,26 @@ def edit_metadata(
 
     ``notice`` also lists NOTICE as a licence file.
     """
-    headers, rest = _headers(metadata)
+    head, blank, rest = metadata.partition(b"\n\n")
+    headers = head.decode("utf-8").rstrip("\n") + "\n"
     headers = re.sub(r"^Version: .*$", f"Version: {version}", headers, count=1, flags=re.M)
     if requires is not None:
         headers = re.sub(r"^(?:Requires-Dist|Provides-Extra): .*\n", "", headers, flags=re.M)
         headers += "".join(f"Requires-Dist: {line}\n" for line in requires)
     if notice:
         headers += f"License-File: {NOTICE.removeprefix('licenses/')}\n"
-    return headers.encode() + rest
+    return headers.encode() + blank[1:] + rest
 
 
 def edit_entry_points(entry_points: bytes) -> bytes:
     """Return entry_points.txt with our console script added."""
-    text = entry_points.decode("utf-8")
-    section = "[console_scripts]\n"
-    if section not in text:
-        text = f"{section}\n{text}"
+    text, section = entry_points.decode("utf-8"), "[console_scripts]\n"
+    text = text if section in text else f"{section}\n{text}"
     return text.replace(section, f"{section}{SCRIPT}\n", 1).encode()
 
 
-def _headers(metadata: bytes) -> tuple[str, bytes]:
-    head, blank, rest = metadata.partition(b"\n\n")
-    return head.decode("utf-8").rstrip("\n") + "\n", blank[1:] + rest
-
-
-def _renamed(name: str, old: str, new: str) -> str:
-    return new + name.removeprefix(old) if name.startswith(old + "/") else name
-
-
 def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
-    info = zipfile.ZipInfo(name, _TIME)
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.compress_type = zipfile.ZIP_DEFLATED
     info.create_system = 3
     info.external_attr = (0o100000 | mode) << 16

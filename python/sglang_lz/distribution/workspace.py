@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import DistError
-from .files import replace_all
-from .gitapply import Read, apply_one, git
+from .files import remove_empty, replace_all
+from .gitapply import IDENTITY, Read, apply_one, git, run
 from .lint import lint_patches
-from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet, read_series
+from .modes import JUDGED
+from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet
+from .sources import LOCK, checkout_patches_dir
 
 BASE = "upstream"
 """The tag of the first commit: upstream's files without patches."""
@@ -22,32 +24,7 @@ TITLE = "SGLang"
 MARK = "Patch: "
 """The line of a commit message that names its patch file; it is not part of the patch."""
 
-IDENTITY = {
-    f"GIT_{who}_{key}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for key, value in (
-        ("NAME", "sglang-lz maintainers"),
-        ("EMAIL", "maintainers@sglang-lz.invalid"),
-        ("DATE", "2025-11-20T00:00:00+0000"),
-    )
-}
-"""Every patch has the same author and date. Our own git history records who changed it and when."""
-
-_FORMAT = [
-    "format-patch",
-    "-1",
-    "--stdout",
-    "--keep-subject",
-    "--no-stat",
-    "--zero-commit",
-    "--full-index",
-    "--no-signature",
-    "--no-renames",
-    "--unified=3",
-    "--diff-algorithm=myers",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-]
+_FORMAT = ("--keep-subject", "--no-stat", "--zero-commit", "--full-index", "--no-signature")
 
 
 def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, tree: Path) -> None:
@@ -61,30 +38,26 @@ def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, 
     tree.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=".sglang-lz-", dir=tree.parent))
     try:
-        _make(patches, files, read, version, new)
+        for path in files:
+            file = new / UPSTREAM_PREFIX / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(read(path) or b"")
+        run(new, "init", "--quiet", "--initial-branch=patches")
+        run(new, "config", "core.autocrlf", "false")
+        for name in ("NAME", "EMAIL"):  # for manual commits, if the user has not set them
+            run(new, "config", f"user.{name.lower()}", IDENTITY[f"GIT_AUTHOR_{name}"])
+        (new / ".git/info").mkdir(exist_ok=True)
+        (new / ".git/info/exclude").write_text("__pycache__/\n", "utf-8")
+        _commit(new, f"{TITLE} {version}\n")
+        run(new, "tag", BASE)
+        for patch in patches.patches:
+            apply_one(patch.name, patch.data, new)
+            _commit(new, f"{patch.subject}\n\n{patch.body}\n\n{MARK}{patch.name}\n")
         os.replace(new, tree)
     except BaseException:
         shutil.rmtree(new)
         raise
     tree.chmod(0o755)
-
-
-def _make(patches: PatchSet, files: Iterable[str], read: Read, version: str, tree: Path) -> None:
-    for path in files:
-        file = tree / UPSTREAM_PREFIX / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(read(path) or b"")
-    _run(tree, "init", "--quiet", "--initial-branch=patches")
-    _run(tree, "config", "core.autocrlf", "false")
-    for name in ("NAME", "EMAIL"):  # for manual commits, if the user has not set them
-        _run(tree, "config", f"user.{name.lower()}", IDENTITY[f"GIT_AUTHOR_{name}"])
-    (tree / ".git/info").mkdir(exist_ok=True)
-    (tree / ".git/info/exclude").write_text("__pycache__/\n", "utf-8")
-    _commit(tree, f"{TITLE} {version}\n")
-    _run(tree, "tag", BASE)
-    for patch in patches.patches:
-        apply_one(patch.name, patch.data, tree)
-        _commit(tree, f"{patch.subject}\n\n{patch.body}\n\n{MARK}{patch.name}\n")
 
 
 def release(tree: Path) -> str:
@@ -100,76 +73,64 @@ def release(tree: Path) -> str:
 def export(tree: Path) -> PatchSet:
     """Return the commits after BASE as patches.
 
-    Changes nothing in ``tree``. Raises DistError if there are uncommitted changes or a merge, or if
-    a commit has no name or the same name as another one.
+    Changes nothing in ``tree``. Raises DistError if there are uncommitted changes or a merge, if a
+    commit has no name or the same name as another one, or if the patches fail the lint.
     """
     release(tree)
-    if _run(tree, "status", "--porcelain"):
+    if run(tree, "status", "--porcelain"):
         raise DistError(f"{tree} has uncommitted changes; commit them (git commit) and run again.")
-    parent = _run(tree, "rev-parse", f"{BASE}^0")
+    parent = run(tree, "rev-parse", f"{BASE}^0")
+    command = ["format-patch", "-1", "--stdout", "--no-renames", *_FORMAT]
     patches: dict[str, Patch] = {}
-    for line in _run(tree, "rev-list", "--reverse", "--parents", f"{BASE}..HEAD").splitlines():
+    for line in run(tree, "rev-list", "--reverse", "--parents", f"{BASE}..HEAD").splitlines():
         commit, *parents = line.split()
-        message = _run(tree, "log", "-1", "--format=%B", commit)
+        message = run(tree, "log", "-1", "--format=%B", commit)
         what = f"Commit {commit[:10]} ({message.splitlines()[0]})"
         if len(parents) != 1:
             raise DistError(f"{what} is a merge; make the history linear (git rebase {BASE}).")
-        names = re.findall(rf"^{MARK}(\S+)$", message, re.M)
+        names = patch_names(message)
         if len(names) != 1 or names[0] in patches:
             raise DistError(
                 f"{what} needs one line `{MARK}group/name.patch` of its own in its message; add it "
                 f"(git rebase -i {BASE}) and run again."
             )
         message = re.sub(rf"\n*^{MARK}\S+$", "", message, flags=re.M).strip() + "\n"
-        parent = _run(tree, "commit-tree", f"{commit}^{{tree}}", "-p", parent, stdin=message)
-        patches[names[0]] = Patch(names[0], git([*_FORMAT, parent], tree).stdout)
-    return PatchSet(tuple(patches.values()))
-
-
-def write(patches: PatchSet, root: Path) -> list[str]:
-    """Make the patch folder ``root`` contain exactly these patches; return the names that changed.
-
-    Either everything is written or nothing. Raises DistError if the patches fail the lint. The
-    comments at the top of the series are kept.
-    """
-    problems = lint_patches(patches)
-    if problems:
+        parent = run(tree, "commit-tree", f"{commit}^{{tree}}", "-p", parent, stdin=message)
+        patches[names[0]] = Patch(names[0], git([*command, parent], tree).stdout)
+    exported = PatchSet(tuple(patches.values()))
+    if problems := lint_patches(exported):
         problem = problems[0].replace(EXPORT_AGAIN, "").rstrip(".")
         raise DistError(f"{problem}; amend the commit, nothing was written.")
-    names = [patch.name for patch in patches.patches]
-    changes: dict[str, bytes | None] = {
-        patch.name: patch.data
-        for patch in patches.patches
-        if not (root / patch.name).exists() or (root / patch.name).read_bytes() != patch.data
+    return exported
+
+
+def patch_names(messages: str) -> list[str]:
+    """Return the names of the patches in the messages of commits."""
+    return re.findall(rf"^{MARK}(\S+)$", messages, re.M)
+
+
+def write(patches: PatchSet, version: str, lock: bytes, judged: bytes) -> list[str]:
+    """Make patches/ contain only one folder, of these patches; return the paths that changed.
+
+    Either everything is written or nothing.
+    """
+    root = checkout_patches_dir()
+    old = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
     }
-    for file in root.rglob("*.patch"):
-        if file.relative_to(root).as_posix() not in names:
-            changes[file.relative_to(root).as_posix()] = None
-    series = root / "series"
-    if not series.exists() or read_series(root) != names:
-        text = series.read_text("utf-8") if series.exists() else ""
-        head = re.match(r"(?:#.*\n|\s*\n)*", text)
-        changes["series"] = ((head[0] if head else "") + "".join(f"{n}\n" for n in names)).encode()
+    files = {patch.name: patch.data for patch in patches.patches}
+    series = "".join(f"{name}\n" for name in files).encode()
+    files |= {"series": series, LOCK: lock, JUDGED: judged}
+    new = {f"{version}/{name}": data for name, data in files.items()}
+    changes: dict[str, bytes | None] = dict.fromkeys(old.keys() - new.keys())
+    changes |= {path: data for path, data in new.items() if old.get(path) != data}
     replace_all(root, changes)
+    remove_empty(root)
     return sorted(changes)
 
 
-def diffstat(tree: Path) -> str:
-    """Return ``git diff --stat`` of all patches together."""
-    return _run(tree, "diff", "--stat=120,90", "--no-renames", BASE, "HEAD")
-
-
 def _commit(tree: Path, message: str) -> None:
-    _run(tree, "add", "--all", "--force")
-    _run(tree, "commit", "--quiet", "--no-verify", "--file=-", stdin=message)
-
-
-def _run(tree: Path, *args: str, stdin: str = "") -> str:
-    """Run git in ``tree`` under our identity and return its output; DistError if it fails."""
-    result = git(args, tree, stdin.encode(), IDENTITY)
-    if result.returncode != 0:
-        reason = result.stderr.decode("utf-8", "replace").strip().splitlines() or [
-            "no reason given"
-        ]
-        raise DistError(f"`git {args[0]}` failed in {tree} ({reason[-1]}).")
-    return result.stdout.decode("utf-8", "replace").rstrip("\n")
+    run(tree, "add", "--all", "--force")
+    run(tree, "commit", "--quiet", "--no-verify", "--file=-", stdin=message)
