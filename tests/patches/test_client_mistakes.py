@@ -14,8 +14,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
 from sglang_lz import gate
-from sglang_lz.fields.lz import FieldError
-from sglang_lz.gate import typed_request
 
 
 class TestClientMistakes:
@@ -82,34 +80,3 @@ class TestClientMistakes:
 
         answer = self.post(client, StreamingResponse(stream()), "/api/generate")
         assert (answer.status_code, answer.content) == (200, b"")
-
-    @pytest.mark.parametrize(
-        "fields",
-        [{"input_embeds": []}, {"input_embeds": [[]]}],
-        ids=str,
-    )
-    def test_empty_embeddings_are_refused(self, fields: dict[str, Any]) -> None:
-        from sglang.srt.managers.io_struct import GenerateReqInput
-
-        with pytest.raises(ValueError, match="cannot be used here"):
-            GenerateReqInput(**fields).normalize_batch_and_arguments()
-
-    def test_a_batch_with_too_few_parameters(self) -> None:
-        from sglang.srt.managers.io_struct import GenerateReqInput
-
-        for text, listed in (("a", [{}]), (["a", "b"], [{}])):
-            request = GenerateReqInput(text=text, sampling_params=listed)
-            with pytest.raises(FieldError, match="sampling_params must be "):
-                request.normalize_batch_and_arguments()
-
-    def test_vertex_envelopes_are_typed_as_generate_is(self) -> None:
-        assert typed_request(text=["a"], image_data=None).text == ["a"]
-        for wrong in (
-            {"text": 5},
-            {"input_ids": ["a"]},
-            {"text": "a", "top_logprobs_num": "x"},
-            {"text": "a", "sampling_params": {"temperature": "x"}},
-            {"text": "a", "http_worker_ipc": "x"},
-        ):
-            with pytest.raises(FieldError):
-                typed_request(**wrong)

@@ -5,10 +5,8 @@ What a real server answers is in tests/server/test_outputs.py.
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from inprocess import make_request
 from proper_files import KINDS, file_of, with_whole_tokens
 from sglang_lz import answers
 from sglang_lz.detokenizer import MOST_KEPT, REPLACEMENT
@@ -270,38 +267,3 @@ def test_a_parser_that_fails_passes_the_text_on(monkeypatch: pytest.MonkeyPatch)
     assert thinking.parse_stream_end() == (None, "")
     assert calls.parse_stream_chunk("a") == ("a", [])
     assert calls.parse_stream_end() == ("", [])
-
-
-def test_a_stop_string_is_looked_for_in_as_many_tokens_as_it_has_bytes(model_path: str) -> None:
-    req = make_request([5])
-    req.tokenizer = copy.copy(tokenizer_of("demo", model_path))
-    req.tokenizer.additional_stop_token_ids = None  # as upstream's get_tokenizer has it
-    req.sampling_params.stop_strs = ["except é"]
-    req.sampling_params.normalize(req.tokenizer)
-    for character in "x except é":
-        assert not req.finished()
-        spelt = req.tokenizer.encode(character, add_special_tokens=False)
-        req.output_ids.extend(spelt)
-        req._check_str_based_finish(len(spelt))
-    assert req.finished_reason.matched == "except é"
-
-
-@pytest.mark.parametrize("incremental", [False, True])
-def test_the_parts_of_an_ollama_stream_are_the_whole_text(incremental: bool) -> None:
-    texts = ["a", "b", "c"] if incremental else ["a", "ab", "abc"]
-
-    async def generated(*_: Any) -> AsyncIterator[Any]:
-        for text in texts:
-            reason = {"type": "length"} if text is texts[-1] else None
-            yield {"text": text, "meta_info": {"finish_reason": reason}}
-
-    manager = SimpleNamespace(generate_request=generated, incremental_streaming_output=incremental)
-
-    async def collected() -> list[Any]:
-        return [part async for part in answers.parts(manager, "request", None)]
-
-    *before, last = asyncio.run(collected())
-    assert [part["text"] for part in before] == ["a", "ab", "abc"]
-    assert last["text"] == "abc"
-    assert answers.finish_reason(last) == "length"
-    assert {answers.finish_reason(part) for part in before} == {"stop"}
