@@ -108,9 +108,7 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
         check=True,
     )
     world.ok("export", tree)
-    new = release(
-        world, server=("from steps import check, lz, step\r\n", "from steps import *\r\n")
-    )
+    new = release(world, server=("check, lz, step\r\n", "check, step\r\n"))
     out = stops(world, "--tree", "new")
     assert "sglang/server.py: F821 Undefined name `lz`" in out
     assert "Nothing was written" in out
