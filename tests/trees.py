@@ -17,9 +17,16 @@ class Tree:
 
     @classmethod
     def random(cls, rng: random.Random, root: int, nodes: int) -> Tree:
-        """Any shape, any of TOKENS on the nodes: siblings may have the same one."""
+        """Any shape, any of TOKENS on the nodes: siblings may have the same one.
+
+        Nodes stand in any order, so that a parent may come after its children.
+        """
         tokens = [root, *(rng.choice(TOKENS) for _ in range(nodes - 1))]
-        return cls(tokens, [0, *(rng.randrange(node) for node in range(1, nodes))])
+        names = [0, *rng.sample(range(1, nodes), nodes - 1)]
+        parents = [0] * nodes
+        for node in range(1, nodes):
+            parents[names[node]] = names[rng.randrange(node)]
+        return cls(tokens, parents)
 
     def path(self, node: int) -> list[int]:
         """The nodes on the way to this one, the root first."""

@@ -1,7 +1,7 @@
 """The kernels, Triton's and numba's, against the torch operators.
 
-Triton's run on its interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand. The oracle holds
-both in test_penalizer.py.
+Triton's run on its interpreter, or with LZ_TEST_DEVICE=cuda on the GPU at hand. The oracle
+checks all three in test_penalizer.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import triton
 
 from device import DEVICE
 from onset_examples import EXAMPLES, FADING, LAST_STEP
-from oracle import has_memory, run_lengths
+from oracle import COSTS, delta_bits, has_memory, run_lengths
 from sglang_lz.fields.lz import LZParams
+from sglang_lz.penalty import draft_tree
 from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import launch, warm_up
@@ -38,6 +39,7 @@ from sglang_lz.penalty.window import (
     RowWindow,
     StepInputs,
     WindowState,
+    bytes_of_row,
     tokens_to_seed,
 )
 from trees import Tree
@@ -165,7 +167,7 @@ def test_worked_examples_of_the_onset(
 ) -> None:
     """The last tokens arrive as steps, and those before them in a seed."""
     history, lost = EXAMPLES[example]
-    logits = stepped(kernels_of_name[name], history, 3, 512, 16)[1]
+    logits = stepped(kernels_of_name[name], history, 3, LZParams(1.0, onset=2), 16)[1]
     expected = [-lost.get(token, 0.0) for token in range(16)]
     assert logits.tolist() == pytest.approx(expected, abs=5e-4)
 
@@ -177,21 +179,20 @@ def test_the_memory_fades(kernels_of_name: dict[str, ModuleType], name: str, ste
     """Whatever of the steps is a seed, the ring of 64 tokens wrapping round."""
     kernels = kernels_of_name[name]
     for last in (LAST_STEP, LAST_STEP + 1):
-        state, _ = stepped(kernels, FADING[:last], steps, 64, 2048)
+        state, _ = stepped(kernels, FADING[:last], steps, LZParams(1.0, 64, 32, onset=2), 2048)
         assert int(state.cover[0, MEMORY]) == (last == LAST_STEP)
 
 
 def stepped(
-    kernels: ModuleType, history: Sequence[int], steps: int, window: int, vocab: int
+    kernels: ModuleType, history: Sequence[int], steps: int, lz: LZParams, vocab: int
 ) -> tuple[WindowState, torch.Tensor]:
-    """The state of a row with onset 2 after a history, so many of whose tokens are steps, and the
-    logits of the last step, 0 before it."""
+    """The state of a row after a history, so many of whose tokens are steps, and the logits of the
+    last step, 0 before it."""
     device = "cpu" if kernels is reference else DEVICE
-    state = WindowState(1, window, device)
+    state = WindowState(1, lz.window_size, device)
     seeded = len(history) - steps
-    tokens = array("q", history[:seeded])
-    lz = LZParams(1.0, window, min(window, 32), onset=2)
-    kernels.seed(state, {0: RowWindow(tokens, 0, seeded, lz=lz)})
+    sampled = 0 if lz.onset else seeded
+    kernels.seed(state, {0: RowWindow(array("q", history[:seeded]), sampled, seeded, lz=lz)})
     for length in range(seeded + bool(steps), len(history) + 1):
         logits = torch.zeros(1, vocab, device=device)
         kernels.step(
@@ -204,7 +205,7 @@ def stepped(
                 prefilled=int(not steps),
                 offset=0,
             ),
-            width=window,
+            width=lz.window_size,
         )
     return state, logits[0].cpu()
 
@@ -453,6 +454,31 @@ def test_circular_links_terminate(cuda_kernels: ModuleType) -> None:
     paths = cuda_kernels.verify(state, logits, to_device(trees), width=8)
     assert paths.shape == (1, 4, 4)
     assert torch.isfinite(logits).all()
+
+
+def test_a_node_outside_the_tree_is_a_child_of_the_root() -> None:
+    first, sibling = torch.tensor([[1, -1, -1, -1]]), torch.full((1, 4), -1)
+    assert draft_tree.parents(first, sibling).tolist() == [[0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, "reference"])
+@pytest.mark.parametrize("cost", COSTS)
+def test_the_longest_distances_of_the_largest_window_are_exact_enough(
+    kernels_of_name: dict[str, ModuleType], name: str, cost: str
+) -> None:
+    history = [1] + [2] * 2 + [3] * 4089 + [1, 2, 2]
+    lz = LZParams(1.0, 8192, 8192, cost=cost)
+    logits = stepped(kernels_of_name[name], history, 1, lz, 200_000)[1]
+    delta = delta_bits(history, 200_000, 8192, 8192, cost)
+    np.testing.assert_allclose(
+        logits[:8].numpy(), np.array(delta[:8]) - np.log2(200_000), atol=TOLERANCE
+    )
+
+
+def test_the_bytes_of_a_row_are_what_it_takes() -> None:
+    state = WindowState(3, 8, "cpu")
+    taken = (state.tokens, state.run, state.params, state.cover)
+    assert sum(tensor.nbytes for tensor in taken) == 3 * bytes_of_row(8)
 
 
 def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(

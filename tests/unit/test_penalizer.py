@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -35,6 +35,7 @@ from sglang_lz.penalty import kernels, penalizer
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistoryRoom
+from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.window import StepInputs, WindowState, bytes_of_row
 from sglang_lz.server import history_room
 from trees import Tree
@@ -389,11 +390,21 @@ def verify_forward(
     return accepted
 
 
+def assert_all_exact(
+    pool: Pool, reqs: list[Request], mode: str = "extend", *, masks: bool = False
+) -> None:
+    """Prefill or decode these requests."""
+    parts = (reqs, []) if mode == "extend" else ([], reqs)
+    _, before, after = forward(pool, mode, *parts, masks=masks)
+    for req, *rows in zip(reqs, before, after, strict=True):
+        assert_exact(req, *rows)
+
+
 def draft_the_loop(req: Request, tree: Tree) -> None:
     """Let a request's tree hold what goes on with its loop."""
     if req.period is None:
         return
-    for node in range(1, len(tree.tokens)):
+    for node in sorted(range(1, len(tree.tokens)), key=lambda node: len(tree.path(node))):
         text = [*req.known, *(tree.tokens[ancestor] for ancestor in tree.path(node)[1:-1])]
         if req.period <= len(text):
             tree.tokens[node] = text[-req.period] % VOCAB
@@ -443,6 +454,8 @@ class Scheduler(RuleBasedStateMachine):
     disaggregation) gets its requests prefilled, with the first token sampled.
     """
 
+    has_histories = True
+
     @initialize(overlap=st.booleans(), decode_server=st.booleans())
     def start(self, overlap: bool, decode_server: bool) -> None:
         self.pool = reserved_pool()
@@ -466,7 +479,7 @@ class Scheduler(RuleBasedStateMachine):
         others: dict[str, object],
         period: int | None,
     ) -> None:
-        req = request(prompt, **lz, **others)
+        req = request(prompt, **lz, **(others if self.has_histories else {}))
         req.period = period
         self.waiting.append(req)
 
@@ -563,6 +576,29 @@ def test_scheduler_with_the_kernels_of_a_gpu(
     )
 
 
+def torch_operators() -> SimpleNamespace:
+    """The reference in the place of kernels, which knows nothing of histories."""
+
+    def without_history(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, width, **_: function(*given, width=width)
+
+    names = ("step", "verify", "accept")
+    return SimpleNamespace(
+        seed=reference.seed,
+        **{name: without_history(getattr(reference, name)) for name in names},
+        **dict.fromkeys(("seed_history", "forbid"), lambda *_: None),
+    )
+
+
+@pytest.mark.slow
+def test_scheduler_with_the_torch_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "import_for", lambda device: torch_operators())
+    monkeypatch.setattr(Scheduler, "has_histories", False)
+    run_state_machine_as_test(
+        Scheduler, settings=settings(max_examples=100, stateful_step_count=25, deadline=None)
+    )
+
+
 def admitted(pool: Pool, req: Request) -> Request:
     req.row = pool.alloc()
     req.extend_end = len(req.full_untruncated_fill_ids)
@@ -577,59 +613,6 @@ def test_nothing_is_planned_without_the_penalty() -> None:
     assert torch.equal(before, after)
 
 
-def test_parameters_that_were_never_resolved_mean_no_penalty() -> None:
-    """Upstream's internal requests never pass `admit`."""
-    pool = reserved_pool()
-    step, *_ = forward(pool, "extend", [admitted(pool, request([1], lz_penalty=None))], [])
-    assert step is None
-
-
-@pytest.mark.parametrize("speculative", [False, True])
-def test_a_batch_without_the_penalty_looks_at_its_own_rows_only(speculative: bool) -> None:
-    """While another row has a window, it reads only its own rows; otherwise it reads nothing."""
-    pool = reserved_pool()
-    held = admitted(pool, request([1, 2]))
-    without = admitted(pool, request([1, 2], lz_penalty=0.0))
-    forward(pool, "extend", [held, without], [])
-    watched = pool.lz_penalizer
-    seen = []
-    for name in ("_generation", "_pool_generation", "_window_size", "_seeded"):
-        setattr(watched, name, Watched(getattr(watched, name), seen))
-    pool.free_slots = None  # type: ignore[assignment]  # thousands of rows may be free
-
-    def run() -> None:
-        if speculative:
-            rng = random.Random(0)
-            verify_forward(pool, [without], [Tree.random(rng, 2, 3)], rng)
-        else:
-            step, *_ = forward(pool, "decode", [], [without])
-            assert step is None
-
-    run()
-    assert seen
-    assert all(set(np.asarray(index).tolist()) <= {without.row} for index in seen)
-    seen.clear()
-    held.sampling_params.lz_params = None  # another request takes the row
-    plan(pool, "extend", [held], [])
-    seen.clear()
-    run()
-    assert seen == []
-
-
-class Watched:
-    """An array that notes with which index it was read."""
-
-    def __init__(self, array: np.ndarray, seen: list[object]) -> None:
-        self.array, self.seen = array, seen
-
-    def __getitem__(self, index: object) -> object:
-        self.seen.append(index)
-        return self.array[index]
-
-    def __setitem__(self, index: object, value: object) -> None:
-        self.array[index] = value
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
     """No kernel could lower them: upstream has none (tests/patches/test_logits_dtype.py)."""
@@ -638,17 +621,6 @@ def test_logits_that_are_not_float32_are_refused(dtype: torch.dtype) -> None:
     step = plan(pool, "extend", [req], [])
     with pytest.raises(TypeError, match=f"must be torch.float32 .* got {dtype}"):
         sampling.apply_step(torch.zeros(1, VOCAB, dtype=dtype), step)
-
-
-def test_rows_without_the_penalty_are_left_alone() -> None:
-    pool = reserved_pool()
-    reqs = [
-        admitted(pool, request([1, 2, 1], lz_penalty=penalty)) for penalty in (0.0, 0.3, 0.0, 0.3)
-    ]
-    step, before, after = forward(pool, "extend", reqs, [])
-    assert step is not None
-    assert torch.equal(before[[0, 2]], after[[0, 2]])
-    assert not torch.isclose(before[[1, 3]], after[[1, 3]]).all(dim=1).any()
 
 
 def test_a_row_reassigned_without_a_prefill_is_inactive() -> None:
@@ -789,16 +761,6 @@ def test_a_request_without_room_to_generate_has_no_penalty() -> None:
     assert_exact(other, before[1], after[1])
     step, *_ = forward(pool, "extend", [admitted(pool, request([1, 1], max_new_tokens=0))], [])
     assert step is None
-
-
-def test_a_new_pool_gets_its_own_windows() -> None:
-    old, new = reserved_pool(), reserved_pool()
-    first, second = admitted(old, request([1, 2, 1])), admitted(new, request([3, 3, 1]))
-    assert first.row == second.row
-    forward(old, "extend", [first], [])
-    _, before, after = forward(new, "extend", [second], [])
-    assert_exact(second, before[0], after[0])
-    assert old.lz_penalizer is not new.lz_penalizer
 
 
 def handed_over(pool: Pool, req: Request, first: int = 1) -> Request:
@@ -981,20 +943,6 @@ def test_nothing_is_launched_for_a_batch_without_the_penalty(launches: dict[str,
     assert launches["_step"].grids == [(1, 1)]
 
 
-def test_reserved_memory_is_logged_at_start(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        pool = reserved_pool()
-    state = pool.lz_penalizer.state
-    each = MAX_WINDOW * 6 + 40
-    tensors = (state.tokens, state.run, state.params, state.cover)
-    taken = sum(tensor.nbytes for tensor in tensors)
-    assert taken == (ROWS + 1) * each
-    assert [record.getMessage() for record in caplog.records] == [
-        f"LZ penalty: {ROWS + 1} request rows of {each} bytes, 0.0 MiB in all, and 0.6 MiB for the "
-        "histories of other penalties, reserved"
-    ]
-
-
 @pytest.mark.parametrize("capacity", [16, 600, 8192])
 def test_nothing_is_compiled_after_the_start(
     launches: dict[str, Launches], cuda_kernels: ModuleType, capacity: int
@@ -1023,35 +971,9 @@ def test_nothing_is_compiled_after_the_start(
     assert {name: kernel.binaries for name, kernel in launches.items()} == compiled_at_start
 
 
-def test_the_watch_detects_waiting_for_the_device() -> None:
-    on_device = torch.zeros(3, device="meta")
-    with DeviceWatch() as watch:
-        torch.ones(3).to("meta")
-        torch.ones(3).to("meta", non_blocking=True)
-    assert len(watch.waits) == 1
-    with pytest.raises((RuntimeError, NotImplementedError)), DeviceWatch():
-        on_device.max().item()
-
-
 class Untouchable:
     def __getattr__(self, name: str) -> None:
         raise AssertionError(f"decode read a request's {name}")
-
-
-def test_the_decode_plan_does_not_read_requests() -> None:
-    pool = reserved_pool()
-    req = admitted(pool, request([1, 2, 1]))
-    forward(pool, "extend", [req], [])
-    batch = SimpleNamespace(
-        forward_mode=Mode("decode"),
-        reqs=[Untouchable()],
-        req_pool_indices_cpu=torch.tensor([req.row]),
-        req_to_token_pool=pool,
-        decoding_reqs=None,
-    )
-    forward_batch = SimpleNamespace()
-    sampling.plan_step(batch, RUNNER, forward_batch)
-    assert forward_batch.lz_step is not None
 
 
 def test_a_batch_that_only_decodes_is_planned_once() -> None:
@@ -1068,12 +990,18 @@ def test_a_batch_that_only_decodes_is_planned_once() -> None:
     assert forward(pool, "decode", [], [one, other])[0] is not both[0]
 
 
-@pytest.mark.usefixtures("decode_server")
 @pytest.mark.parametrize("penalty", [0.0, 0.5])
-def test_a_decode_server_reads_a_request_once(penalty: float) -> None:
+@pytest.mark.parametrize("is_decode_server", [False, True])
+def test_decodes_do_not_read_requests_again(
+    penalty: float, is_decode_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_is_decode_server", lambda: is_decode_server)
     pool = reserved_pool()
-    req = handed_over(pool, request([1, 2, 1], lz_penalty=penalty))
-    forward(pool, "decode", [], [req])
+    req = request([1, 2, 1], lz_penalty=penalty)
+    if is_decode_server:
+        forward(pool, "decode", [], [handed_over(pool, req)])
+    else:
+        forward(pool, "extend", [admitted(pool, req)], [])
     batch = SimpleNamespace(
         forward_mode=Mode("decode"),
         reqs=[Untouchable()],
@@ -1083,7 +1011,8 @@ def test_a_decode_server_reads_a_request_once(penalty: float) -> None:
     )
     forward_batch = SimpleNamespace()
     sampling.plan_step(batch, RUNNER, forward_batch)
-    assert (forward_batch.lz_step is not None) == (penalty > 0)
+    has_plan = getattr(forward_batch, "lz_step", None) is not None
+    assert has_plan == (penalty > 0)
 
 
 ALONE = (
@@ -1135,17 +1064,15 @@ def test_each_penalty_alone(
             req = request(text[:split], lz_penalty=0.0, **penalties)
             req.output_ids.extend(text[split:])
             reqs.append(admitted(pool, req))
-        _, before, after = forward(pool, "extend", reqs, [], masks=True)
-        for req, *rows in zip(reqs, before, after, strict=True):
-            assert_exact(req, *rows)
+        assert_all_exact(pool, reqs, masks=True)
+        for req in reqs:
             req.output_ids.append(rng.randrange(2))
         trees = [Tree.random(rng, req.known[-1], 7 if is_quick else 4) for req in reqs]
         for req, tokens in zip(reqs, verify_forward(pool, reqs, trees, rng), strict=True):
             req.output_ids.extend(tokens)
         for _ in range(2 if is_quick else 1):
-            _, before, after = forward(pool, "decode", [], reqs, masks=True)
-            for req, *rows in zip(reqs, before, after, strict=True):
-                assert_exact(req, *rows)
+            assert_all_exact(pool, reqs, "decode", masks=True)
+            for req in reqs:
                 req.output_ids.append(rng.randrange(2))
 
 
@@ -1171,16 +1098,13 @@ def test_repeats_from_far_back(
         text = [rng.randrange(VOCAB) for _ in range(period)] * 3
         own = request(text[:length], lz_penalty=0.0, dry_sequence_breakers=[], **fields)
         reqs.append(admitted(pool, own))
-    _, before, after = forward(pool, "extend", reqs, [])
-    for req, *rows in zip(reqs, before, after, strict=True):
-        assert_exact(req, *rows)
+    assert_all_exact(pool, reqs)
+    for req in reqs:
         req.output_ids.append(req.known[-1300])
     trees = [Tree.random(rng, req.known[-1], 3) for req in reqs]
     for req, tokens in zip(reqs, verify_forward(pool, reqs, trees, rng), strict=True):
         req.output_ids.extend(tokens)
-    _, before, after = forward(pool, "decode", [], reqs)
-    for req, *rows in zip(reqs, before, after, strict=True):
-        assert_exact(req, *rows)
+    assert_all_exact(pool, reqs, "decode")
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
@@ -1197,9 +1121,8 @@ def test_lz_repetition_and_dry_act_on_one_token(
         admitted(pool, request([token, (token + 1) % VOCAB] * 6, lz_cost=cost, **fields))
         for token, cost in ((0, "rate"), (1, "marginal"), (3, "rate"))
     ]
-    _, before, after = forward(pool, "extend", reqs, [])
-    for req, *rows in zip(reqs, before, after, strict=True):
-        assert_exact(req, *rows)
+    assert_all_exact(pool, reqs)
+    for req in reqs:
         req.output_ids.append(req.origin_input_ids[0])
     trees = [Tree.random(rng, req.known[-1], 3) for req in reqs]
     for req, tree in zip(reqs, trees, strict=True):
@@ -1248,32 +1171,6 @@ def leave(pool: Pool, *reqs: Request) -> None:
     for req in reqs:
         pool.free_slots.append(req.row)
         req.row, req.is_finished = None, True
-
-
-def assert_all_exact(pool: Pool, reqs: list[Request]) -> None:
-    _, before, after = forward(pool, "extend", reqs, [])
-    for req, *rows in zip(reqs, before, after, strict=True):
-        assert_exact(req, *rows)
-
-
-def places(pool: Pool) -> list[tuple[int, int]]:
-    """Where the histories lie, and how many words each has."""
-    return list(pool.lz_penalizer.histories._places.values())
-
-
-def test_each_history_is_as_long_as_its_own_request_needs() -> None:
-    """A long one beside short ones takes nothing for them."""
-    pool = reserved_pool()
-    longest = admitted(pool, request([0, 1, 2, 3] * 300, max_new_tokens=900, dry_multiplier=0.5))
-    short = [admitted(pool, request([1, 2, 1], max_new_tokens=5, dry_multiplier=0.5)) for _ in "ab"]
-    counted = admitted(pool, request([1, 2], max_new_tokens=5, frequency_penalty=0.5))
-    assert_all_exact(pool, [longest, *short, counted])
-    sizes = [words for _, words in places(pool)]
-    counts, spare = 3 * VOCAB, 2 * 64
-    assert sizes == [
-        *(counts + 2 * (2100 + spare), *[counts + 2 * (8 + spare)] * 2),
-        counts + spare,
-    ]
 
 
 def test_memory_is_taken_at_the_start_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1456,25 +1353,6 @@ def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
         "dry_sequence_breakers must be [] on this server, which cannot tell the texts of its "
         "model's tokens, got 2 texts."
     )
-
-
-def test_histories_of_ended_requests_are_freed() -> None:
-    """The histories of requests that ended, and of rows that now belong to other requests."""
-    pool = reserved_pool()
-    for prompt in ([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300):
-        reqs = [
-            admitted(pool, request(prompt, dry_multiplier=0.5, lz_penalty=0.3 * (i % 2)))
-            for i in range(ROWS)
-        ]
-        assert_all_exact(pool, reqs)
-        assert len(places(pool)) == ROWS
-        leave(pool, *reqs)
-    plain = admitted(pool, request([1, 1], lz_penalty=0.0))
-    beside = admitted(pool, request([1, 1], lz_penalty=0.0, frequency_penalty=1.0))
-    _, before, after = forward(pool, "extend", [plain, beside], [])
-    assert torch.equal(before[0], after[0])
-    assert_exact(beside, before[1], after[1])
-    assert len(places(pool)) == 1
 
 
 def test_lists_of_breakers_share_tables_and_replace_unused_ones() -> None:

@@ -297,13 +297,6 @@ def test_every_answer_has_a_strict_policy(path: str) -> None:
     assert "unsafe" not in response.headers["content-security-policy"]
 
 
-def test_the_page_needs_no_other_host_and_writes_no_html() -> None:
-    page, script = (ask("GET", path).text for path in ("/", "/page.js"))
-    assert "http" not in page
-    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
-        assert way not in script
-
-
 def test_wrong_addresses_are_named() -> None:
     with pytest.raises(ValueError, match="--server must be a URL"):
         Upstream("ftp://x")

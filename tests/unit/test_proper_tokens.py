@@ -13,9 +13,7 @@ import random
 import re
 import threading
 import time
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,9 +38,8 @@ from proper_sequences import (
     tokenizer_json,
 )
 from sglang_lz.compiled import reference
-from sglang_lz.proper import kept, kernels, merges, nfc, prepared
+from sglang_lz.proper import kept, merges, nfc, prepared
 from sglang_lz.proper.backend import ProperGrammar
-from sglang_lz.proper.codepoints import SIZE
 from sglang_lz.proper.language import ANY_TEXT, SERIALIZATION, Rules, language_of
 from sglang_lz.proper.product import START, Product, State
 from sglang_lz.proper.tokenizer import Unsupported, read
@@ -184,39 +181,6 @@ def test_a_set_that_begins_with_surrogates() -> None:
     assert accepts(product, Tokenizer.from_str(text).encode("ab\ue005").ids)
 
 
-def test_an_unfinished_added_token_takes_the_fast_path() -> None:
-    """The live tokens are those that a walk of all tokens finds, but only a few are walked."""
-    product = product_of("qwen2", f'root ::= (({ENDLESS["added"][0]}* "d"))')
-    walked = []
-    product._work[kernels.STEPS] = 1 << 40
-    live = product._live
-
-    def counted(kernel: Any, *arguments: Any) -> Any:
-        walked.append(len(arguments[0]) if kernel is kernels.live_tokens else 0)
-        return live(kernel, *arguments)
-
-    product._live = counted  # type: ignore[method-assign]
-    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
-    for text in ("<", "a<", " <thin", "1\n<tool_ca", "\u00e9</th"):
-        state = START
-        for token in tokenizer.encode(text, add_special_tokens=False).ids:
-            after = product.next(state, token)
-            assert after is not None
-            state = after
-        assert kernels.unpack(state.packed)[4]
-        walked.clear()
-        rows = product._fill(state.packed)
-        assert sum(walked) < (len(product._tables.plain) + len(product._tables.marked)) // 2
-        apart, broken = np.zeros((2, product.words), np.uint32)
-        for trie in (product._tables.plain, product._tables.marked):
-            wanted = live(kernels.live_tokens, trie, state.packed, 0)
-            kernels.set_bits(apart, wanted, 1)
-            kernels.set_bits(broken, wanted, 2)
-        assert (rows.apart == apart).all()
-        assert (rows.broken == broken).all()
-        assert apart.any()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_any_text_is_accepted_as_the_tokenizer_spells_it(name: str) -> None:
@@ -284,63 +248,6 @@ def test_pairs_by_the_merges_alone(name: str) -> None:
             merges.fill_row(compiled_relation, p, row)
             assert bool(row[t >> 5] >> (t & 31) & 1) == apart
     assert 1000 < broken < len(pairs) - 1000
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_ranks_of_merges_may_decrease() -> None:
-    """Pairs and sequences by random merges, in any order, against merging them naively."""
-    rng = random.Random("ranks")
-    falling = 0
-    for _ in range(300):
-        letters = [bytes([97 + i]) for i in range(rng.randint(1, 3))]
-        words = set(letters)
-        for _ in range(rng.randint(3, 12)):
-            word = rng.choice(sorted(words)) + rng.choice(sorted(words))
-            words |= {word} if len(word) <= 8 else set()
-        made = sorted(words - set(letters))
-        tokens = [*(bytes([byte]) for byte in range(256)), *made]
-        ids = {content: token for token, content in enumerate(tokens)}
-        cuts = [(word[:i], word[i:]) for word in made for i in range(1, len(word))]
-        pairs = [(ids[x], ids[y], ids[x + y]) for x, y in cuts if x in ids and y in ids]
-        rng.shuffle(pairs)
-        if not pairs:
-            continue
-        file = read(tokenizer_json("gpt2"))
-        relation = merges.relation_of(replace(file, tokens=tokens, merges=np.array(pairs)))
-        table = {(x, y): (rank, made) for rank, (x, y, made) in enumerate(pairs)}
-        usable = [t for t in (*(ids[x] for x in letters), *range(256, len(tokens)))
-                  if merged(list(tokens[t]), table) == [t]]  # fmt: skip
-        assert (relation.made[usable] != merges.UNREACHABLE).all()
-        falling += int((relation.time != relation.made).any())
-        row = np.empty_like(relation.reachable)
-        compiled_relation = reference(relation)
-        for p in usable:
-            merges.fill_row(compiled_relation, p, row)
-            for t in usable:
-                apart = merged(list(tokens[p] + tokens[t]), table) == [p, t]
-                assert merges.stay_apart(compiled_relation, p, t) == apart
-                assert bool(row[t >> 5] >> (t & 31) & 1) == apart
-        for _ in range(50):
-            some_tokens = rng.choices(usable, k=rng.randint(3, 5))
-            told = all(
-                merges.stay_apart(compiled_relation, *pair)
-                for pair in itertools.pairwise(some_tokens)
-            )
-            spelt = list(b"".join(tokens[t] for t in some_tokens))
-            assert told == (merged(spelt, table) == some_tokens)
-    assert falling > 100
-
-
-def merged(ids: list[int], table: dict[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """Apply merges to tokens: the lowest rank first, and the leftmost one first."""
-    while True:
-        neighbours = enumerate(itertools.pairwise(ids))
-        pairs = [(table[pair][0], i) for i, pair in neighbours if pair in table]
-        if not pairs:
-            return ids
-        _, at = min(pairs)
-        ids[at : at + 2] = [table[ids[at], ids[at + 1]][1]]
 
 
 def is_text(content: bytes) -> bool:
@@ -566,20 +473,6 @@ def test_strings_of_a_schema_hold_no_control_characters(bounds: dict[str, int]) 
     assert not any(is_in(language, f'"a{chr(code)}"') for code in [*range(32), 34, 92])
 
 
-@pytest.mark.slow
-def test_a_short_constraint_takes_little_memory() -> None:
-    """The places in all subsets are bounded, not only their number."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(Unsupported, match="it needs more than"):
-            language_of(Rules(rules_json("root ::= ((a{0, 300}))\na ::= (([ab]{0, 100}))")))
-        left, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < 100 << 20
-    assert left < 5 << 20
-
-
 def test_long_languages_are_swept_once() -> None:
     """Computing the distances of 18,000 states in a row once took 18,000 sweeps over all states."""
     began = time.process_time()
@@ -592,14 +485,6 @@ def test_long_languages_are_swept_once() -> None:
     text = "".join(chr(0x4E00 + i) for i in range(2000))
     assert is_in(language_of(Rules(rules_json(f'root ::= (("{text}"))'))), text)
     assert time.process_time() - began < 10
-
-
-def test_states_that_lead_nowhere_are_left_out() -> None:
-    rules = 'root ::= ((a) | ("b"))\na ::= (("cd" [^\\0-\\U0010ffff]))'
-    language = language_of(Rules(rules_json(rules)))
-    assert language.table.shape[0] == 2
-    assert is_in(language, "b")
-    assert not is_in(language, "cd")
 
 
 def test_triggered_tags() -> None:
@@ -683,11 +568,6 @@ def test_wrong_arrays_are_not_read() -> None:
                 kept.check({**arrays, name: other})
     with pytest.raises(KeyError):
         kept.check({})
-
-
-def test_an_unwritable_cache_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, "/proc/none")
-    assert len(prepared.prepare(tokenizer_json("gpt2")).classes) == SIZE
 
 
 def test_memory_is_bounded() -> None:

@@ -65,13 +65,3 @@ def test_the_parser_output_is_the_same_on_every_python(python: str) -> None:
     assert dict(zip(PARSED, ast.literal_eval(parsed), strict=True)) == PARSED
     assert ast.literal_eval(renamed) == []
     assert accepted == []
-
-
-def test_nothing_else_imports_a_private_part_of_re() -> None:
-    found = {
-        path
-        for path in PACKAGE.rglob("*.py")
-        for line in path.read_text().splitlines()
-        if line.strip().startswith(("import re._", "from re._", "import sre_", "from sre_"))
-    }
-    assert found == {MODULE}

@@ -94,34 +94,6 @@ def test_long_words_of_known_repetitions() -> None:
     assert longest_repetition([*range(n // 2)] * 2) == Repetition(0, n // 2, 2)
 
 
-def test_worked_example() -> None:
-    assert longest_repetition([5, 1, 2, 1, 2, 1, 2, 1]) == Repetition(start=1, period=2, repeats=3)
-
-
-def test_of_as_many_repeats_the_shorter_unit_counts_then_the_earlier() -> None:
-    assert longest_repetition([0, 1, 2, 0, 1, 2, 1, 2]) == Repetition(4, 2, 2)
-    assert longest_repetition([0, 1, 0, 1, 2, 3, 2, 3]) == Repetition(0, 2, 2)
-
-
-@pytest.mark.parametrize("unit", [[7], [1, 2], [1, 1, 2], list(range(25))])
-def test_twenty_complete_copies_are_degenerate_and_nineteen_and_a_part_are_not(
-    unit: list[int],
-) -> None:
-    assert is_degenerate([99, *unit * 20, 98])
-    assert not is_degenerate([99, *unit * 19, *unit[:-1], 98])
-
-
-def test_a_copy_less_in_the_middle_breaks_the_run() -> None:
-    assert not is_degenerate([1, 2] * 15 + [3] + [1, 2] * 15)
-
-
-def test_degenerate_cases() -> None:
-    assert longest_repetition([]) == Repetition(0, 0, 0)
-    assert longest_repetition([1, 2, 3]) == Repetition(0, 1, 1)
-    assert is_degenerate([4], repeats=1)
-    assert not is_degenerate([], repeats=1)
-
-
 def test_a_threshold_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         is_degenerate([1], repeats=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_lz import admission, startup
 from sglang_lz.fields.histories import NEUTRAL, HistoryParams
 from sglang_lz.fields.lz import LZParams
-from sglang_lz.fields.refusal import Refusal
 from sglang_lz.fields.repetition import RepetitionDetection
 
 
@@ -36,18 +36,6 @@ def admitted(
 def admit(**request: Any) -> LZParams | None:
     """The LZ penalty with which a request reaches the scheduler."""
     return admitted(**request).lz_params
-
-
-def test_admission_resolves_the_defaults(server_config: dict[str, Any]) -> None:
-    assert admit(lz_penalty=1) == LZParams(1.0, 512, 32, False, "marginal")
-    assert admit(lz_penalty=1, lz_cost="rate") == LZParams(1.0, cost="rate")
-
-
-@pytest.mark.parametrize("fields", [{}, {"lz_penalty": 0}, {"lz_penalty": 0, "lz_onset": 3}])
-def test_without_a_penalty_the_scheduler_gets_none(
-    server_config: dict[str, Any], fields: dict[str, Any]
-) -> None:
-    assert admit(**fields) is None
 
 
 @pytest.mark.parametrize(
@@ -77,11 +65,6 @@ def test_a_backend_that_cannot_end_at_stop_token_ids_refuses_them(
             admitted(regex="a", stop_token_ids=[5])
         admitted(stop_token_ids=[5])
         admitted(regex="a", stop_token_ids=[5], ignore_eos=True)
-
-
-def test_the_schedulers_own_field_is_not_a_requests(server_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^lz_params must be spelt"):
-        admit(lz_params={"penalty": 1})
 
 
 UNSUPPORTED = [
@@ -115,17 +98,6 @@ UNSUPPORTED = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
-def test_unsupported_modes_refuse_only_the_penalty(
-    server_config: dict[str, Any], mode: dict[str, Any], why: str
-) -> None:
-    server_config.update(mode)
-    with pytest.raises(ValueError, match=r"^lz_penalty must be 0 .*got 0\.15") as caught:
-        admit(lz_penalty=0.15)
-    assert why in str(caught.value)
-    assert admit(lz_penalty=0, lz_window_size=8) is None
-
-
 # One request for each penalty over a whole history.
 OTHERS = (
     {"frequency_penalty": 0.1},
@@ -137,9 +109,9 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("fields", OTHERS, ids=str)
+@pytest.mark.parametrize("fields", [{"lz_penalty": 0.15}, *OTHERS], ids=str)
 @pytest.mark.parametrize(("mode", "why"), UNSUPPORTED)
-def test_unsupported_modes_refuse_every_other_penalty(
+def test_unsupported_modes_refuse_every_penalty(
     server_config: dict[str, Any], mode: dict[str, Any], why: str, fields: dict[str, Any]
 ) -> None:
     (name,) = fields
@@ -147,7 +119,8 @@ def test_unsupported_modes_refuse_every_other_penalty(
     with pytest.raises(ValueError, match=rf"^{name} must be [01] .*got {fields[name]}") as caught:
         admitted(**fields)
     assert why in str(caught.value)
-    assert admitted(**{name: NEUTRAL[name]}).history_params is None
+    neutral = admitted(**{"lz_penalty": 0, "lz_window_size": 8, name: NEUTRAL.get(name, 0)})
+    assert (neutral.lz_params, neutral.history_params) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +135,7 @@ def test_unsupported_modes_refuse_every_other_penalty(
 def test_unsupported_modes_refuse_proper_tokens(
     server_config: dict[str, Any], mode: dict[str, Any], why: str
 ) -> None:
-    server_config |= {"skip_tokenizer_init": False, **mode}
+    server_config |= mode
     with pytest.raises(ValueError, match=r"^proper_tokens must be false .*got true") as caught:
         admitted(proper_tokens=True)
     assert why in str(caught.value)
@@ -173,30 +146,7 @@ def test_unsupported_modes_refuse_proper_tokens(
     assert admitted(proper_tokens=False).regex is None
 
 
-@pytest.mark.parametrize("fields", [{"beam_width": 2}], ids=str)
-def test_requests_that_cannot_have_proper_tokens_are_refused(
-    server_config: dict[str, Any], fields: dict[str, Any]
-) -> None:
-    server_config["skip_tokenizer_init"] = False
-    with pytest.raises(ValueError, match=r"^proper_tokens must be false with beam"):
-        admitted(proper_tokens=True, **fields)
-
-
-def test_every_refusal_is_worded_alike() -> None:
-    refusal = Refusal("repetition_detection.action", '"stop"', "on a toaster", "it is too hot")
-    error = refusal.error({"action": "end_thinking"}, is_preferred=True)
-    assert error.field == "repetition_detection"
-    assert str(error) == (
-        'repetition_detection.action must be "stop" on a toaster, got '
-        "{'action': 'end_thinking'} from the server's --preferred-sampling-params: it is too hot."
-    )
-    assert str(Refusal("proper_tokens", "false", "on a toaster").error(True)) == (
-        "proper_tokens must be false on a toaster, got true: it is not exact there."
-    )
-
-
 def test_a_tokenizer_without_a_file_has_no_proper_tokens(server_config: dict[str, Any]) -> None:
-    server_config["skip_tokenizer_init"] = False
     with pytest.raises(ValueError, match=r"tokenizer, got true: .* NoneType has no tok"):
         admitted(proper_tokens=True)
 
@@ -342,17 +292,9 @@ def detected(**params: Any) -> RepetitionDetection | None:
     return found
 
 
-def test_a_loop_guard_is_admitted(server_config: dict[str, Any]) -> None:
-    assert detected() is None
-    assert detected(repetition_detection={}) is None
-    assert detected(repetition_detection=LOOP) == RepetitionDetection(64, 0, 8)
-    with pytest.raises(ValueError, match=r"^repetition_detection must be an object, got 3\.$"):
-        detected(repetition_detection=3)
-    with pytest.raises(ValueError, match="beam search"):
-        detected(repetition_detection=LOOP, beam_width=2)
-
-
 def test_a_preferred_loop_guard_is_a_default(server_config: dict[str, Any]) -> None:
+    assert detected() is None
+    assert detected(repetition_detection=LOOP) == RepetitionDetection(64, 0, 8)
     server_config["preferred_sampling_params"] = {"repetition_detection": LOOP}
     assert detected() == detected(repetition_detection=None) == RepetitionDetection(64, 0, 8)
     assert detected(repetition_detection={"max_pattern_size": 0}) is None
@@ -386,35 +328,36 @@ def test_thinking_ends_only_where_it_can(server_config: dict[str, Any]) -> None:
     assert detected(repetition_detection=LOOP)
 
 
-def test_simulated_acceptance_refuses_the_penalty(server_config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "name", "value"),
+    [
+        ("EAGLE", "SGLANG_SIMULATE_ACC_LEN", 2.5),
+        ("DSPARK", "SGLANG_RAGGED_VERIFY_MODE", "cap-accept"),
+        ("DSPARK", "SGLANG_RAGGED_VERIFY_MODE", "compact"),
+    ],
+)
+def test_verification_that_is_not_whole_refuses_the_penalty(
+    server_config: dict[str, Any], algorithm: str, name: str, value: object
+) -> None:
     from sglang.srt.environ import envs
 
-    server_config["speculative_algorithm"] = "EAGLE"
-    with (
-        envs.SGLANG_SIMULATE_ACC_LEN.override(2.5),
-        pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"),
-    ):
+    server_config["speculative_algorithm"] = algorithm
+    with getattr(envs, name).override(value), pytest.raises(ValueError, match=name):
         admit(lz_penalty=0.15)
     assert admit(lz_penalty=0.15) == LZParams(0.15)
 
 
-def test_partly_verified_blocks_refuse_the_penalty(server_config: dict[str, Any]) -> None:
-    from sglang.srt.environ import envs
-
-    server_config["speculative_algorithm"] = "DSPARK"
-    for mode in ("cap-accept", "compact"):
-        with (
-            envs.SGLANG_RAGGED_VERIFY_MODE.override(mode),
-            pytest.raises(ValueError, match="SGLANG_RAGGED_VERIFY_MODE"),
-        ):
-            admit(lz_penalty=0.15)
-    assert admit(lz_penalty=0.15) == LZParams(0.15)
-
-
-def test_beam_search_refuses_the_penalty(server_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="beam search"):
-        admit(lz_penalty=0.15, beam_width=2)
-    assert admit(lz_penalty=0.15, beam_width=1) == LZParams(0.15)
+@pytest.mark.parametrize(
+    "fields",
+    [{"lz_penalty": 0.15}, {"proper_tokens": True}, {"repetition_detection": LOOP}],
+    ids=str,
+)
+def test_beam_search_refuses_our_fields(
+    server_config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+    with pytest.raises(ValueError, match=f"^{name} must be .* with beam search"):
+        admitted(beam_width=2, **fields)
 
 
 def test_prompts_without_token_ids_cannot_be_included(server_config: dict[str, Any]) -> None:
@@ -433,27 +376,6 @@ def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> 
     assert admit(lz_penalty=0.15) == LZParams(0.15, 16, 16)
     with pytest.raises(ValueError, match=r"\[1, 16\]"):
         admit(lz_window_size=17)
-
-
-def test_generate_bodies_reach_upstreams_schema_without_our_fields() -> None:
-    params = {"temperature": 0, "lz_penalty": 1, "lz_cost": "rate"}
-    for body in ({}, {"text": "a"}, {"sampling_params": None}, "no object", {"sampling_params": 3}):
-        assert admission.without_our_fields(body) == body
-    one = {"text": "a", "sampling_params": params}
-    assert admission.without_our_fields(one)["sampling_params"] == {"temperature": 0}
-    assert one["sampling_params"] is params
-    assert len(params) == 3
-    many = {"sampling_params": [params, {"top_p": 1}]}
-    assert admission.without_our_fields(many)["sampling_params"] == [
-        {"temperature": 0},
-        {"top_p": 1},
-    ]
-
-
-def test_preferred_parameters_are_defaults(server_config: dict[str, Any]) -> None:
-    server_config["preferred_sampling_params"] = {"lz_window_size": 8}
-    with pytest.raises(ValueError, match=r"\[1, 8\]"):
-        admit(lz_buffer_size=9)
 
 
 @pytest.mark.parametrize(
@@ -487,14 +409,6 @@ def test_nothing_generated_has_no_preferred_penalty(server_config: dict[str, Any
     assert admit(max_new_tokens=0, lz_penalty=0.25) is None
 
 
-def test_null_takes_the_preferred_value_and_a_zero_does_not(server_config: dict[str, Any]) -> None:
-    server_config["preferred_sampling_params"] = {"lz_penalty": 0.5, "lz_cost": "rate"}
-    nulls = dict.fromkeys(admission.FIELDS)
-    assert admit(**nulls) == LZParams(0.5, cost="rate")
-    assert admit(lz_cost="marginal") == LZParams(0.5, cost="marginal")
-    assert admit(lz_penalty=0) is None
-
-
 def test_unset_fields_are_not_forwarded() -> None:
     """A null would override the server's preferred sampling parameters."""
     assert admission.given_fields(vars(admission.RequestFields())) == {}
@@ -502,127 +416,96 @@ def test_unset_fields_are_not_forwarded() -> None:
     assert admission.given_fields(vars(given)) == {"lz_penalty": 0.2, "lz_include_prompt": False}
 
 
-@pytest.fixture
-def config(server_config: dict[str, Any]) -> SimpleNamespace:
-    return SimpleNamespace(smg_grpc_mode=False, **server_config)
+PREFERRED = "--preferred-sampling-params: "
+
+
+def preferred(**fields: Any) -> dict[str, Any]:
+    return {"preferred_sampling_params": fields}
+
+
+# What a server is started with, and the sentence that stops it.
+WRONG_SERVERS: list[tuple[dict[str, Any], str]] = [
+    ({"constrained_json_max_whitespace_cnt": 0}, "--constrained-json-max-whitespace-cnt must be"),
+    ({"lz_max_window_size": 0}, "--lz-max-window-size"),
+    ({"smg_grpc_mode": True}, "--smg-grpc-mode must be off"),
+    *(
+        ({"lz_observe_loops": share}, r"--lz-observe-loops must be a number in \[0, 1\]")
+        for share in (-0.1, 1.1, float("nan"), True, "1")
+    ),
+    ({"lz_observe_loops": 0.5}, r"--lz-observe-loops must be 0 without --enable-metrics, got 0\.5"),
+    *(
+        ({"lz_loop_finish_reason": reason}, "--lz-loop-finish-reason must be one of rep")
+        for reason in ("abort", "", None, ["stop"])
+    ),
+    (preferred(lz_penalty=11), f"{PREFERRED}lz_penalty must be"),
+    ({"preferred_sampling_params": '{"lz_penalty": 11}'}, f"{PREFERRED}lz_penalty must be"),
+    (preferred(lz_penalti=0.5), f"{PREFERRED}lz_penalti must be sp"),
+    (
+        {"speculative_algorithm": "UNO", **preferred(lz_penalty=0.15)},
+        f"{PREFERRED}lz_penalty .*speculative decoding",
+    ),
+    (
+        {"attn_cp_size": 2, **preferred(lz_penalty=0.15)},
+        f"{PREFERRED}lz_penalty .*context parallelism",
+    ),
+    *(
+        (preferred(repetition_detection=LOOP | wrong), f"{PREFERRED}repetition_")
+        for wrong in ({"action": "end_thinking"}, {"min_count": 1})
+    ),
+    (preferred(n=2), f"{PREFERRED}n must be left out, got 2"),
+    (preferred(beam_width=2, lz_penalty=0), f"{PREFERRED}beam_width must be left out, got 2"),
+    (preferred(max_tokens=9), f"{PREFERRED}.*unknown field `max_tokens`"),
+    (preferred(frequency_penalty="much"), f"{PREFERRED}.*string .much., expected"),
+    (preferred(LZ_penalty=0.5), f"{PREFERRED}LZ_penalty must be spelt lz_penalty"),
+]
+RIGHT_SERVERS: list[dict[str, Any]] = [
+    {},
+    {"speculative_algorithm": "UNO"},
+    {"attn_cp_size": 2},
+    preferred(repetition_detection=LOOP),
+    *({"lz_loop_finish_reason": reason} for reason in ("repetition", "stop", "length")),
+    {"lz_observe_loops": 0.5, "enable_metrics": True},
+]
 
 
 @pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def start(
+    server_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, Any]], None]:
+    """Checks a server of a whole installation with these arguments."""
     monkeypatch.setattr(startup, "verify_imported", lambda sglang: [])
 
+    def check(changes: dict[str, Any]) -> None:
+        server_config.update(changes)
+        startup.check_server(SimpleNamespace(**{"smg_grpc_mode": False, **server_config}))
 
-@pytest.mark.usefixtures("whole")
-class TestStartup:
-    def test_a_good_server_starts(self, config: SimpleNamespace) -> None:
-        startup.check_server(config)
+    return check
 
-    def test_whitespace_that_no_schema_can_have_stops_it(self, config: SimpleNamespace) -> None:
-        config.constrained_json_max_whitespace_cnt = 0
-        with pytest.raises(ValueError, match=r"^--constrained-json-max-whitespace-cnt must be"):
-            startup.check_server(config)
 
-    @pytest.mark.parametrize("preferred", [{"lz_penalty": 11}, '{"lz_penalty": 11}'])
-    def test_wrong_preferred_parameters_stop_it(
-        self, config: SimpleNamespace, preferred: object
-    ) -> None:
-        config.preferred_sampling_params = preferred
-        with pytest.raises(ValueError, match=r"^--preferred-sampling-params: lz_penalty must be"):
-            startup.check_server(config)
+@pytest.mark.parametrize("changes", RIGHT_SERVERS, ids=str)
+def test_a_server_starts(start: Callable[[dict[str, Any]], None], changes: dict[str, Any]) -> None:
+    start(changes)
 
-    @pytest.mark.parametrize(
-        ("setting", "value", "why"),
-        [
-            ("speculative_algorithm", "UNO", "speculative decoding"),
-            ("attn_cp_size", 2, "context parallelism"),
-        ],
-    )
-    def test_a_preferred_penalty_stops_a_mode_that_would_refuse_every_request(
-        self, config: SimpleNamespace, setting: str, value: object, why: str
-    ) -> None:
-        setattr(config, setting, value)
-        startup.check_server(config)
-        config.preferred_sampling_params = {"lz_penalty": 0.15}
-        with pytest.raises(ValueError, match=r"^--preferred-sampling-params: lz_penalty") as caught:
-            startup.check_server(config)
-        assert why in str(caught.value)
 
-    def test_a_preferred_guard_that_would_be_refused_stops_it(
-        self, config: SimpleNamespace
-    ) -> None:
-        config.preferred_sampling_params = {"repetition_detection": LOOP}
-        startup.check_server(config)
-        for wrong in ({**LOOP, "action": "end_thinking"}, {**LOOP, "min_count": 1}):
-            config.preferred_sampling_params = {"repetition_detection": wrong}
-            with pytest.raises(ValueError, match=r"^--preferred-sampling-params: repetition_"):
-                startup.check_server(config)
+@pytest.mark.parametrize(("changes", "sentence"), WRONG_SERVERS, ids=str)
+def test_a_wrong_server_does_not_start(
+    start: Callable[[dict[str, Any]], None], changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        start(changes)
 
-    @pytest.mark.parametrize("share", [-0.1, 1.1, True, "1"])
-    def test_a_wrong_share_stops_it(self, config: SimpleNamespace, share: object) -> None:
-        config.lz_observe_loops = share
-        with pytest.raises(ValueError, match=r"^--lz-observe-loops must be a number in \[0, 1\]"):
-            startup.check_server(config)
 
-    def test_a_finish_reason_that_no_client_knows_stops_it(self, config: SimpleNamespace) -> None:
-        for reason in ("repetition", "stop", "length"):
-            config.lz_loop_finish_reason = reason
-            startup.check_server(config)
-        for wrong in ("abort", "", None, ["stop"]):
-            config.lz_loop_finish_reason = wrong
-            with pytest.raises(ValueError, match=r"^--lz-loop-finish-reason must be one of rep"):
-                startup.check_server(config)
-
-    def test_a_wrong_maximum_stops_it(self, config: SimpleNamespace) -> None:
-        config.lz_max_window_size = 0
-        with pytest.raises(ValueError, match="--lz-max-window-size"):
-            startup.check_server(config)
-
-    def test_misspelt_preferred_parameters_stop_it(self, config: SimpleNamespace) -> None:
-        config.preferred_sampling_params = {"lz_penalti": 0.5}
-        with pytest.raises(
-            ValueError, match=r"^--preferred-sampling-params: lz_penalti must be sp"
-        ):
-            startup.check_server(config)
-
-    @pytest.mark.parametrize(
-        ("preferred", "problem"),
-        [
-            ({"n": 2}, "n must be left out, got 2"),
-            ({"beam_width": 2, "lz_penalty": 0}, "beam_width must be left out, got 2"),
-            ({"max_tokens": 9}, "unknown field `max_tokens`"),
-            ({"frequency_penalty": "much"}, "string .much., expected"),
-            ({"LZ_penalty": 0.5}, "LZ_penalty must be spelt lz_penalty"),
-        ],
-    )
-    def test_preferred_parameters_without_effect_stop_it(
-        self, config: SimpleNamespace, preferred: dict[str, Any], problem: str
-    ) -> None:
-        config.preferred_sampling_params = preferred
-        with pytest.raises(ValueError, match=rf"^--preferred-sampling-params: .*{problem}"):
-            startup.check_server(config)
-
-    def test_a_hook_that_is_gone_stops_it(
-        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(startup.hooks, "missing", lambda: ["x.sample does not call ours"])
+def test_a_server_that_is_not_whole_does_not_start(
+    start: Callable[[dict[str, Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(startup.hooks, "missing", lambda: ["x.sample does not call ours"])
         with pytest.raises(ValueError, match=r"x\.sample does not call ours, so lz_penalty would"):
-            startup.check_server(config)
-
-    def test_grpc_stops_it(self, config: SimpleNamespace) -> None:
-        config.smg_grpc_mode = True
-        with pytest.raises(ValueError, match="--smg-grpc-mode must be off"):
-            startup.check_server(config)
-
-    def test_the_compiled_server_stops_it(
-        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("SGLANG_RUST_SERVER", "1")
+            start({})
+    with monkeypatch.context() as patch:
+        patch.setenv("SGLANG_RUST_SERVER", "1")
         with pytest.raises(ValueError, match="SGLANG_RUST_SERVER"):
-            startup.check_server(config)
-
-    def test_a_damaged_installation_stops_it(
-        self, config: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(startup, "verify_imported", lambda sglang: ["sglang/a.py changed"])
-        with pytest.raises(ValueError, match=r"sglang/a\.py changed.*doctor"):
-            startup.check_server(config)
+            start({})
+    monkeypatch.setattr(startup, "verify_imported", lambda sglang: ["sglang/a.py changed"])
+    with pytest.raises(ValueError, match=r"sglang/a\.py changed.*doctor"):
+        start({})

@@ -15,40 +15,6 @@ from torch import Tensor
 from sglang_lz.penalty.window import LONGEST_RUN
 
 
-def match_lengths(window: Tensor, length: Tensor, buffer_size: Tensor) -> Tensor:
-    """The match length m_j of every source j in a window (docs/SPEC.md section 1, "The match").
-
-    This is the definition, by direct comparison. It takes O(rows x window x longest match), and one
-    host synchronization per compared token. A server maintains run lengths instead, in time linear
-    in the window; tests compare them with this.
-
-    Args:
-        window: tokens, newest first, integer [rows, width].
-        length: how many leading columns of each row are seen, integer [rows].
-        buffer_size: B, the longest match that counts, integer [rows].
-
-    Returns:
-        int32 [rows, width]; 0 for the newest token, which is not a source, and past `length`.
-    """
-    rows, width = window.shape
-    column = torch.arange(width, device=window.device)
-    match = torch.zeros(rows, width, dtype=torch.int32, device=window.device)
-    growing = (column >= 1) & (column < length[:, None])
-    for depth in range(width):
-        # Compare the token `depth` before the source with the token `depth` before the newest.
-        before_source = window.roll(-depth, dims=1)
-        growing = (
-            growing
-            & (column + depth < length[:, None])
-            & (depth < buffer_size[:, None])
-            & (before_source == window[:, depth : depth + 1])
-        )
-        if not growing.any():
-            break
-        match += growing
-    return match
-
-
 def run_lengths(visible: Tensor, periods: int) -> Tensor:
     """run_k of every period k (docs/SPEC.md section 9), by direct comparison.
 
@@ -126,26 +92,3 @@ def subtract_savings(logits: Tensor, rows: Tensor, window: Tensor, savings: Tens
     index = (rows[:, None] * row_stride + window * token_stride).flatten()
     lowered = flat.index_select(0, index) - savings.flatten()
     flat.scatter_reduce_(0, index, lowered, reduce="amin")
-
-
-def delta_codelength(
-    window: Tensor, length: Tensor, vocab_size: int, buffer_size: Tensor, is_rate: Tensor
-) -> Tensor:
-    """Delta(a) for every token a of the vocabulary, in bits: all of docs/SPEC.md section 2.
-
-    Args:
-        window: tokens, newest first, integer [rows, width]; at most W columns.
-        length: seen columns of each row, integer [rows].
-        vocab_size: V.
-        buffer_size: B of each row, integer [rows].
-        is_rate: bool [rows]; False prices by `marginal`.
-
-    Returns:
-        float32 [rows, V]; log2 V for a token that is not in the window.
-    """
-    match = match_lengths(window, length, buffer_size)
-    savings = saved_bits(match, length, vocab_size, is_rate)
-    rows = torch.arange(window.shape[0], device=window.device)
-    delta = savings.new_full((len(rows), vocab_size), math.log2(vocab_size))
-    subtract_savings(delta, rows, window, savings)
-    return delta
