@@ -82,6 +82,38 @@ def accepts(product: Product, tokens: list[int]) -> bool:
     return product.may_end(state)
 
 
+def assert_accepted_iff_proper(
+    product: Product,
+    tokenizer: Tokenizer,
+    strings: list[str],
+    change: Callable[[list[int], list[list[int]]], None],
+    special: frozenset[int] = frozenset(),
+) -> None:
+    """Encodings of texts, and sequences near them, are accepted iff the tokenizer makes them.
+
+    Args:
+        product: of the language of all texts.
+        tokenizer: the oracle.
+        strings: the texts.
+        change: makes an encoding another sequence, in place; also gets all encodings.
+        special: tokens that no text has.
+    """
+    right = [one.ids for one in tokenizer.encode_batch(strings, add_special_tokens=False)]
+    checked = []
+    for tokens in right:
+        near = list(tokens)
+        change(near, right)
+        checked += [tokens, near]
+    decoded = tokenizer.decode_batch(checked, skip_special_tokens=False)
+    again = tokenizer.encode_batch(decoded, add_special_tokens=False)
+    proper = 0
+    for tokens, text, one in zip(checked, decoded, again, strict=True):
+        is_proper = one.ids == tokens and "\ufffd" not in text and special.isdisjoint(tokens)
+        assert accepts(product, tokens) == is_proper, (tokens, text)
+        proper += is_proper
+    assert len(checked) // 3 < proper < len(checked) * 9 // 10
+
+
 def sequences(product: Product) -> Iterator[tuple[int, ...]]:
     """All that a product of a finite language accepts; no walk may end dead."""
     stack: list[tuple[Any, tuple[int, ...]]] = [(START, ())]

@@ -81,13 +81,6 @@ def test_a_message_of_upstreams_is_kept() -> None:
         reading(read)()
 
 
-def test_after_reading_only_a_value_error_on_a_route_that_samples_is_the_clients() -> None:
-    assert is_clients(ValueError("no"), samples=True, path="/generate")
-    assert not is_clients(ValueError("no"), samples=False, path="/flush_cache")
-    assert not is_clients(KeyError("no"), samples=True, path="/generate")
-    assert is_clients(KeyError("no"), samples=False, path="/separate_reasoning")
-
-
 def test_an_error_in_building_the_answer_is_the_servers() -> None:
     class Answer(pydantic.BaseModel):
         text: str

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
-import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import pytest
 import xgrammar
 from tokenizers import Tokenizer
@@ -179,27 +177,6 @@ def test_rules_are_shared_where_copies_are_too_large(
     assert len(language_of(Rules(rules)).calls) > 0
 
 
-def test_the_copies_are_gone_where_rules_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both automata together would take too much memory."""
-    made: list[weakref.ref[Any]] = []
-
-    class Subsets(languages._Subsets):
-        def __init__(self, rules: Rules) -> None:
-            super().__init__(rules)
-            assert all(one() is None for one in made)
-            made.append(weakref.ref(self))
-            made.append(weakref.ref(rules))
-
-    monkeypatch.setattr(languages, "_Subsets", Subsets)
-    monkeypatch.setattr(languages, "MOST_STATES", 400)
-    item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
-    schema = {"type": "array", "items": item, "maxItems": 30}
-    rules = schema_rules(schema)
-    language = language_of(Rules(rules))  # pytest would keep the rules within an assertion
-    assert len(language.calls) > 0
-    assert len(made) == 4
-
-
 def test_bytes_may_be_signed() -> None:
     """Also at the beginning of a rule that is called twice."""
     rules = rules_json('root ::= a ":" a\na ::= "\u00e9{" | "\u00e8"')
@@ -248,40 +225,6 @@ def test_walks_through_any_json() -> None:
         json.loads(text)
         assert tokenizer.encode(text, add_special_tokens=False).ids == walked
     assert deepest > 0
-
-
-def test_tokens_that_stay_in_a_state_are_found_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without, the same tokens may come next."""
-    tokenizer = Tokenizer.from_str(tokenizer_json("qwen2"))
-    fast, slow = any_json(), any_json()
-    monkeypatch.setattr(slow, "_split", lambda packed: (np.zeros(0, np.uint32), fast._tables.plain))
-    text = json.dumps({"a": ["b c", {'d\u00e9 \u65e5"': "x\ny", "": 1.5}], "e": [[" ", None]]})
-    state = other = START
-    for token in tokenizer.encode(text, add_special_tokens=False).ids:
-        np.testing.assert_array_equal(fast.mask(state), slow.mask(other))
-        after, behind = fast.next(state, token), slow.next(other, token)
-        assert after is not None
-        assert behind is not None
-        state, other = after, behind
-    (inside, rest), *others = fast._loops.values()
-    assert not others
-    assert inside.any()
-    assert all(inside[token >> 5] >> (token & 31) & 1 for token in tokenizer.encode(" the").ids)
-    assert 0 < len(rest) < len(fast._tables.plain) // 4
-
-
-def test_characters_that_no_token_has_take_no_room() -> None:
-    """A state is not followed by each of its characters where that is of no use."""
-    letters = " | ".join(f'"{chr(0x13000 + i)}000"' for i in range(300))
-    tested = product_of("qwen2", f'root ::= "(" root ")" | {letters}')
-    token = Tokenizer.from_str(tokenizer_json("qwen2")).encode("(").ids[0]
-    state = START
-    for _ in range(40):
-        assert tested.mask(state).any()
-        after = tested.next(state, token)
-        assert after is not None
-        state = after
-    assert tested._used < 0.1
 
 
 def test_any_json_is_accepted_as_the_tokenizer_spells_it() -> None:

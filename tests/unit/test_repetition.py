@@ -118,54 +118,39 @@ def test_values_that_are_taken(value: Any, wanted: RepetitionDetection | None) -
     assert RepetitionDetection.parse(value) == wanted
 
 
+SIZE = {"max_pattern_size": 4}
+ONLY = " must hold max_pattern_size, min_pattern_size, min_count, action only"
+COUNT = ".min_count must be an integer in [2, 32767]"
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (True, "repetition_detection must be an object, got True."),
-        ([], "repetition_detection must be an object, got []."),
-        (
-            {"max_pattern": 3},
-            "repetition_detection must hold max_pattern_size, min_pattern_size, min_count, action "
-            "only, got 'max_pattern'.",
-        ),
-        (
-            {"": 3},
-            "repetition_detection must hold max_pattern_size, min_pattern_size, min_count, action "
-            "only, got ''.",
-        ),
+        (True, " must be an object, got True."),
+        ([], " must be an object, got []."),
+        ({"max_pattern": 3}, f"{ONLY}, got 'max_pattern'."),
+        ({"": 3}, f"{ONLY}, got ''."),
         (
             {"max_pattern_size": LARGEST_PATTERN_SIZE + 1, "min_count": 2},
-            "repetition_detection.max_pattern_size must be an integer in [0, 8192], got 8193.",
+            ".max_pattern_size must be an integer in [0, 8192], got 8193.",
         ),
         (
-            {"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2},
-            "repetition_detection.min_pattern_size must be an integer in [0, 4], the upper end "
-            "being repetition_detection.max_pattern_size, got 5.",
+            {**SIZE, "min_pattern_size": 5, "min_count": 2},
+            ".min_pattern_size must be an integer in [0, 4], the upper end being "
+            "repetition_detection.max_pattern_size, got 5.",
         ),
+        (SIZE, f"{COUNT}, got nothing."),
+        ({**SIZE, "min_count": 1}, f"{COUNT}, got 1."),
+        ({"min_count": LARGEST_COUNT + 1}, f"{COUNT}, got 32768."),
+        ({**SIZE, "min_count": 2.5}, f"{COUNT}, got 2.5."),
         (
-            {"max_pattern_size": 4},
-            "repetition_detection.min_count must be an integer in [2, 32767], got nothing.",
-        ),
-        (
-            {"max_pattern_size": 4, "min_count": 1},
-            "repetition_detection.min_count must be an integer in [2, 32767], got 1.",
-        ),
-        (
-            {"min_count": LARGEST_COUNT + 1},
-            "repetition_detection.min_count must be an integer in [2, 32767], got 32768.",
-        ),
-        (
-            {"max_pattern_size": 4, "min_count": 2.5},
-            "repetition_detection.min_count must be an integer in [2, 32767], got 2.5.",
-        ),
-        (
-            {"max_pattern_size": 4, "min_count": 2, "action": "abort"},
-            'repetition_detection.action must be "stop" or "end_thinking", got \'abort\'.',
+            {**SIZE, "min_count": 2, "action": "abort"},
+            '.action must be "stop" or "end_thinking", got \'abort\'.',
         ),
     ],
 )
 def test_values_that_are_refused(value: Any, message: str) -> None:
     with pytest.raises(FieldError) as error:
         RepetitionDetection.parse(value)
-    assert str(error.value) == message
+    assert str(error.value) == f"repetition_detection{message}"
     assert error.value.field == "repetition_detection"

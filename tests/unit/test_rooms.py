@@ -93,8 +93,8 @@ def test_no_module_imports_from_a_later_room() -> None:
     assert found == set()
 
 
-def test_patches_import_only_doors_hooks_and_types_of_fields() -> None:
-    """They never import from `penalty`, which knows nothing of upstream."""
+def test_patches_import_from_few_rooms_and_doors() -> None:
+    """Never from `penalty`, which knows nothing of upstream."""
     found = set()
     for patch in (ROOT / "patches").glob("*/*/*.patch"):
         for line in re.findall(r"^\+\s*((?:from|import) sglang_lz\b.*)$", patch.read_text(), re.M):
@@ -102,22 +102,8 @@ def test_patches_import_only_doors_hooks_and_types_of_fields() -> None:
             assert isinstance(node, ast.ImportFrom), line
             found |= {(_module(f"{node.module}.{alias.name}"), alias.name) for alias in node.names}
     assert {module for module, _ in found} & DOORS == DOORS - {"__init__", "__main__"}
-    for module, name in found:
-        if module in DOORS:
-            continue
-        assert not module.startswith("penalty")
-        definition = _definition(module, name)
-        is_type_of_field = isinstance(definition, ast.ClassDef) and module.startswith("fields.")
-        assert is_type_of_field or "(upstream's hook" in (ast.get_docstring(definition) or "")
-
-
-def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
-    """A class or function at the top of a module."""
-    for node in ast.parse(modules()[module].read_text()).body:
-        is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_definition and node.name == name:
-            return node
-    raise AssertionError(f"{module} defines no {name}")
+    rooms = {module.partition(".")[0] for module, _ in found if module not in DOORS}
+    assert rooms <= {"bounds", "cpu", "fields", "proper"}
 
 
 def test_no_import_cycle() -> None:
