@@ -1,4 +1,4 @@
-"""scripts/serve, test, format and image: their decisions, and that they leave no process behind."""
+"""scripts/serve, test and format: their decisions, and that they leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ sys.path.insert(0, str(SCRIPTS))
 environment: Any = importlib.import_module("_environment")
 run_tests: Any = importlib.import_module("_test")
 tools: Any = importlib.import_module("_tools")
-image: Any = importlib.import_module("_image")
 
 PATIENCE_SECONDS = 60
 
@@ -75,56 +74,7 @@ def test_no_python_is_one_sentence(tmp_path: Path, script: str, mine: str, sente
     assert len(errors.splitlines()) == 1
 
 
-# Which flavour
-
-
-@pytest.mark.parametrize(
-    ("has_driver", "smi", "wanted", "flavour"),
-    [
-        (True, None, "cpu", "cpu"),
-        (True, None, "", "cuda"),
-        (False, 0, "", "cuda"),
-        (False, 9, "", "cpu"),
-        (False, None, "", "cpu"),
-    ],
-)
-def test_the_flavour_of_a_machine(
-    tmp_path: Path, has_driver: bool, smi: int | None, wanted: str, flavour: str
-) -> None:
-    if has_driver:
-        (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    if smi is not None:
-        put(tmp_path, "nvidia-smi", f"exit {smi}")
-    environ = {"PATH": str(tmp_path), "SGLANG_LZ_FLAVOUR": wanted}
-    assert environment.detect_flavour(environ, tmp_path / "gpus") == flavour
-
-
-def test_another_flavour_is_refused() -> None:
-    with pytest.raises(environment.SetupError, match="SGLANG_LZ_FLAVOUR is 'tpu'; it must be"):
-        environment.detect_flavour({"SGLANG_LZ_FLAVOUR": "tpu"})
-
-
 # What scripts/test runs
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mode"),
-    [
-        ("", "default"),
-        ("quick", "quick"),
-        ("all -x", "all"),
-        ("quick tests/unit", "quick"),
-        ("-k tests/unit", "default"),
-        ("--ignore tests/server", "default"),
-        ("tests/unit -k quick", "named"),
-        ("-xq tests/unit/test_window.py::b", "named"),
-        ("-n 0 --lf tests/unit/misspelt.py", "named"),
-    ],
-)
-def test_split_mode(arguments: str, mode: str) -> None:
-    words = arguments.split()
-    rest = words[1:] if mode in run_tests.MODES else words
-    assert run_tests.split_mode(words) == (mode, rest)
 
 
 class Calls:
@@ -150,46 +100,6 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "from_checkout", "parallel", "clients"),
-    [
-        ("tests/unit/test_window.py -k history", True, False, False),
-        ("tests/unit", True, True, False),
-        ("tests/unit/test_window.py tests/patches", False, True, False),
-        ("tests/unit/../patches/test_gate.py", False, False, False),
-        ("tests/server", False, True, True),
-    ],
-)
-def test_named_tests_run_and_nothing_else(
-    calls: Calls, arguments: str, from_checkout: bool, parallel: bool, clients: bool
-) -> None:
-    assert run_tests.test(arguments.split()) == 0
-    (pytest_alone,) = calls.commands
-    assert pytest_alone[0] == "pytest"
-    assert " ".join(pytest_alone).endswith(arguments)
-    assert ("-n" in pytest_alone) == parallel
-    python = str(SCRIPTS.parent / "python")
-    assert calls.env.get("PYTHONPATH") == (python if from_checkout else None)
-    assert (calls.set_up["clients"], calls.set_up["package_of_checkout"]) == (
-        clients,
-        from_checkout,
-    )
-    assert calls.tools == []
-
-
-@pytest.mark.parametrize("mode", ["", "all", "full", "quick"])
-def test_whole_runs_check_everything(calls: Calls, mode: str) -> None:
-    is_long = mode in ("all", "full")
-    assert run_tests.test([*mode.split(), "-x"]) == 0
-    names = ["ruff", "ruff", "mypy", "sglang_lz", "sglang_lz", run_tests.COMPILE, "pytest"]
-    assert [command[0] for command in calls.commands] == names
-    assert "PYTHONPATH" not in calls.env
-    assert calls.set_up == {"tests": True, "clients": is_long, "package_of_checkout": False}
-    assert calls.tools == ([tools.IMAGE_TOOLS, tools.BROWSER_TOOLS] if is_long else [])
-    calls.status = 1
-    assert run_tests.test(mode.split()) == 1
 
 
 @pytest.mark.parametrize(
@@ -230,17 +140,6 @@ def test_a_machine_without_a_gpu_is_told(calls: Calls, monkeypatch: pytest.Monke
     with pytest.raises(environment.SetupError, match="needs an NVIDIA GPU"):
         run_tests.test(["gpu"])
     assert calls.commands == []
-
-
-def test_a_gpu_gets_its_tests(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_LZ_FLAVOUR", "cuda")
-    assert run_tests.test(["gpu", "-x"]) == 0
-    assert calls.env["LZ_TEST_DEVICE"] == "cuda"
-    named = [word for word in calls.commands[0] if word.startswith("tests/")]
-    assert "tests/gpu" in named
-    for word in named:
-        file, _, test = word.partition("::")
-        assert test.partition("[")[0] in (SCRIPTS.parent / file).read_text() if test else True
 
 
 # Which steps of set-up
@@ -382,78 +281,7 @@ global.timeout='60'"""
     }
 
 
-def test_the_installed_compiler_is_called_with_its_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = environment.Environment("cpu")
-    made.folder, made.python = tmp_path, put(tmp_path, "python", 'echo "$@"')
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(environment, "install", lambda *_: None)
-    monkeypatch.setattr(environment, "run", lambda *_: None)
-    made._install_compiler()
-    command = [str(tmp_path / "bin" / "c++"), "-c", "a b.cpp"]
-    called = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert called == "-m ziglang c++ -Wl,-z,nodelete -c a b.cpp\n"
-
-
-# Which programs of the system
-
-
-@pytest.fixture
-def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose only program is an apt-get, which notes its words in `log`."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(tools, "ROOTS_FOLDERS", ())
-    monkeypatch.setattr(tools, "APT_LISTS", tmp_path / "lock")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    # Its own `run` ends every child of this process, of other tests too.
-    monkeypatch.setattr(tools._supervise, "run", unsupervised)
-    put(
-        tmp_path,
-        "apt-get",
-        f'echo "$5 $6 $7" >> {tmp_path}/log; cd {tmp_path}; for word; do case "$word" in\n'
-        "-*|update|install) ;;\nabsent) exit 100 ;;\n"
-        "*) : > $word; /bin/chmod 755 $word ;;\nesac; done",
-    )
-    return tmp_path
-
-
-def unsupervised(command: list[str], *, env: dict[str, str], cwd: Path) -> int:
-    return subprocess.run(command, env=env, cwd=cwd, check=False).returncode
-
-
-def test_root_installs_missing_packages_once(
-    debian: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    wanted = [tools.Tools("", (name,), (("tool", "users"),)) for name in ("absent", "b", "c")]
-    put(debian, "c", "")
-    tools.install(wanted)
-    log = (debian / "log").read_text().split()
-    assert log == ["update", "install", "absent", "install", "b"]
-    assert "apt-get could not install absent" in capfd.readouterr().err
-    tools.install(wanted[1:])
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    tools.install(wanted)
-    assert len((debian / "log").read_text().splitlines()) == 3
-    assert wanted[2].missing() == ["users"]
-
-
 # Nothing outside the checkout
-
-
-def test_children_find_every_cache_in_the_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "CACHE", tmp_path)
-    for name in ("PYTHONPATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR", "HOME"):
-        monkeypatch.setenv(name, "/elsewhere")
-    monkeypatch.setenv("HF_HOME", "/models")
-    variables = environment.Environment("cpu").variables()
-    assert [name for name, value in variables.items() if value == "/elsewhere"] == []
-    assert variables["HOME"] == f"{tmp_path}/home"
-    assert variables["TMPDIR"].startswith(f"{tmp_path}/tmp/")
-    assert variables["HF_HOME"] == "/models"
-    assert "XDG_CACHE_HOME" not in variables
 
 
 def test_a_path_too_long_for_sockets_is_refused(
@@ -573,49 +401,7 @@ def test_a_signal_ends_everything(signum: signal.Signals, polite: bool) -> None:
     assert [pid for pid in pids if running(pid)] == []
 
 
-def test_the_child_ends_when_the_script_is_killed() -> None:
-    supervisor, pids = start()
-    supervisor.kill()
-    supervisor.wait(timeout=PATIENCE_SECONDS)
-    try:
-        wait_until_gone(pids[:1])  # it is told; its own children are its own business
-    finally:
-        for pid in pids[1:]:
-            os.kill(pid, signal.SIGKILL)
-
-
 def test_leftover_processes_of_a_child_are_ended() -> None:
     supervisor, pids = start(then="sys.exit(7)")
     assert supervisor.wait(timeout=PATIENCE_SECONDS) == 7
     assert [pid for pid in pids if running(pid)] == []
-
-
-def test_shared_memory_is_removed() -> None:
-    """Both kinds that SGLang's processes leave: a mapped file, and a semaphore."""
-    name = f"sglang-lz-test-{os.getpid()}"
-    then = f"""
-import ctypes, mmap
-f = open("/dev/shm/{name}", "w+b")
-f.truncate(4096)
-m = mmap.mmap(f.fileno(), 4096)
-sem_open = ctypes.CDLL(None).sem_open
-sem_open.restype = ctypes.c_void_p
-assert sem_open(b"/{name}", os.O_CREAT | os.O_EXCL, 0o600, 1)
-open("/dev/shm/{name}-ready", "w").close()
-{FOREVER}
-"""
-    files = [Path("/dev/shm", before + name) for before in ("", "sem.")]
-    ready = Path("/dev/shm", f"{name}-ready")
-    supervisor, _ = start(then=then)
-    try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not ready.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert all(file.exists() for file in files)
-        supervisor.send_signal(signal.SIGINT)
-        supervisor.wait(timeout=PATIENCE_SECONDS)
-        assert [file for file in files if file.exists()] == []
-    finally:
-        for file in [ready, *files]:
-            file.unlink(missing_ok=True)
