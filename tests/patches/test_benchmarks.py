@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from inprocess import LZ, Runner
-from sglang_lz.fields.lz import LZParams
 
 pytestmark = pytest.mark.slow
 
@@ -77,43 +73,6 @@ class TestOneBatch:
         for before, after in runner.seen:
             assert before.equal(after)
 
-    def test_strengths_alternate_and_each_result_is_written_as_it_comes(
-        self, bench_runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        from sglang.benchmark import one_batch
-
-        results = tmp_path / "results.jsonl"
-        ran: list[tuple[int, LZParams | None, int]] = []
-
-        def run_once(name: str, runner: Any, say: Any, reqs: list[Any], *rest: Any, **more: Any):
-            lines = results.read_text().count("\n") if results.exists() else 0
-            ran.append((rest[0], reqs[0].sampling_params.lz_params, lines))
-            return {"batch_size": rest[0]}
-
-        nothing: Any = lambda *args, **kwargs: None  # noqa: E731
-        for name in ("publish", "_init_process_global_configs", "configure_logger"):
-            monkeypatch.setattr(one_batch, name, nothing)
-        monkeypatch.setattr(one_batch, "SpawnRanks", nothing)
-        monkeypatch.setattr(one_batch, "spawn_world_rank", nothing)
-        monkeypatch.setattr(one_batch, "resolving_view", lambda args: SimpleNamespace(tp_size=1))
-        monkeypatch.setattr(one_batch, "load_model", lambda *args: (bench_runner, None))
-        monkeypatch.setattr(one_batch, "latency_test_run_once", run_once)
-        arguments = one_batch_arguments(
-            *("--lz-penalty", "0", "0.2", "0.2", "0", "--lz-cost", "rate"),
-            *("--batch-size", "2", "1", "--input-len", "8", "--result-filename", str(results)),
-        )
-        one_batch.latency_test(None, None, arguments, 0, 0)
-        measured = [(size, strength) for size in (2, 1) for strength in (0.0, 0.2, 0.2, 0.0)]
-        penalties = {0.0: None, 0.2: LZParams(0.2, cost="rate")}
-        assert ran[0] == (2, penalties[0.2], 0), "the warm-up has the strongest penalty"
-        assert ran[1:] == [
-            (size, penalties[strength], done) for done, (size, strength) in enumerate(measured)
-        ]
-        assert [json.loads(line) for line in results.read_text().splitlines()] == [
-            {"batch_size": size, "lz_penalty": strength, "lz_cost": "rate"}
-            for size, strength in measured
-        ]
-
     def test_wrong_values_are_refused_before_a_model_is_loaded(self) -> None:
         for arguments, words in (
             ("--lz-penalty 0 11", r"lz_penalty must be .*\[0, 10\], got 11"),
@@ -130,25 +89,6 @@ class TestOneBatch:
         assert len(runner.seen) == 12
         for before, after in runner.seen[1:]:  # before the first, nothing was generated
             assert not before.equal(after)
-
-    def test_a_window_above_the_servers_maximum_is_refused(self, runner: Runner) -> None:
-        with pytest.raises(ValueError, match=r"lz_window_size must be .*\[1, 1024\].*, got 1025"):
-            self.run_once(runner, {"lz_penalty": 0.1, "lz_window_size": 1025})
-
-    def test_variants_take_any_sampling_parameter(self, runner: Runner) -> None:
-        from sglang.benchmark import one_batch
-
-        from sglang_lz.upstream_benchmarks import penalize
-
-        variants = [{}, {"lz_penalty": 0.2, "lz_onset": 2}, {"frequency_penalty": 0.1}]
-        found = one_batch_arguments("--lz-variants", *map(json.dumps, variants))
-        assert found.lz_sweep() == variants
-        assert found.lz_strongest() == variants[1]
-        reqs = one_batch.prepare_synthetic_inputs_for_latency_test(2, 8, PROMPTS)
-        penalize(reqs, variants[2], 12)
-        assert [req.sampling_params.frequency_penalty for req in reqs] == [0.1, 0.1]
-        with pytest.raises(ValueError, match="lz_onset must be"):
-            one_batch_arguments("--lz-variants", '{"lz_onset": 65}')
 
     def test_without_arguments_nothing_is_penalized(self) -> None:
         assert one_batch_arguments().lz_sweep() == [{"lz_penalty": 0.0}]
@@ -214,10 +154,6 @@ class TestServing:
     ) -> None:
         (body,) = self.bodies(monkeypatch, backend, *self.PENALTY)
         assert body.items() >= self.FIELDS.items()
-
-    def test_without_arguments_no_field_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        (body,) = self.bodies(monkeypatch, "sglang")
-        assert "lz_" not in json.dumps(body)
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

@@ -76,15 +76,6 @@ def test_lowered_nats_equal_the_oracle(setting: LZParams) -> None:
     assert lowered > 10
 
 
-def test_explaining_in_pieces_changes_nothing() -> None:
-    text = TEXT * 3
-    whole = Explainer(params(), V).explain(text)
-    explainer = Explainer(params(), V)
-    assert [row for i in range(0, len(text), 7) for row in explainer.explain(text[i : i + 7])] == (
-        whole
-    )
-
-
 def test_loops_are_those_that_reach_the_onset() -> None:
     found = loops_in(TEXT, params())
     assert [(one.pattern_size, one.begin, one.end) for one in found] == [
@@ -170,20 +161,6 @@ def events(server: Server | None = None, **changes: Any) -> list[dict[str, Any]]
     response = ask("POST", "/api/generate", server, json=ASKED | changes)
     assert response.status_code == 200, response.text
     return [json.loads(part.removeprefix("data: ")) for part in response.text.split("\n\n")[:-1]]
-
-
-def test_an_output_has_the_loss_of_each_token() -> None:
-    told = events()
-    tokens = [token for event in told for token in event.get("tokens", ())]
-    rows = Explainer(params(), V).explain(LOOP)
-    assert [token[0] for token in tokens] == LOOP
-    assert [token[1] for token in tokens] == [f"<img onerror={token}>" for token in LOOP]
-    assert [token[3:] for token in tokens] == rows
-    (before,) = [event["before"] for event in told if "before" in event]
-    assert before[30][:3] == [-1.5, -0.1, "y"]
-    assert before[30][3:] == Explainer(params(), V).explain(LOOP[:31], [*LOOP[:30], 3])[-1]
-    assert told[-1]["end"] == "length"
-    assert told[-1]["loops"] == [[0, 48, 4, 12]]
 
 
 @pytest.mark.parametrize("column", ["known", "lz"])
