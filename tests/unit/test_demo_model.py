@@ -63,8 +63,7 @@ def test_is_undertrained_so_that_greedy_decoding_loops(
 
 
 @pytest.mark.parametrize(
-    ("run", "path"),
-    [("demo", demo.MODEL_PATH), ("pocket", demo.REASONER_PATH)],
+    ("run", "path"), [("demo", demo.MODEL_PATH), ("pocket", demo.REASONER_PATH)]
 )
 def test_the_committed_runs_are_of_these_models(run: str, path: Path) -> None:
     result = json.loads((ROOT / "bench/results" / run / "result.json").read_text())

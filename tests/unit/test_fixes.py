@@ -66,16 +66,6 @@ def test_a_long_chain_of_turns_is_forgotten() -> None:
     assert not first.aborted
 
 
-def test_an_id_used_twice_is_forgotten_once() -> None:
-    old = Node("a")
-    new = Node("a", old)
-    known = {"a": new}
-    fixes.forget([old], known)
-    assert not known
-    assert old.aborted
-    assert new.aborted
-
-
 @given(data=st.data(), real=st.integers(0, 5), padding=st.integers(0, 4))
 def test_padding_is_not_a_sibling(data: st.DataObject, real: int, padding: int) -> None:
     """Children of the root, real ones first, as upstream lays its n-gram trees out."""

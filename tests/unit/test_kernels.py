@@ -64,9 +64,7 @@ def window_state(
 
 
 def seeds_of(
-    rows: Sequence[int],
-    histories: Sequence[Sequence[int]],
-    params: Sequence[tuple[float, ...]],
+    rows: Sequence[int], histories: Sequence[Sequence[int]], params: Sequence[tuple[float, ...]]
 ) -> dict[int, RowWindow]:
     """The windows that give these rows these histories; params of zeros give a row up."""
     seeds = {}
@@ -218,9 +216,7 @@ def seeded(history: Sequence[int], window: int, onset: int) -> WindowState:
     return state
 
 
-def test_the_first_window_with_tokens_compiles_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_window_with_tokens_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request would wait for it, for a second where nothing can be kept on disk."""
     fresh = numba.njit(cpu_kernels._seed.py_func)
     monkeypatch.setattr(cpu_kernels, "_seed", fresh)
@@ -571,9 +567,7 @@ def test_a_binary_is_looked_up_by_the_callers_key(
         pytest.param([128, 256, 1024, 2048, 4096], id="others", marks=pytest.mark.full),
     ],
 )
-def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget(
-    blocks: list[int],
-) -> None:
+def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget(blocks: list[int]) -> None:
     """With the compiler that Triton brings, no GPU needed; in a process of its own, since here
     they are interpreted. A change that makes a program take more renews the budget, which its
     reviewer then sees."""

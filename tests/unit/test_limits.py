@@ -90,15 +90,42 @@ class TestTokenIds:
         check_request(request(), None, V)
 
 
-@pytest.mark.parametrize("value", [-1, V + 1, 2**62, True, "3", 1.0])
-def test_more_top_logprobs_than_tokens_are_refused(value: object) -> None:
-    message = refusal(request(top_logprobs_num=value), [1])
-    assert "top_logprobs_num" in message
-    assert f"an integer in [0, {V}]" in message
-    for right in (None, 0, 5, V):
-        check_request(request(top_logprobs_num=right), [1], V)
+# By field: values that pass, values that do not, and what is said of those.
+FIELDS: dict[str, tuple[list[Any], list[Any], str]] = {
+    "top_logprobs_num": (
+        [None, 0, 5, V], [-1, V + 1, 2**62, True, "3", 1.0], f"an integer in [0, {V}]"
+    ),
+    "logprob_start_len": ([None, -1, 0, 5], [-2, 2**40, "3", 1.5, True], "must be an integer"),
+    "token_ids_logprob": ([list(range(V))], [[5, V]], "must be token ids"),
+    "bootstrap_room": ([0], [-1, 2**63], "must be an integer in [0, "),
+    "routed_experts_start_len": ([0], [-1], "must be an integer in [0, "),
+    # The scheduler uses them as keys, which a list cannot be.
+    "session_params": (
+        [{"id": "s", "rid": None, "offset": -3}],
+        [
+            *([1], "s", {"id": 5}, {"id": ["s"]}, {"id": "s", "rid": [1]}),
+            *({"id": "s", "offset": "1"}, {"id": "s", "replace": 5}, {"id": "s", "ofset": 1}),
+        ],
+        "session_params",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_fields_of_a_request_have_types_and_ranges(field: str) -> None:
+    right, wrong, said = FIELDS[field]
+    for value in right:
+        check_request(request(**{field: value}), [1], V)
+    for value in wrong:
+        message = refusal(request(**{field: value}), [1])
+        assert field in message
+        assert said in message
+
+
+def test_logprobs_have_a_bound_of_their_own() -> None:
     with pytest.raises(FieldError, match=f"in \\[0, {limits.MOST_TOP}\\]"):
         check_request(request(top_logprobs_num=limits.MOST_TOP + 1), [1], 100_000)
+    assert "at most 4096" in refusal(request(token_ids_logprob=[5] * 4097), [1])
 
 
 @pytest.mark.parametrize(
@@ -179,39 +206,6 @@ def test_patterns_too_slow_for_xgrammar_are_refused() -> None:
         assert limits.too_large(schema) is None, schema
 
 
-def test_logprobs_of_chosen_tokens() -> None:
-    assert "token_ids_logprob" in refusal(request(token_ids_logprob=[5, V]), [1])
-    assert "at most 4096" in refusal(request(token_ids_logprob=[5] * 4097), [1])
-    check_request(request(token_ids_logprob=list(range(V))), [1], V)
-
-
-@pytest.mark.parametrize("value", [-2, 2**40, "3", 1.5, True])
-def test_where_logprobs_begin(value: object) -> None:
-    assert "logprob_start_len" in refusal(request(logprob_start_len=value), [1])
-    for right in (None, -1, 0, 5):
-        check_request(request(logprob_start_len=right), [1], V)
-
-
-@pytest.mark.parametrize(
-    "session",
-    [
-        [1],
-        "s",
-        {"id": 5},
-        {"id": ["s"]},
-        {"id": "s", "rid": [1]},
-        {"id": "s", "offset": "1"},
-        {"id": "s", "replace": 5},
-        {"id": "s", "ofset": 1},
-    ],
-    ids=str,
-)
-def test_session_parameters_have_the_types_of_upstreams(session: object) -> None:
-    """The scheduler uses them as dict keys, which a list cannot be."""
-    assert "session_params" in refusal(request(session_params=session), [1])
-    check_request(request(session_params={"id": "s", "rid": None, "offset": -3}), [1], V)
-
-
 def test_unknown_metric_labels_are_refused(server_config: dict[str, Any]) -> None:
     server_config["tokenizer_metrics_allowed_custom_labels"] = ["team"]
     asked = request(custom_labels={"team": "a", "b": "c"})
@@ -221,15 +215,6 @@ def test_unknown_metric_labels_are_refused(server_config: dict[str, Any]) -> Non
     check_request(request(custom_labels={"team": "a"}), [1], V)
     server_config["tokenizer_metrics_allowed_custom_labels"] = None
     assert "got 'team'" in refusal(request(custom_labels={"team": "a"}), [1])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("bootstrap_room", -1), ("bootstrap_room", 2**63), ("routed_experts_start_len", -1)],
-)
-def test_other_integers_have_a_range(field: str, value: int) -> None:
-    assert f"{field} must be an integer in [0, " in refusal(request(**{field: value}), [1])
-    check_request(request(**{field: 0}), [1], V)
 
 
 def batch(size: int = 1, **fields: Any) -> SimpleNamespace:
@@ -314,30 +299,19 @@ def test_chat_templates_of_clients(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("min_new_tokens", 2**31),
-        ("top_k", 2**40),
-        ("max_new_tokens", 2**70),
-        ("beam_width", 1.5),
-        ("stream_interval", 0),
+        *(("min_new_tokens", 2**31), ("top_k", 2**40), ("max_new_tokens", 2**70)),
+        *(("beam_width", 1.5), ("stream_interval", 0)),
+        *(("stop_token_ids", {5, token}) for token in (2**31, 2**70, -(2**40))),
     ],
 )
 def test_integers_beyond_32_bits(field: str, value: object) -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    params = SamplingParams()
+    params = SamplingParams(stop_token_ids=[-1, 5, V])
     limits.check_sampling_integers(params)
     setattr(params, field, value)
     with pytest.raises(FieldError, match=field):
         limits.check_sampling_integers(params)
-
-
-@pytest.mark.parametrize("token", [2**31, 2**70, -(2**40)])
-def test_stop_tokens_beyond_32_bits(token: int) -> None:
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    limits.check_sampling_integers(SamplingParams(stop_token_ids=[-1, 5, V]))
-    with pytest.raises(FieldError, match="stop_token_ids"):
-        limits.check_sampling_integers(SamplingParams(stop_token_ids=[5, token]))
 
 
 @pytest.mark.parametrize("field", INTERNAL)

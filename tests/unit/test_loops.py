@@ -207,35 +207,46 @@ def test_token_ids_are_not_searched_as_text() -> None:
     assert past_outputs.searched(output, RECOMMENDED) == (output, [])
 
 
-def test_the_report_says_what_was_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = [{"output_ids": LOOP}, {"text": "fine"}, {"text": "ha" * 150}]
-    file = tmp_path / "answers.jsonl"
-    file.write_text("\n".join(map(json.dumps, records)))
-    found = report(capsys, str(file))
+Said = Callable[..., str]
+Report = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs the command on a file of these contents; what it prints, or its error's text."""
+
+    def run(data: str | bytes, *arguments: str, name: str = "answers", status: int = 0) -> str:
+        (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+        assert main(["loops", *arguments, str(tmp_path / name)]) == status
+        printed = capsys.readouterr()
+        assert status == 0 or printed.out == ""
+        return printed.err if status else printed.out
+
+    return run
+
+
+@pytest.fixture
+def report(said: Said) -> Report:
+    """Likewise, the report as JSON."""
+    return lambda data, *arguments, **name: json.loads(said(data, "--json", *arguments, **name))
+
+
+def lines_of(records: list[Any]) -> str:
+    return "\n".join(map(json.dumps, records))
+
+
+def test_the_report_says_what_was_counted(said: Said, report: Report) -> None:
+    data = lines_of([{"output_ids": LOOP}, {"text": "fine"}, {"text": "ha" * 150}])
+    found = report(data)
     assert found["counted_in"] == {"tokens": 1, "words and signs": 1, "characters": 1}
-    assert {(one["pattern_size"], one["unit"]) for one in found["patterns"]} == {  # type: ignore[attr-defined]
-        (3, "tokens"),
-        (2, "characters"),
-    }
-    assert main(["loops", str(file)]) == 0
-    told = capsys.readouterr().out
+    patterns = {(one["pattern_size"], one["unit"]) for one in found["patterns"]}
+    assert patterns == {(3, "tokens"), (2, "characters")}
+    told = said(data)
     assert "tokens (1 outputs), words and signs (1 outputs), characters (1 outputs)" in told
     assert "2   characters" in told
 
 
-def stdin_of(text: str) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
-
-
-def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
-    assert main(["loops", "--json", *arguments]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_records_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_of_all_kinds(report: Report) -> None:
     text = "so it goes, " * 30
     records = [
         {"output_ids": LOOP, "text": "nothing"},
@@ -248,26 +259,22 @@ def test_records_of_all_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         {"content": [{"type": "thinking", "thinking": "fine"}, {"type": "text", "text": text}]},
         {"response": {"body": {"choices": [{"message": {"content": text}}]}}},
     ]
-    file = tmp_path / "answers.jsonl"
-    file.write_text("\n".join(map(json.dumps, records)) + "\n\n")
-    found = report(capsys, str(file))
+    found = report(lines_of(records) + "\n\n")
     assert found["outputs"] == 11
     assert found["outputs_with_a_loop"] == 8
     # The thoughts' loop is followed by the answer, LOOP's by two more tokens.
     assert found["outputs_that_end_in_one"] == 5
-    assert {p["pattern_size"] for p in found["patterns"]} == {3, 7}  # type: ignore[attr-defined]
+    assert {p["pattern_size"] for p in found["patterns"]} == {3, 7}
 
 
-def test_other_files_are_one_text_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "log.txt"
-    file.write_text("a word\n" + "again " * 40)
-    found = report(capsys, str(file), "--min-count", "12", "--max-pattern-size", "2")
+def test_other_files_are_one_text_each(said: Said, report: Report) -> None:
+    text = "a word\n" + "again " * 40
+    found = report(text, "--min-count", "12", "--max-pattern-size", "2")
     assert found["outputs_that_end_in_one"] == 1
-    assert main(["loops", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert "with a loop" in said
-    assert '"lz_onset": 3' in said
-    assert "again" not in said  # nothing of the text
+    told = said(text)
+    assert "with a loop" in told
+    assert '"lz_onset": 3' in told
+    assert "again" not in told  # nothing of the text
 
 
 @pytest.mark.parametrize(
@@ -289,15 +296,10 @@ def test_other_files_are_one_text_each(tmp_path: Path, capsys: pytest.CaptureFix
     ],
     ids=range(13),
 )
-def test_a_bad_record_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
-) -> None:
-    file = tmp_path / "answers.jsonl"
-    file.write_text(f'{{"text": "a"}}\n{line}\n')
-    assert main(["loops", str(file)]) == 2
-    printed = capsys.readouterr()
-    assert f"{file}{'' if message.startswith('ends') else ','} {message}" in printed.err
-    assert printed.out == ""
+def test_a_bad_record_is_named(said: Said, line: str, message: str) -> None:
+    comma = "" if message.startswith("ends") else ","
+    error = said(f'{{"text": "a"}}\n{line}\n', status=2)
+    assert f"/answers{comma} {message}" in error
 
 
 def test_bad_settings_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -329,40 +331,26 @@ TWO = [{"text": TEXT}, {"text": "fine"}]
 )
 @pytest.mark.parametrize("encode", [str.encode, lambda text: gzip.compress(text.encode())])
 def test_json_is_read_in_all_its_forms(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    written: str,
-    encode: Callable[[str], bytes],
+    report: Report, name: str, written: str, encode: Callable[[str], bytes]
 ) -> None:
     data = encode(written)
-    file = tmp_path / (f"{name}.gz" if data[:1] == b"\x1f" else name)
-    file.write_bytes(data)
-    found = report(capsys, str(file))
+    found = report(data, name=f"{name}.gz" if data[:1] == b"\x1f" else name)
     assert (found["outputs"], found["outputs_with_a_loop"]) == (2, 1)
 
 
-def test_json_values_may_span_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_values_may_span_chunks(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     """This includes a number, each half of which would be a number too."""
-    file = tmp_path / "a.json"
     records = [{"output_ids": LOOP}, {"text": TEXT}, {"output_ids": [123456]}] * 5
-    file.write_text(json.dumps(records, indent=1))
     for size in range(1, 40):
         monkeypatch.setattr(past_outputs, "CHUNK", size)
-        found = report(capsys, str(file))
+        found = report(json.dumps(records, indent=1), name="a.json")
         assert (found["outputs"], found["outputs_with_a_loop"]) == (15, 10)
 
 
 @pytest.mark.slow
-def test_a_bad_line_is_named_after_many_good_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "a"}\n\n' * 200_000 + "{")
-    assert main(["loops", str(file)]) == 2
-    assert "line 400001 is no JSON" in capsys.readouterr().err
+def test_a_bad_line_is_named_after_many_good_ones(said: Said) -> None:
+    error = said('{"text": "a"}\n\n' * 200_000 + "{", status=2)
+    assert "line 400001 is no JSON" in error
 
 
 UTF_16 = json.dumps(TWO).encode("utf-16")
@@ -381,15 +369,9 @@ def packed(data: bytes) -> bytes:
         (packed(b""), "holds no output"),
         (b"[]", "holds no output"),
         (packed(b"so it goes" * 99)[:-9], "is a damaged gzip file"),
-        (
-            packed(b"so it goes" * 99)[:20] + b"?" * 40,
-            "is a damaged gzip file",
-        ),
+        (packed(b"so it goes" * 99)[:20] + b"?" * 40, "is a damaged gzip file"),
         (b"\x1f\x8b?", "is a damaged gzip file"),
-        (
-            packed(packed(b"a")),
-            "is neither gzip nor text in UTF-8",
-        ),
+        (packed(packed(b"a")), "is neither gzip nor text in UTF-8"),
         (zlib.compress(TEXT.encode()), "is neither gzip nor text in UTF-8"),
         (UTF_16[:-1], "is neither gzip nor text"),
         (b"[[" * 600, "is nested too deeply"),
@@ -400,27 +382,20 @@ def packed(data: bytes) -> bytes:
     ],
 )
 def test_unreadable_input_is_an_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    data: bytes,
-    message: str,
+    said: Said, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
 ) -> None:
     monkeypatch.setattr(past_outputs, "CHUNK", 500)
     monkeypatch.setattr(past_outputs, "LARGEST_RECORD", 2000)
     monkeypatch.setattr(past_outputs, "MOST_UNPACKED", 8000)
-    file = tmp_path / "answers"
-    file.write_bytes(data)
-    assert main(["loops", str(file)]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.out == ""
+    assert message in said(data, status=2)
 
 
-def test_utf_16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "answers"
-    file.write_bytes(UTF_16)
-    assert report(capsys, str(file))["outputs"] == 2
+def test_utf_16(report: Report) -> None:
+    assert report(UTF_16)["outputs"] == 2
+
+
+def stdin_of(text: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
 
 
 def test_standard_input(
@@ -433,27 +408,22 @@ def test_standard_input(
     assert main(["loops", "-"]) == 2
     assert "line 1 is no JSON" in capsys.readouterr().err
     assert sys.stdin.buffer.read() == b""  # left open
+    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(TEXT)))
+    assert main(["loops", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs_with_a_loop"] == 1
 
 
 @pytest.mark.parametrize("text", ["[a link](b), " * 40, '"Well," he said. ' * 40, "{x} " * 40])
-def test_a_text_that_begins_like_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    file = tmp_path / "answer.txt"
-    file.write_text(text)
-    found = report(capsys, str(file))
+def test_a_text_that_begins_like_json(report: Report, text: str) -> None:
+    found = report(text, name="answer.txt")
     assert (found["outputs"], found["outputs_with_a_loop"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("record", "said"), [({"text": ""}, "they tell nothing"), ({"tokens": FINE}, "needed")]
+    ("record", "told"), [({"text": ""}, "they tell nothing"), ({"tokens": FINE}, "needed")]
 )
-def test_outputs_without_loops(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], record: Any, said: str
-) -> None:
-    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(record)))
-    assert main(["loops", "-"]) == 0
-    assert said in capsys.readouterr().out
+def test_outputs_without_loops(said: Said, record: Any, told: str) -> None:
+    assert told in said(json.dumps(record))
 
 
 @pytest.mark.parametrize(
@@ -470,14 +440,8 @@ def test_outputs_without_loops(
         ({"choices": [{"message": {"tool_calls": [{"function": {"arguments": TEXT}}]}}]}, 1),
     ],
 )
-def test_outputs_in_all_their_places(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    record: Any,
-    outputs: int,
-) -> None:
-    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(record)))
-    found = report(capsys, "-")
+def test_outputs_in_all_their_places(report: Report, record: Any, outputs: int) -> None:
+    found = report(json.dumps(record))
     assert found["outputs"] == found["outputs_with_a_loop"] == outputs
 
 
@@ -534,36 +498,23 @@ VLLM = [
     [(SGLANG_TEXT, 3, 1), (SGLANG_JSON, 3, 1), (VLLM, 3, 0)],
     ids=["sglang-text", "sglang-json", "vllm"],
 )
-def test_logs_of_servers(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    lines: list[str],
-    outputs: int,
-    cut: int,
-) -> None:
-    file = tmp_path / "server.log"
-    file.write_text("\n".join(lines) + "\n")
-    found = report(capsys, str(file))
+def test_logs_of_servers(report: Report, lines: list[str], outputs: int, cut: int) -> None:
+    data = ("\n".join(lines) + "\n").encode()
+    found = report(data, name="server.log")
     assert found["outputs"] == found["outputs_with_a_loop"] == outputs
     assert found["outputs_cut_short"] == cut
-    with gzip.open(tmp_path / "server.log.gz", "wt") as packed:
-        packed.write("\n".join(lines))
-    assert report(capsys, str(tmp_path / "server.log.gz"))["outputs"] == outputs
+    assert report(packed(data), name="server.log.gz")["outputs"] == outputs
 
 
 @pytest.mark.parametrize("text", ["\U0001f60a" * 20, "ha" * 150, "\n" * 300, "'\"\\" * 100])
-def test_texts_in_logs_are_searched_by_characters_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_texts_in_logs_are_searched_by_characters_too(report: Report, text: str) -> None:
     finished = {"event": "request.finished", "rid": "7", "out": {"text": f"fine {text}"}}
     lines = [
         f"{NOW}Finish: obj=GenerateReqInput(text='a'), out={{'text': {text!r}, 'meta_info': {{}}}}",
         f"{NOW}{json.dumps(finished)}",
         f"{AT}Generated response cmpl-1: output: {text!r}, finish_reason: length",
     ]
-    file = tmp_path / "server.log"
-    file.write_text("\n".join(lines))
-    found = report(capsys, str(file))
+    found = report("\n".join(lines))
     assert found["outputs"] == found["outputs_with_a_loop"] == 3
 
 
@@ -579,32 +530,19 @@ def test_texts_in_logs_are_searched_by_characters_too(
         (NOW + '{"a":' * 100_000, "line 2 is nested too deeply"),
     ],
 )
-def test_a_log_without_outputs_gives_no_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
-) -> None:
-    file = tmp_path / "server.log"
-    file.write_text(f"{NOW}a\n{line}\n")
-    assert main(["loops", str(file)]) == 2
-    assert message in capsys.readouterr().err
+def test_a_log_without_outputs_gives_no_verdict(said: Said, line: str, message: str) -> None:
+    assert message in said(f"{NOW}a\n{line}\n", status=2)
 
 
-def test_a_log_with_truncated_outputs_gives_no_all_clear(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_with_truncated_outputs_gives_no_all_clear(said: Said) -> None:
     cut = "".join(f"{n} " for n in range(999))[:1024]
     record = {"event": "request.finished", "rid": "7", "out": {"text": f"{cut}...{cut}"}}
-    monkeypatch.setattr("sys.stdin", stdin_of(json.dumps(record)))
-    assert main(["loops", "-"]) == 0
-    said = capsys.readouterr().out
-    assert "needed" not in said
-    assert "--log-requests-level 3" in said
+    told = said(json.dumps(record))
+    assert "needed" not in told
+    assert "--log-requests-level 3" in told
 
 
-def test_a_long_line_is_read_in_time_that_grows_with_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_line_is_read_in_time_that_grows_with_it(said: Said) -> None:
     """The line has many places that begin like an output, but none."""
-    file = tmp_path / "server.log"
-    file.write_text(f"{NOW}Finish: obj=(" + "'a', out=(, " * 300_000)
-    assert main(["loops", str(file)]) == 2
-    assert "in a form that is not known" in capsys.readouterr().err
+    line = f"{NOW}Finish: obj=(" + "'a', out=(, " * 300_000
+    assert "in a form that is not known" in said(line, status=2)

@@ -62,17 +62,6 @@ def request(tokens: list[int], reason: Any = None, **fields: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("tokens", "place", "repeated"),
-    [(FINE, "nowhere", 0), (INSIDE, "inside", 48), (AT_END, "end", 48)],
-)
-def test_observed_outputs_by_where_they_loop(
-    counted: Counter[tuple[str, ...]], tokens: list[int], place: str, repeated: int
-) -> None:
-    guard.after_step(request(tokens))
-    assert +counted == +Counter({("observed", place, "off"): 1, ("tokens", "off"): repeated})
-
-
 def test_loops_ended_by_the_penalty_are_counted(counted: Counter[tuple[str, ...]]) -> None:
     """Too few copies for the detector's setting, enough for the onset; a run of 24 tokens."""
     penalised = {"lz_penalty": 0.15, "lz_onset": 3}

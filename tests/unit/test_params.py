@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_lz.fields.kinds import Kind, boolean, choice, integer, number
-from sglang_lz.fields.lz import (
-    FIELDS,
-    LZParams,
-    argument,
-    check_max_window_size,
-    json_schema,
-    markdown_table,
-)
+from sglang_lz.fields.lz import FIELDS, LZParams, check_max_window_size
 
 ANYTHING = st.one_of(
     st.none(),
@@ -73,18 +64,6 @@ def test_a_wrong_server_maximum_is_refused(value: object) -> None:
         ValueError, match=r"^--lz-max-window-size must be an integer in \[1, 8192\]"
     ):
         check_max_window_size(value)
-
-
-@pytest.mark.parametrize("field", FIELDS)
-def test_every_field_is_described(field: str) -> None:
-    schema = json_schema(field)
-    assert len(schema["description"]) > 40
-    assert {"type": "null"} in schema["anyOf"]
-    (row,) = (row for row in markdown_table().splitlines() if row.startswith(f"| `{field}` |"))
-    assert row.count("|") == 5
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--field", **argument(field))
-    assert parser.parse_args([]).field is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
@@ -285,12 +284,7 @@ def plan(pool: Pool, mode: str, prefills: list[Request], decodes: list[Request])
 
 
 def forward(
-    pool: Pool,
-    mode: str,
-    prefills: list[Request],
-    decodes: list[Request],
-    *,
-    masks: bool = False,
+    pool: Pool, mode: str, prefills: list[Request], decodes: list[Request], *, masks: bool = False
 ) -> tuple[penalizer.StepPlan | None, torch.Tensor, torch.Tensor]:
     """Run the hooks on one batch; returns the plan, the logits before and those after. A grammar
     may mask both, if it `masks`."""
@@ -603,14 +597,6 @@ def admitted(pool: Pool, req: Request) -> Request:
     req.row = pool.alloc()
     req.extend_end = len(req.full_untruncated_fill_ids)
     return req
-
-
-def test_nothing_is_planned_without_the_penalty() -> None:
-    pool = reserved_pool()
-    req = admitted(pool, request([1, 2], lz_penalty=0.0))
-    step, before, after = forward(pool, "extend", [req], [])
-    assert step is None
-    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -1325,21 +1311,6 @@ def test_a_history_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     fits = request([1, 2, 1], max_new_tokens=900, no_repeat_ngram_size=2)
     sampling.abort_unservable(fits, pool)
     assert fits.to_finish is None
-
-
-@pytest.mark.parametrize("given", ["", "{}", '{"callable": "5"}', '{"callable": "4b052e"}'])
-def test_a_processor_that_cannot_be_loaded_is_refused(given: str) -> None:
-    """The last one is a pickle of the number 5."""
-    pool, req = reserved_pool(), request([1, 2, 1])
-    req.custom_logit_processor = given
-    sampling.abort_unservable(req, pool)
-    assert str(req.to_finish).startswith("custom_logit_processor cannot be loaded: ")
-    assert req.custom_logit_processor is None  # upstream would load it for the batch
-    usual = request([1, 2, 1])
-    usual.custom_logit_processor = DisallowedTokensLogitsProcessor.to_str()
-    sampling.abort_unservable(usual, pool)
-    assert usual.to_finish is None
-    assert usual.custom_logit_processor is not None
 
 
 def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(

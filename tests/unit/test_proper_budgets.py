@@ -37,24 +37,12 @@ from sglang_lz.proper import (
     waiting,
 )
 from sglang_lz.proper import product as products
-from sglang_lz.proper.backend import (
-    ProperGrammar,
-    ProperTokens,
-    UnmadeProduct,
-    end_without_mask,
-)
+from sglang_lz.proper.backend import ProperGrammar, ProperTokens, UnmadeProduct, end_without_mask
 from sglang_lz.proper.compiler import Compiler
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.product import START, Late, Product, Spent
 from sglang_lz.proper.tokenizer import Unsupported
-from sglang_lz.proper.waiting import (
-    A_TOKEN,
-    BRIEFLY,
-    GRACE,
-    PATIENCE,
-    BriefWaiting,
-    Waiting,
-)
+from sglang_lz.proper.waiting import A_TOKEN, BRIEFLY, GRACE, PATIENCE, BriefWaiting, Waiting
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -126,8 +114,7 @@ def test_a_child_has_little_time_and_memory(limit: str) -> None:
     )
     with write:
         child = compiler.subprocess.Popen(
-            [compiler.sys.executable, "-c", program, str(write.fileno())],
-            pass_fds=[write.fileno()],
+            [compiler.sys.executable, "-c", program, str(write.fileno())], pass_fds=[write.fileno()]
         )
     with read:
         read.sendall(b"Croot")
@@ -149,14 +136,6 @@ def test_no_search_has_to_compile_anything() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.slow
-def test_the_first_mask_is_found_before_a_request_runs() -> None:
-    """Even if the constraint allows the empty text, which needs no search."""
-    product = product_of("root ::= (([a-z]*))")
-    assert product.can_end()
-    assert product.is_warm(START)
 
 
 def test_a_compiler_that_was_ended_starts_again(own: Compiler) -> None:
@@ -203,9 +182,7 @@ def test_constraints_that_are_too_large_to_read(kind: str, text: str, reason: st
 
 
 @pytest.mark.usefixtures("serving")
-def test_the_event_loop_goes_on_while_a_constraint_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_event_loop_goes_on_while_a_constraint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text is read once, and nothing but a sentence is kept of what was refused."""
     asked: list[str] = []
     may_go = threading.Event()
@@ -381,22 +358,6 @@ def paused_walk(product: Product) -> tuple[ProperGrammar, torch.Tensor]:
     return walk, mask
 
 
-def test_a_walk_pauses_until_its_mask_is_known() -> None:
-    product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
-    walk, mask = paused_walk(product)
-    walk.pause(0)
-    assert walk.is_paused
-    assert not walk.is_ready
-    product.may_go.set()
-    wait_until(lambda: walk.is_ready)
-    walk.resume()
-    assert not walk.is_paused
-    walk.fill_vocab_mask(mask, 0)
-    assert not walk.is_late
-    assert mask.count_nonzero() > 1
-    assert walk.failure is None
-
-
 def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """After that, the scheduler waits for it as for a request that cannot pause."""
     monkeypatch.setattr(waiting, "PATIENCE", 0.01)
@@ -487,22 +448,6 @@ def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mask.count_nonzero() == 1
     assert walk.forced_run(4) == []
     assert asked[1:3] == [2, 2]
-
-
-@pytest.mark.slow
-def test_searches_of_a_constraint_do_not_hold_up_those_of_another() -> None:
-    """However many searches are stuck at their limits, another one is done."""
-    hard = [product_of(f'root ::= (([^\\n]{{0, {900 + i}}} "z" [a-c]))') for i in range(12)]
-    for product in hard:
-        product._filling.acquire()  # as a search would that takes forever
-        product._slow = products.ThreadPoolExecutor(1, products._SLOW)
-        product.expect(START)
-    try:
-        easy = product_of("root ::= (([a-z]{0, 5}))")
-        assert easy.mask(START, Waiting(Allowance(1.0, 0.5))).any()
-    finally:
-        for product in hard:
-            product._filling.release()
 
 
 def test_a_search_that_takes_long_makes_way_and_is_given_up(

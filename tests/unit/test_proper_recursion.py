@@ -42,10 +42,7 @@ GRAMMARS: dict[str, tuple[Grammar, int]] = {
         {"root": [["(", "root", ")"], ["(", "root", "]"], ["(", "root", ",", "root", ")"], ["a"]]},
         10,
     ),
-    "empty": (
-        {"root": [["x", "root", "y"], []], "x": [["in"], []], "y": [["\n"], ["a"], []]},
-        6,
-    ),
+    "empty": ({"root": [["x", "root", "y"], []], "x": [["in"], []], "y": [["\n"], ["a"], []]}, 6),
     "never": (
         {"root": [["a", "n"], ["(", "root", ")"], ["b", "root", "n"], ["the"]], "n": [["x", "n"]]},
         9,
@@ -64,10 +61,7 @@ GRAMMARS: dict[str, tuple[Grammar, int]] = {
         },
         6,
     ),
-    "added": (
-        {"root": [["<", "root", ">"], ["think"], ["root", "</"], ["a"], ["tool_call"]]},
-        18,
-    ),
+    "added": ({"root": [["<", "root", ">"], ["think"], ["root", "</"], ["a"], ["tool_call"]]}, 18),
     "jamo": (
         {
             "root": [["\u1100", "v"], ["\uac00(", "root", "\u11a8"], ["a"]],

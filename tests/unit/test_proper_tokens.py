@@ -98,10 +98,7 @@ LANGUAGES = {
             for last in ["", "b", "</think>", "think>", "<|im_end|>"]
         ],
     ),
-    "tails": (
-        'root ::= (([a \\uac00]{0, 3} "\\ub2e4"))',
-        of(some("a \uac00", 3), ["\ub2e4"]),
-    ),
+    "tails": ('root ::= (([a \\uac00]{0, 3} "\\ub2e4"))', of(some("a \uac00", 3), ["\ub2e4"])),
     "marks": (
         'root ::= (([aq\\u0323\\u0301]{0, 4} "\\u0323"))',
         of(some("aq\u0323\u0301", 4), ["\u0323"]),

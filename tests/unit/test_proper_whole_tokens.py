@@ -15,13 +15,7 @@ from tokenizers import Tokenizer
 from bench.published import byte_level
 from ebnf import rules_json
 from proper_files import WHOLE, with_whole_tokens
-from proper_sequences import (
-    ALPHABET,
-    assert_accepted_iff_proper,
-    encodings,
-    sequences,
-    some,
-)
+from proper_sequences import ALPHABET, assert_accepted_iff_proper, encodings, sequences, some
 from sglang_lz.proper import merges
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.prepared import Prepared, prepared_arrays

@@ -67,26 +67,16 @@ def test_a_backend_that_cannot_end_at_stop_token_ids_refuses_them(
         admitted(regex="a", stop_token_ids=[5], ignore_eos=True)
 
 
+NGRAM, EAGLE = {"speculative_algorithm": "NGRAM"}, {"speculative_algorithm": "EAGLE"}
+DFLASH, SESSIONS = {"speculative_algorithm": "DFLASH"}, {"enable_streaming_session": True}
 UNSUPPORTED = [
     ({"speculative_algorithm": "UNO"}, "speculative decoding by UNO"),
+    (EAGLE | {"speculative_accept_threshold_single": 0.9}, "not lossless"),
+    (NGRAM | {"speculative_accept_threshold_acc": 0.9}, "not lossless"),
+    (DFLASH | {"attn_dp_size": 2}, "speculative decoding by DFLASH under data-parallel attention"),
+    (NGRAM | SESSIONS, "speculative decoding under --enable-streaming-session"),
     (
-        {"speculative_algorithm": "EAGLE", "speculative_accept_threshold_single": 0.9},
-        "not lossless",
-    ),
-    (
-        {"speculative_algorithm": "NGRAM", "speculative_accept_threshold_acc": 0.9},
-        "not lossless",
-    ),
-    (
-        {"speculative_algorithm": "DFLASH", "attn_dp_size": 2},
-        "speculative decoding by DFLASH under data-parallel attention",
-    ),
-    (
-        {"speculative_algorithm": "NGRAM", "enable_streaming_session": True},
-        "speculative decoding under --enable-streaming-session",
-    ),
-    (
-        {"disaggregation_mode": "decode", "enable_streaming_session": True},
+        SESSIONS | {"disaggregation_mode": "decode"},
         "decode server under --enable-streaming-session",
     ),
     ({"decoupled_spec_role": "verifier"}, "decoupled speculative decoding"),
@@ -215,16 +205,10 @@ def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
      ("DFLASH", True, True), ("DSPARK", True, True), ("UNO", False, False)],
 )  # fmt: skip
 def test_fields_that_verification_ignores_are_refused(
-    server_config: dict[str, Any],
-    algorithm: str | None,
-    takes_min_p: bool,
-    takes_processor: bool,
+    server_config: dict[str, Any], algorithm: str | None, takes_min_p: bool, takes_processor: bool
 ) -> None:
     server_config["speculative_algorithm"] = algorithm
-    for taken, request in (
-        (takes_min_p, {"min_p": 0.1}),
-        (takes_processor, {"processor": "{}"}),
-    ):
+    for taken, request in ((takes_min_p, {"min_p": 0.1}), (takes_processor, {"processor": "{}"})):
         if taken:
             admitted(**request)
         else:

@@ -13,16 +13,7 @@ import pytest
 
 from soak.check import Answer, check
 from soak.drive import Driver, Log
-from soak.schedule import (
-    ANSWER,
-    HOSTILE,
-    LEAVE,
-    REFUSED,
-    STREAM,
-    Action,
-    Request,
-    Wave,
-)
+from soak.schedule import ANSWER, HOSTILE, LEAVE, REFUSED, STREAM, Action, Request, Wave
 
 REQUEST = Request(prompt=[300, 301], new_tokens=2)
 
