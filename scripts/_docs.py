@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.common import RESULTS
 from bench.constraints import tables as constraints
@@ -51,13 +50,9 @@ def patches() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _result(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
 def table_one() -> str:
     """The paper's table 1: its losses beside ours, and the time of a step of each kind."""
-    found = _result("serving-static-h200")
+    found = json.loads((RESULTS / "serving-static-h200.json").read_text())
     times = kernel.Times(kernel.ON_H200)
     lines = [
         f"| model, batch | throughput lost, {len(found['gpus'])} x {found['gpus'][0]} "
@@ -69,11 +64,8 @@ def table_one() -> str:
         low, high = lost["interval"]
         percent = f"{lost['percent']:.2f} % ({low:.2f} to {high:.2f})"
         lines.append(f"| {name} | {percent} | {row['paper_percent']} % |")
-    lines += [
-        "",
-        "| a step's time on the same GPU, microseconds | 1 request | 64 | 512 |",
-        "|---|---|---|---|",
-    ]
+    lines += ["", "| a step's time on the same GPU, microseconds | 1 request | 64 | 512 |"]
+    lines += ["|---|---|---|---|"]
     for title, way in (
         ("LZ penalty, always on", steps.OURS),
         ("LZ penalty, waiting (`lz_onset`)", steps.ONSET_2),
@@ -104,11 +96,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
 
 
 def with_blocks(page: str) -> str:
-    """The text of a page with its blocks as they should be.
-
-    Raises:
-        ValueError: the page has no place for one of its blocks.
-    """
+    """The text of a page with its blocks as they should be; ValueError if it lacks one's place."""
     text = (ROOT / page).read_text()
     for (other, name), make in BLOCKS.items():
         if other == page:

@@ -21,9 +21,7 @@ PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 
 EXAMPLES = """\
 examples:
-  scripts/image cpu
   scripts/image cuda --base docker.io/lmsysorg/sglang:v0.5.23@sha256:DIGEST
-  scripts/image router
   scripts/image cpu --engine podman -- --network host
 
 The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang:v0.5.23
@@ -31,10 +29,7 @@ The digest of upstream's image: docker buildx imagetools inspect lmsysorg/sglang
 
 
 def find_engine(wanted: str | None = None) -> str:
-    """Return `wanted`, or the first of `ENGINES` that works; SetupError if none does.
-
-    An engine that is installed but does not work is skipped, and the user is told why.
-    """
+    """Return the first engine (or `wanted`) that works, say why others do not; or SetupError."""
     passed_over: list[str] = []
     for engine in [wanted] if wanted else ENGINES:
         if shutil.which(engine) is None:
@@ -68,8 +63,7 @@ def build_command(
         # Newer versions refuse both options together; older ones know only --timestamp.
         if epoch := arguments.pop("SOURCE_DATE_EPOCH", None):
             command += ["--timestamp", epoch]
-    for tag in tags:
-        command += ["--tag", tag]
+    command += [f"--tag={tag}" for tag in tags]
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
     return [*command, *options, "."]
@@ -82,11 +76,7 @@ def version() -> str:
 
 
 def labels() -> dict[str, str]:
-    """Return the build arguments that become labels, as far as git knows them.
-
-    The time is the commit's, so that the same commit gives the same labels; SOURCE_DATE_EPOCH takes
-    precedence.
-    """
+    """Return build arguments for the labels; the time is SOURCE_DATE_EPOCH or the commit's."""
     found = {"VERSION": version()}
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if commit := _git("log", "-1", "--format=%H %ct"):
@@ -135,21 +125,23 @@ def image(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s cpu|cuda|router [option ...] [-- option of the engine's build ...]",
     )
-    parser.add_argument("which", choices=("cpu", "cuda", "router"))
-    parser.add_argument("--engine", choices=ENGINES, help="default: the first of them that works")
-    base = "the base image (default: what the Dockerfile pins; cuda: upstream's, required)"
-    parser.add_argument("--base", metavar="NAME@sha256:DIGEST", help=base)
-    tag = "default: sglang-lz:cpu, :cuda or :router, and one with the version"
-    parser.add_argument("--tag", metavar="NAME", help=tag)
-    parser.add_argument("--print", action="store_true", help="show the command, build nothing")
+    add = parser.add_argument
+    add("which", choices=("cpu", "cuda", "router"))
+    add("--engine", choices=ENGINES, help="default: the first of them that works")
+    add(
+        "--base",
+        metavar="NAME@sha256:DIGEST",
+        help="default: what the Dockerfile pins (cuda: none)",
+    )
+    add("--tag", metavar="NAME", help="default: sglang-lz:cpu (:cuda, :router), and the version's")
+    add("--print", action="store_true", help="show the command, build nothing")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     chosen = parser.parse_args(arguments[:split])
     which = chosen.which
     if which == "cuda" and not PINNED.fullmatch(chosen.base or ""):
         raise SetupError(
-            "the CUDA image lies on upstream's, which must be pinned: give it with --base "
-            "docker.io/lmsysorg/sglang:v0.5.23@sha256:DIGEST (scripts/image -h says how to find "
-            "it)."
+            "the CUDA image's base, upstream's image, must be pinned with --base; scripts/image -h "
+            "says how to find its digest."
         )
     engine = find_engine(chosen.engine)
     versioned = f"sglang-lz:{version().replace('+', '-')}-{which}"
@@ -163,10 +155,8 @@ def image(arguments: list[str]) -> int:
     env = os.environ | {"DOCKER_BUILDKIT": "1"}
     env.pop("SOURCE_DATE_EPOCH", None)  # it is passed in the command, in the engine's own way
     if _supervise.run(command, env=env, cwd=ROOT):
-        plugin = (
-            " docker 23 and newer need the buildx plugin to build." if engine == "docker" else ""
-        )
-        raise SetupError(f"{engine} could not build the image, see the lines above.{plugin}")
+        hint = " docker 23 and newer need the buildx plugin." if engine == "docker" else ""
+        raise SetupError(f"{engine} could not build the image, see the lines above.{hint}")
     listed = [engine, "images", "--format", "{{.Size}}", tags[0]]
     size = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.strip()
     say(f"built {' and '.join(tags)}, {size}; to run it:")

@@ -71,9 +71,8 @@ def make_release(arguments: list[str]) -> int:
         lock = todo[0].lock
         version = lock.local_version(lock.revision, "cuda")
         for which in _sbom.IMAGES:
-            # The CPU image has the wheel for its own Python.
-            found = list(files.glob("*.cpu-cp311-*_x86_64.whl")) if which == "cpu" else []
-            text = _sbom.of_image(which, version, source, found, time)
+            wheels = list(files.glob("*.cpu-cp311-*_x86_64.whl")) if which == "cpu" else []
+            text = _sbom.of_image(which, version, source, wheels, time)
             (files / f"image-{which}-{version}{SBOM}").write_text(text)
         command = ["--only", options.only] if options.only else []
         statement = _provenance(todo, source, files, commit, command)
@@ -95,22 +94,18 @@ def _commit() -> tuple[str, datetime]:
     """Return the checked-out commit and its time; SetupError if the work tree differs from it."""
     if changes := _git("status", "--porcelain").splitlines():
         more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-        raise SetupError(
-            f"{changes[0][3:]}{more} differs from the commit, and a release is made from a commit; "
-            "commit or remove it."
-        )
+        raise SetupError(f"{changes[0][3:]}{more} differs from the commit; commit or remove it.")
     commit, seconds = _git("log", "-1", "--format=%H %ct").split()
     return commit, datetime.fromtimestamp(int(seconds), UTC)
 
 
 def _check_tested(commit: str) -> None:
     """Raise SetupError unless `scripts/test full` has passed at a commit."""
-    tested = FULL.read_text() if FULL.exists() else ""
+    tested = FULL.read_text() if FULL.exists() else "no commit"
     if tested != commit:
-        found = f"it passed last at {tested}" if tested else "it has not passed in this checkout"
         raise SetupError(
-            f"--key signs what `scripts/test full` has tested, but at commit {commit} {found}; "
-            "run it, or make the release without --key."
+            f"--key signs what `scripts/test full` has tested, which is {tested}, not "
+            f"{commit}; run it, or make the release without --key."
         )
 
 
@@ -163,9 +158,13 @@ def _provenance(
     digests = {target.pin.filename: target.pin.sha256 for target in todo}
     digests |= {lock.relative_to(source).as_posix(): _sha256(lock) for lock in locks}
     built = {target.filename: _sha256(files / target.filename) for target in todo}
+
+    def described(found: dict[str, str]) -> list[dict[str, Any]]:
+        return [{"name": name, "digest": {"sha256": digest}} for name, digest in found.items()]
+
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [_described(name, sha256=digest) for name, digest in built.items()],
+        "subject": described(built),
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
@@ -173,17 +172,13 @@ def _provenance(
                 "externalParameters": {"command": ["scripts/release", *command]},
                 "internalParameters": {"zlib": zlib.ZLIB_RUNTIME_VERSION},
                 "resolvedDependencies": [
-                    _described("sglang-lz", gitCommit=commit),
-                    *(_described(name, sha256=digest) for name, digest in digests.items()),
+                    {"name": "sglang-lz", "digest": {"gitCommit": commit}},
+                    *described(digests),
                 ],
             },
             "runDetails": {"builder": {"id": f"{PROJECT}#scripts/release"}},
         },
     }
-
-
-def _described(name: str, **digest: str) -> dict[str, Any]:
-    return {"name": name, "digest": digest}
 
 
 def _sha256(file: Path) -> str:
@@ -193,14 +188,11 @@ def _sha256(file: Path) -> str:
 def _check(files: Path, secret: minisign.SecretKey | None) -> None:
     """Verify the release as a user would; SetupError if a check fails."""
     made = sorted(files.iterdir())
+    checks = [c for file in made if file.suffix == ".whl" for c in examine_wheel(file)]
     if secret:
-        key = secret.get_public_key().to_base64().decode()
-        checks = list(examine_files(made, key))
-    else:
-        checks = [c for file in made if file.suffix == ".whl" for c in examine_wheel(file)]
-    for check in checks:
-        if not check.ok:
-            raise SetupError(f"what was made does not pass its checks: {check}.")
+        checks = list(examine_files(made, secret.get_public_key().to_base64().decode()))
+    if failed := [check for check in checks if not check.ok]:
+        raise SetupError(f"what was made does not pass its checks: {failed[0]}.")
 
 
 def _secret_key(path: Path) -> minisign.SecretKey:

@@ -18,21 +18,16 @@ LOCK = SCRIPTS / "release.lock"
 PASSWORD = "SGLANG_LZ_KEY_PASSWORD"
 
 DESCRIPTION = """\
-Make all files of a release from the commit that is checked out, and sign them: every wheel, an SBOM
-for each wheel and each image with a lock file, provenance.json, SHA256SUMS, SHA256SUMS.minisig.
-docs/MAINTAINING.md says what is in them. The same commit gives the same bytes.
-
-The folder appears when all of it has been made and verified. A checkout with changes is refused.
+Make all files of a release from the commit that is checked out, and sign them; docs/MAINTAINING.md
+describes them. The same commit gives the same bytes. A checkout with changes is refused.
 """
 EPILOG = f"""\
 environment:
   {PASSWORD}  the key's password; without it, it is asked for
 
 examples:
-  minisign -G -s ~/sglang-lz.key -p ~/sglang-lz.pub     once, ever
   scripts/release --key ~/sglang-lz.key --out dist/release
   scripts/release --out /tmp/again                      no key: to compare SHA256SUMS
-  scripts/release --only cp311,x86_64,cpu --out /tmp/one
 """
 
 
@@ -44,18 +39,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for name, of, text in (
-        ("--out", "DIR", "a folder that does not exist yet (default: dist/release)"),
-        ("--key", "FILE", "a secret key of minisign; `scripts/test full` must have passed"),
-    ):
-        parser.add_argument(name, type=Path, metavar=of, help=text)
-    parser.add_argument(
-        "--only",
-        metavar="WORD,WORD",
-        help="make only the wheels of these Pythons (cp311), machines (x86_64), flavours (cpu)",
-    )
+    out = "a folder that does not exist yet (default: dist/release)"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=ROOT / "dist/release", help=out)
+    key = "a secret key of minisign; `scripts/test full` must have passed"
+    parser.add_argument("--key", type=Path, metavar="FILE", help=key)
+    only = "only the wheels of these Pythons (cp311), machines (x86_64) and flavours (cpu)"
+    parser.add_argument("--only", metavar="WORD,WORD", help=only)
     given = parser.parse_args(arguments)
-    given.out = (given.out or ROOT / "dist" / "release").absolute()
+    given.out = given.out.absolute()
     return given
 
 

@@ -15,16 +15,9 @@ from email import message_from_bytes
 from pathlib import Path
 
 from cyclonedx.model import HashAlgorithm, HashType, Property, XsUri
+from cyclonedx.model import component as model
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import (
-    Component,
-    ComponentScope,
-    ComponentType,
-    Diff,
-    Patch,
-    PatchClassification,
-    Pedigree,
-)
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
@@ -49,19 +42,12 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
         metadata = opened.read(f"{opened.dist_info}/METADATA") or b""
     upstream = _package(NAME, lock.version, pin.filename, pin.sha256)
     component = _ours(wheel)
-    patches = [
-        path
-        for path in seal.files
-        if path.startswith(f"sglang_lz/{PACKED_PATCHES}/") and path.endswith(seal.patches)
-    ]
+    packed = (path for path in seal.files if path.startswith(f"sglang_lz/{PACKED_PATCHES}/"))
+    patches = [path for path in packed if path.endswith(seal.patches)]
     component.components = [_file(path, seal.files[path]) for path in patches]
-    component.pedigree = Pedigree(
-        ancestors=[upstream],
-        patches=[
-            Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(url=XsUri(path)))
-            for path in patches
-        ],
-    )
+    kind, diffs = model.PatchClassification.UNOFFICIAL, (model.Diff(url=XsUri(p)) for p in patches)
+    changes = [model.Patch(type=kind, diff=diff) for diff in diffs]
+    component.pedigree = model.Pedigree(ancestors=[upstream], patches=changes)
     lines = message_from_bytes(metadata).get_all("Requires-Dist", [])
     # Some of upstream's extras require other extras of the same package, which is this wheel.
     required = [part for line in dict.fromkeys(lines) if (part := _required(line)).name != NAME]
@@ -71,12 +57,7 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
 def of_image(which: str, version: str, source: Path, wheels: list[Path], time: datetime) -> str:
     """Return the SBOM of an image: its base, the packages in its lock files, and our wheel.
 
-    Args:
-        which: one of `IMAGES`.
-        version: ours.
-        source: the checkout that contains docker/.
-        wheels: the wheel in the image, if this release includes it.
-        time: of the commit.
+    ``source`` is the checkout, and ``wheels`` has the image's wheel if this release includes it.
     """
     found = BASE.search((source / "docker" / f"{which}.Dockerfile").read_text())
     if not found:
@@ -143,11 +124,11 @@ def _required(line: str) -> Component:
 
 
 def _locked(path: str, text: str) -> list[Component]:
-    lines = [line for line in text.splitlines() if line and line[0] not in "# "]
     components = []
-    for line in lines:
-        found = LOCKED.match(line)
-        if not found:
+    for line in text.splitlines():
+        if not line or line[0] in "# ":
+            continue
+        if not (found := LOCKED.match(line)):
             raise SetupError(f"{path}: {line!r} does not lock a package.")
         name, version = found.groups()
         purl = PackageURL("pypi", None, name, version)

@@ -19,11 +19,9 @@ Set up the patched SGLang inside this checkout, once, and start its server on 12
 Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
 """
 EPILOG = """\
-  --end-loops          end loops in every request that says nothing else: the recommended lz_penalty
-                       and lz_onset, and the loop guard (in --preferred-sampling-params, where your
-                       own keys win)
-  --playground         also serve a page that shows what the penalty does to an output and why, on
-                       http://127.0.0.1:30080
+  --end-loops          give each request without its own the recommended lz_penalty, lz_onset and
+                       loop guard (in --preferred-sampling-params, where your own keys win)
+  --playground         also serve a page that shows the penalty at work, on http://127.0.0.1:30080
 
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct

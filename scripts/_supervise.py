@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 import _checkout  # noqa: F401, for the imports below
 from sglang_lz.distribution.processes import ending_with_us
@@ -41,32 +40,21 @@ class Ended(Exception):
 
 
 def run(
-    command: Sequence[str | Path],
-    *,
-    env: Mapping[str, str],
-    cwd: Path,
-    grace: float = 15.0,
+    command: Sequence[str | Path], *, env: Mapping[str, str], cwd: Path, grace: float = 15.0
 ) -> int:
     """Run a command to completion in its own session and return its exit status.
 
     SIGINT, SIGTERM and SIGHUP are passed only to the command, which stops its own children in its
     own way. Whatever is left `grace` seconds later, after a second signal, or when the command has
-    exited, is killed. This includes processes that moved to another session, because we inherit
-    them as a "subreaper". If we are killed ourselves, the kernel sends the command a SIGTERM.
-    Shared memory that was mapped when the signal came is removed, because SGLang leaves some.
-
-    Raises:
-        Ended: we were told to exit by a signal; none of the command's processes are left.
+    exited, is killed, even in another session, because we inherit it as a "subreaper". If we are
+    killed ourselves, the kernel sends the command a SIGTERM. Shared memory that was mapped when the
+    signal came is removed, because SGLang leaves some. Raises `Ended` if a signal told us to exit.
     """
     received: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     previous = {
-        signum: signal.signal(signum, note)
+        signum: signal.signal(signum, lambda got, _: received.append(got))
         for signum in FORWARDED
         if not (nohup and signum == signal.SIGHUP)
     }

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distribution.world import (
-    EDITS,
-    FORMAT,
-    MESSAGE,
-    SOURCE,
-    UPSTREAM,
-    World,
-    git,
-    patched,
-    write_lock,
-    write_upstream_wheel,
-)
+from distribution import world as parts
+from distribution.world import EDITS, SOURCE, World, git, patched
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +17,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("world")
     world = World(root)
     world.wheel.parent.mkdir()
-    write_upstream_wheel(world.wheel, UPSTREAM)
+    parts.write_upstream_wheel(world.wheel, parts.UPSTREAM)
     for room in ("distribution", "fields"):
-        shutil.copytree(
-            SOURCE / room, world.package / room, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(SOURCE / room, world.package / room, ignore=skipped)
     shutil.copy(SOURCE / "__main__.py", world.package)
     (world.package / "__init__.py").write_text('__version__ = "0.1.0"\n')
     (world.package / "cpu" / "sgl_kernel").mkdir(parents=True)
@@ -53,14 +42,16 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (tree / "python" / path).write_bytes(text.encode())
         git(tree, "add", "-A")
         words = f"{name}".partition("/")[2].removesuffix(".patch").replace("-", " ")
-        git(tree, "commit", "-qF-", stdin=MESSAGE.format(name=words))
+        git(tree, "commit", "-qF-", stdin=parts.MESSAGE.format(name=words))
         if name:
             patch = world.patches / name
             patch.parent.mkdir(parents=True, exist_ok=True)
-            patch.write_bytes(git(tree, "format-patch", "-1", "--stdout", *FORMAT.split()).encode())
+            patch.write_bytes(
+                git(tree, "format-patch", "-1", "--stdout", *parts.FORMAT.split()).encode()
+            )
     shutil.rmtree(tree)
     (world.patches / "series").write_text("\n".join(EDITS) + "\n")
-    write_lock(world.patches / "upstream.lock", world.wheel)
+    parts.write_lock(world.patches / "upstream.lock", world.wheel)
     (world.patches / "judged").write_text("algorithm NGRAM\nargument model_path\n")
     world.site(world.wheel, "installed")
     return root

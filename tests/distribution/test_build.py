@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,38 +129,28 @@ def test_wrong_hash(world: World, given: bool) -> None:
 
 def test_upstream_with_other_contents(world: World) -> None:
     """Even a wheel with the pinned hash is patched only if every blob is the expected one."""
-    files = UPSTREAM | {"sglang/sampler.py": UPSTREAM["sglang/sampler.py"] + "more = 1\n"}
-    write_upstream_wheel(world.wheel, files)
-    write_lock(world.patches / "upstream.lock", world.wheel)
-    sentence = world.fails("build", "--wheel", world.wheel)
-    assert "sglang/sampler.py is neither" in sentence
-
-
-def test_damaged_upstream(world: World) -> None:
     data = bytearray(world.wheel.read_bytes())
     at = data.index(b"line_20")
     data[at : at + 4] = b"LINE"
     world.wheel.write_bytes(data)
     write_lock(world.patches / "upstream.lock", world.wheel)
     assert "damaged" in world.fails("build", "--wheel", world.wheel)
+    files = UPSTREAM | {"sglang/sampler.py": UPSTREAM["sglang/sampler.py"] + "more = 1\n"}
+    write_upstream_wheel(world.wheel, files)
+    write_lock(world.patches / "upstream.lock", world.wheel)
+    assert "sglang/sampler.py is neither" in world.fails("build", "--wheel", world.wheel)
 
 
 def test_full_disk(world: World) -> None:
-    sentence = world.fails(
-        "build",
-        "--wheel",
-        world.wheel,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (9000, 9000))
+    sentence = world.fails("build", "--wheel", world.wheel, preexec_fn=limit)
     assert "cannot be written (File too large)" in sentence
 
 
 @pytest.mark.parametrize(("signal", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_interrupt_leaves_nothing(world: World, signal: str, status: int) -> None:
     """Ctrl-C or kill while the wheel is written removes what was written."""
-    hook = world.root / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(
+    world.hook(
         "import os, signal, zipfile\n"
         "real, seen = zipfile.ZipFile.writestr, []\n"
         "def writestr(self, *args, **kwargs):\n"
@@ -169,7 +160,6 @@ def test_interrupt_leaves_nothing(world: World, signal: str, status: int) -> Non
         "    return real(self, *args, **kwargs)\n"
         "zipfile.ZipFile.writestr = writestr\n"
     )
-    world.env["PYTHONPATH"] = f"{hook}:{world.package.parent}"
     done = world.run("build", "--wheel", world.wheel)
     assert done.returncode == status
     assert "Traceback" not in done.stderr

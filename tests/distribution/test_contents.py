@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
@@ -43,31 +41,17 @@ def test_an_installed_wheel_makes_itself_and_no_cpu_wheel(world: World) -> None:
     assert "the CPU flavour is built from a whole checkout" in sentence
 
 
-def imported(name: str, text: bytes) -> Iterator[str]:
-    """Our modules, or their contents, that a module of ours imports, dotted."""
-    parents = ["sglang_lz", *PurePosixPath(name).parent.parts]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = parents[: len(parents) + 1 - node.level] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
 def uses_of_left_out(flavour: str) -> set[str]:
-    """Which files and patches of a flavour name a module of `NOT_FOR_CUDA`."""
-    groups = FLAVOUR_GROUPS[flavour]
-    named = {
-        name: "\n".join(imported(name, text))
-        for name, text in package_files(flavour, groups).items()
-        if name.endswith(".py")
-    }
-    for patch in PatchSet.load(PATCHES).select(groups).patches:
-        named[patch.name] = "\n".join(re.findall(r"^\+.*", patch.data.decode(), re.MULTILINE))
-    modules = [path.rstrip("/").removesuffix(".py").replace("/", ".") for path in NOT_FOR_CUDA]
-    left_out = re.compile(rf"\bsglang_lz\.({'|'.join(map(re.escape, modules))})\b")
-    return {name for name, text in named.items() if left_out.search(text)}
+    """Which files and patches of a flavour import from a folder of `NOT_FOR_CUDA`."""
+    texts = package_files(flavour, FLAVOUR_GROUPS[flavour])
+    texts = {name: text for name, text in texts.items() if name.endswith(".py")}
+    for patch in PatchSet.load(PATCHES).select(FLAVOUR_GROUPS[flavour]).patches:
+        texts[patch.name] = b"\n".join(re.findall(rb"^\+(.*)", patch.data, re.M))
+    left_out = "|".join(path.strip("/").replace("/", "[.]") for path in NOT_FOR_CUDA)
+    from_where = r"^\s*(?:from|import) (?:\.+|sglang_lz\.)"
+    names = r"^\s*from (?:\.+(?:demo)?|sglang_lz(?:\.demo)?) import .*\b(?:cpu|reasoner)\b"
+    uses = re.compile(rf"{from_where}(?:{left_out})\b|{names}", re.M)
+    return {name for name, text in texts.items() if uses.search(text.decode())}
 
 
 def test_nothing_in_cuda_uses_what_is_left_out() -> None:

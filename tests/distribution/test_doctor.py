@@ -6,13 +6,12 @@ import importlib.util
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from distribution.world import World
+from distribution.world import WHEEL_CHECKS, World, append, remove, replace
 from sglang_lz.distribution import seal
 
 pytestmark = pytest.mark.slow
@@ -26,39 +25,18 @@ def edit_seal(root: Path, **fields: object) -> None:
     (root / SEAL).write_text(json.dumps(seal | fields))
 
 
-def remove(path: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).unlink()
-
-
-def append(path: str, text: str) -> Callable[[Path], None]:
-    return lambda root: (root / path).write_text((root / path).read_text() + text)
-
-
-def replace(path: str, before: str, after: str) -> Callable[[Path], None]:
-    def change(root: Path) -> None:
-        (target,) = root.glob(path)
-        assert before in target.read_text()
-        target.write_text(target.read_text().replace(before, after))
-
-    return change
-
-
-def unseal(path: str) -> Callable[[Path], None]:
-    """Change a file and seal it again: only what the patches say can tell."""
-
-    def change(root: Path) -> None:
-        append(path, "x = 1\n")(root)
-        files = json.loads((root / SEAL).read_text())["files"]
-        edit_seal(root, files={p: digest for p, digest in files.items() if p != path})
-
-    return change
+def unseal(root: Path) -> None:
+    """Change a file and remove it from the seal, so that only the patches tell."""
+    append("sglang/sampler.py", "x = 1\n")(root)
+    files = json.loads((root / SEAL).read_text())["files"]
+    del files["sglang/sampler.py"]
+    edit_seal(root, files=files)
 
 
 def rival(root: Path) -> None:
-    (root / "sglang_kernel-0.4.10.dist-info").mkdir()
-    (root / "sglang_kernel-0.4.10.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: sglang-kernel\nVersion: 0.4.10\n"
-    )
+    info = root / "sglang_kernel-0.4.10.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-kernel\nVersion: 0.4.10\n")
 
 
 DAMAGE = {
@@ -67,22 +45,20 @@ DAMAGE = {
     "patched file edited": (append("sglang/sampler.py", "#\n"), "files", "sglang/sampler.py was"),
     "stand-in edited": (append("sgl_kernel/__init__.py", "#\n"), "files", "sgl_kernel/__init__"),
     "patch gone": (remove(f"{PATCHES}/cpu/stand-in.patch"), "patches", "stand-in.patch is missing"),
-    "resealed": (unseal("sglang/sampler.py"), "patches", "sampler.py is not what the patches make"),
+    "resealed": (unseal, "patches", "sampler.py is not what the patches make"),
     "other series": (
         replace(f"{PATCHES}/series", "cpu/stand-in.patch", ""),
-        "patches",
-        "not the list of patches in the seal",
+        *("patches", "not the list of patches in the seal"),
     ),
     "other metadata": (
         replace("sglang-*.dist-info/METADATA", "Version: 0.5.23+lz1", "Version: 0.5.23+lz2"),
-        "version",
-        "METADATA says 0.5.23+lz2.cpu, the seal 0.5.23+lz1.cpu",
+        *("version", "METADATA says 0.5.23+lz2.cpu, the seal 0.5.23+lz1.cpu"),
     ),
     "other package": (
         lambda root: edit_seal(root, package="9.9"),
-        "package",
-        "sglang_lz 0.1.0, sealed 9.9",
+        *("package", "sglang_lz 0.1.0, sealed 9.9"),
     ),
+    "rival": (rival, "rival kernel packages", "sglang-kernel is installed"),
 }
 
 
@@ -118,11 +94,6 @@ def test_damage(world: World, site: Path, damage: str) -> None:
     assert words in failures(world, path=site)[check]
 
 
-def test_rival_kernel_package(world: World, site: Path) -> None:
-    rival(site)
-    assert "sglang-kernel is installed" in failures(world, path=site)["rival kernel packages"]
-
-
 def test_second_sglang_lz(world: World, site: Path) -> None:
     """A checkout on the path shadows the installed package."""
     world.env["PYTHONPATH"] = f"{world.package.parent}:{site}"
@@ -148,18 +119,7 @@ def test_nothing_is_imported(world: World, site: Path) -> None:
 def test_wheel_whole(world: World, flavour: str) -> None:
     out = world.ok("doctor", "--wheel", world.build("--flavour", flavour))
     names = [line[6:].split(":")[0] for line in out.splitlines()]
-    assert names == [
-        *("wheel", "seal", "version", "files", "package", "patches", "RECORD", "file name"),
-    ]
-
-
-def rewrite(wheel: Path, change: Callable[[str, bytes], bytes | None]) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in files.items():
-            if (new := change(name, data)) is not None:
-                archive.writestr(name, new)
+    assert names == WHEEL_CHECKS
 
 
 @pytest.mark.parametrize(
@@ -173,11 +133,13 @@ def rewrite(wheel: Path, change: Callable[[str, bytes], bytes | None]) -> None:
 @pytest.mark.parametrize("gone", [True, False])
 def test_wheel_damaged(world: World, path: str, checks: set[str], gone: bool) -> None:
     wheel = world.build()
-
-    def change(name: str, data: bytes) -> bytes | None:
-        return data if name != path else None if gone else b"# " + data
-
-    rewrite(wheel, change)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    files[path] = b"# " + files[path]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            if not (gone and name == path):
+                archive.writestr(name, data)
     assert checks - {"patches"} <= set(failures(world, "--wheel", wheel)) <= checks
 
 
@@ -189,8 +151,6 @@ def test_wheel_renamed(world: World) -> None:
 
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server calls: the same findings, for the sglang that is imported."""
-    from sglang_lz.distribution import seal
-
     sglang = ModuleType("sglang")
     sglang.__file__ = str(site / "sglang" / "__init__.py")
     monkeypatch.setattr(seal, "__file__", str(site / "sglang_lz" / "distribution" / "seal.py"))

@@ -64,13 +64,6 @@ def test_bad_series(world: World, before: str, after: str, words: str) -> None:
     assert words in lint(world.patches)[0]
 
 
-def test_unknown_group(world: World) -> None:
-    (world.patches / "cpu").rename(world.patches / "misc")
-    series = world.patches / "series"
-    series.write_text(series.read_text().replace("cpu/", "misc/"))
-    assert "'misc' is not a group" in lint(world.patches)[0]
-
-
 @pytest.mark.parametrize(
     ("what", "number"), [("patches", 5), ("changed files", 4), ("added lines", 8)]
 )

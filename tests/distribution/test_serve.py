@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -30,75 +31,57 @@ from sglang_lz.distribution.serve import (
 )
 from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
 
+ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
+MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
+DEFAULT = {"host": "127.0.0.1", "port": "30000", "dtype": "float32", "max_total_tokens": "32768"}
+DEMO = {"model_path": str(DEMO_MODEL), "served_model_name": "demo"}
 
-def parsed(arguments: list[str]) -> argparse.Namespace:
-    """A few of the arguments, as upstream's parser reads them."""
+
+@pytest.mark.parametrize(
+    ("mine", "flavour", "environ", "expected"),
+    [
+        ("", "cpu", {}, DEFAULT | DEMO),
+        ("--port=1 --host 0.0.0.0 --dtype bfloat16 --max-total-tokens 9", "cpu", {}, MINE),
+        ("", "cuda", {}, {"dtype": None, "max_total_tokens": None}),
+        ("", "cpu", ENVIRON, {"host": "0.0.0.0", "port": "8000"}),
+        ("--port 1", "cpu", ENVIRON, {"host": "0.0.0.0", "port": "1"}),
+        *(
+            (mine, "cpu", {}, {"model_path": "m", "served_model_name": None})
+            for mine in ("--model-path m", "--model m", "--model-path=m", "--model=m")
+        ),
+    ],
+)
+def test_the_users_arguments_win_over_the_defaults(
+    mine: str, flavour: str, environ: dict[str, str], expected: dict[str, str | None]
+) -> None:
     parser = argparse.ArgumentParser()
     for name in ("--host", "--port", "--dtype", "--max-total-tokens", "--served-model-name"):
         parser.add_argument(name)
     parser.add_argument("--model-path", "--model", dest="model_path")
-    return parser.parse_known_args(arguments)[0]
-
-
-def test_the_demo_model_is_served_by_default() -> None:
-    options = parsed(server_arguments("cpu", [], {}))
-    assert (options.host, options.port) == ("127.0.0.1", "30000")
-    assert (options.model_path, options.served_model_name) == (str(DEMO_MODEL), "demo")
-    assert (options.dtype, options.max_total_tokens) == ("float32", "32768")
-
-
-def test_the_users_arguments_win() -> None:
-    mine = ["--port=1", "--host", "0.0.0.0", "--dtype", "bfloat16", "--max-total-tokens", "9"]
-    options = parsed(server_arguments("cpu", mine, {}))
-    assert (options.host, options.port) == ("0.0.0.0", "1")
-    assert (options.dtype, options.max_total_tokens) == ("bfloat16", "9")
-
-
-@pytest.mark.parametrize(
-    "mine", [["--model-path", "m"], ["--model", "m"], ["--model-path=m"], ["--model=m"]]
-)
-def test_the_users_model_keeps_its_own_name(mine: list[str]) -> None:
-    options = parsed(server_arguments("cpu", mine, {}))
-    assert (options.model_path, options.served_model_name) == ("m", None)
-
-
-def test_cuda_has_upstreams_defaults() -> None:
-    options = parsed(server_arguments("cuda", [], {}))
-    assert (options.dtype, options.max_total_tokens) == (None, None)
+    options, _ = parser.parse_known_args(server_arguments(flavour, mine.split(), environ))
+    assert vars(options) == vars(options) | expected
 
 
 @pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])
 def test_nothing_overrides_the_users_configuration_file(mine: list[str]) -> None:
     assert server_arguments("cpu", mine, {}) == mine
-
-
-def test_the_environment_says_where_to_listen() -> None:
-    environ = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
-    options = parsed(server_arguments("cpu", [], environ))
-    assert (options.host, options.port) == ("0.0.0.0", "8000")
-    assert parsed(server_arguments("cpu", ["--port", "1"], environ)).port == "1"
-
-
-def preferred(arguments: list[str]) -> object:
-    """The sampling parameters that every request gets."""
-    assert arguments.count(PREFERRED) == 1
-    return json.loads(arguments[arguments.index(PREFERRED) + 1])
-
-
-def test_end_loops_sets_the_preferred_parameters() -> None:
-    assert without_end_loops(["--port", "1"]) == ["--port", "1"]
-    arguments = without_end_loops(["--end-loops", "--port", "1"])
-    assert arguments[:2] == ["--port", "1"]
-    assert preferred(arguments) == RECOMMENDED
+    with pytest.raises(DistError, match="must be left out with --config"):
+        playground_command(server_arguments("cpu", mine, {}))
 
 
 @pytest.mark.parametrize(
-    "mine", [[PREFERRED, '{"lz_penalty": 0}'], [PREFERRED + '={"lz_penalty":0}']]
+    ("mine", "own"),
+    [
+        ([], {}),
+        ([PREFERRED, '{"lz_penalty": 0}'], {"lz_penalty": 0}),
+        ([PREFERRED + '={"lz_penalty":0}'], {"lz_penalty": 0}),
+    ],
 )
-def test_the_users_own_sampling_parameters_win(mine: list[str]) -> None:
-    arguments = without_end_loops([*mine, "--end-loops", "--port", "1"])
-    assert arguments[:2] == ["--port", "1"]
-    assert preferred(arguments) == RECOMMENDED | {"lz_penalty": 0}
+def test_end_loops_sets_the_preferred_parameters(mine: list[str], own: dict[str, int]) -> None:
+    assert without_end_loops([*mine, "--port", "1"]) == [*mine, "--port", "1"]
+    port, one, name, preferred = without_end_loops([*mine, "--end-loops", "--port", "1"])
+    assert (port, one, name) == ("--port", "1", PREFERRED)
+    assert json.loads(preferred) == RECOMMENDED | own
 
 
 @pytest.mark.parametrize(
@@ -121,11 +104,6 @@ def test_end_loops_refuses_parameters_it_cannot_extend(mine: list[str]) -> None:
 def test_the_playground_talks_to_the_server_beside_it(mine: list[str], server: str) -> None:
     command = playground_command(server_arguments("cpu", mine, {}))
     assert command[-3:] == ["playground", "--server", server]
-
-
-def test_the_playground_cannot_read_a_configuration_file() -> None:
-    with pytest.raises(DistError, match="must be left out with --config"):
-        playground_command(server_arguments("cpu", ["--config=c.yaml"], {}))
 
 
 # What is started
@@ -171,19 +149,19 @@ def load_plugins():
 
 def prepare_server_args(arguments):
     parser = argparse.ArgumentParser(prog="upstream")
+    add = parser.add_argument
     for name in ("--host", "--dtype", "--served-model-name", "--device", "--config"):
-        parser.add_argument(name)
-    for name in ("--max-total-tokens", "--max-running-requests"):
-        parser.add_argument(name, type=int)
-    parser.add_argument("--sleep-on-idle", action="store_true")
-    parser.add_argument("--enable-dp-attention", action="store_true")
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--model-path", "--model", dest="model_path", required=True)
-    parser.add_argument("--lz-max-window-size", type=int, default=1024)
-    parser.add_argument("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)
-    parser.add_argument("--dp-size", "--data-parallel-size", "--dp", type=int, default=1)
-    parser.add_argument("--pp-size", "--pipeline-parallel-size", type=int, default=1)
-    parser.add_argument("--nnodes", type=int, default=1)
+        add(name)
+    for name in ("--max-total-tokens", "--max-running-requests", "--port"):
+        add(name, type=int)
+    for name in ("--sleep-on-idle", "--enable-dp-attention"):
+        add(name, action="store_true")
+    add("--model-path", "--model", dest="model_path", required=True)
+    add("--lz-max-window-size", type=int, default=1024)
+    add("--tp-size", "--tensor-parallel-size", "--tp", type=int, default=1)
+    add("--dp-size", "--data-parallel-size", "--dp", type=int, default=1)
+    add("--pp-size", "--pipeline-parallel-size", type=int, default=1)
+    add("--nnodes", type=int, default=1)
     return ServerArgs(parser.parse_args(arguments))
 
 def run_server(server_args):
@@ -217,11 +195,7 @@ def port() -> Iterator[int]:
 
 def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     unset = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in unset and not name.startswith("SGLANG_LZ")
-    }
+    env = {k: v for k, v in os.environ.items() if k not in unset and "SGLANG_LZ" not in k}
     return subprocess.Popen(
         [sys.executable, "-m", "sglang_lz", "serve", *arguments],
         env=env | {"PYTHONPATH": str(site)} | variables,
@@ -253,22 +227,13 @@ def test_it_becomes_the_server(site: Path, port: int) -> None:
     assert pid == process.pid
     assert arguments[:4] == ["--host", "127.0.0.1", "--port", "30000"]
     assert arguments[-4:] == ["--tp", "2", "--model-path", "a model"]
-    assert variables["HF_HUB_OFFLINE"] is None
-    assert variables["OMP_NUM_THREADS"] is None
+    assert variables["HF_HUB_OFFLINE"] is variables["OMP_NUM_THREADS"] is None
 
 
 def test_the_demo_model_is_looked_for_nowhere_else(site: Path, port: int) -> None:
     _, arguments, variables = started(start(site, "--port", str(port)))
     assert str(site / "sglang_lz" / "demo" / "model") in arguments
     assert variables["HF_HUB_OFFLINE"] == variables["OMP_NUM_THREADS"] == "1"
-
-
-def lives(pid: int) -> bool:
-    """Whether a process runs. One that nobody has waited for does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, port: int) -> None:
@@ -281,27 +246,25 @@ def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, po
     says = site / "says"
     server = site / "sglang/launch_server.py"
     wait = "    while not os.path.exists(os.environ['SAYS']): pass\n"
-    text = server.read_text()
-    assert "    server_args.check_server_args()\n" in text
-    server.write_text(text.replace("    server_args.check_server_args()\n", wait))
+    check = "    server_args.check_server_args()\n"
+    server.write_text(server.read_text().replace(check, check + wait))
     process = start(site, "--port", str(port), "--playground", SAYS=str(says))
     _, arguments, _ = started(process)
     assert "--playground" not in arguments
     pid, _, given = says.read_text().partition(" ")
     assert given.startswith(f"('http://127.0.0.1:{port}', '127.0.0.1', 30080, ")
-    for _ in range(600):
-        if not lives(int(pid)):
-            break
-        time.sleep(0.05)
-    assert not lives(int(pid))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        end = time.monotonic() + 30
+        while psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 def test_a_checkout_points_to_scripts_serve(site: Path) -> None:
     (site / "sglang_lz" / "seal.json").unlink()
     process = start(site)
-    errors = process.communicate()[1]
+    assert "in a checkout use scripts/serve" in process.communicate()[1]
     assert process.returncode == 2
-    assert "in a checkout use scripts/serve" in errors
 
 
 # The cores of several ranks on a CPU
@@ -320,16 +283,14 @@ def test_a_checkout_points_to_scripts_serve(site: Path) -> None:
         ("--tp 4 --nnodes 2", "0,1,2|4,5,6,7"),
         ("--tp 3 --dp 3", "0|1|2|4|5|6|7|0|1"),
         ("--tp 2 --device cuda", None),
+        ("--tp 2 7|6", "7|6"),
     ],
 )
 def test_ranks_share_the_cores(site: Path, port: int, arguments: str, cores: str | None) -> None:
-    _, _, variables = started(start(site, "--port", str(port), *arguments.split()))
+    given, users = arguments.removesuffix("7|6").split(), arguments.endswith("7|6")
+    mine = {"SGLANG_CPU_OMP_THREADS_BIND": "7|6"} if users else {}
+    _, _, variables = started(start(site, "--port", str(port), *given, **mine))
     assert variables["SGLANG_CPU_OMP_THREADS_BIND"] == cores
-
-
-def test_the_users_cores_win(site: Path, port: int) -> None:
-    process = start(site, "--port", str(port), "--tp", "2", SGLANG_CPU_OMP_THREADS_BIND="7|6")
-    assert started(process)[2]["SGLANG_CPU_OMP_THREADS_BIND"] == "7|6"
 
 
 # A failed start says why in one sentence
@@ -368,31 +329,20 @@ def test_a_port_in_use(site: Path) -> None:
 
 
 def test_localhost_without_one_of_its_addresses(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
-    places = [
-        (socket.AF_INET, *stream, ("203.0.113.1", port)),
-        (socket.AF_INET, *stream, ("127.0.0.1", port)),
-    ]
+    stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    places = [(*stream, (address, port)) for address in ("203.0.113.1", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
     check_address("localhost", port)
 
 
 def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container, test_cpu_image.py has none."""
-    monkeypatch.setattr(tempfile, "gettempdir", raiser(FileNotFoundError(2, "none")))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: os.stat("/none"))
     with pytest.raises(CannotServe, match=r"set TMPDIR to one.* --tmpfs /tmp:exec"):
         check_temporary_folder()
 
 
-def raiser(error: Exception) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
-
-
 def test_a_bug_keeps_its_traceback(site: Path, port: int) -> None:
     process = start(site, "--port", str(port), "--model-path", "a-bug")
-    errors = process.communicate()[1]
+    assert process.communicate()[1].endswith("KeyError: 'a bug'\n")
     assert process.returncode == 1
-    assert errors.endswith("KeyError: 'a bug'\n")

@@ -1,7 +1,6 @@
-"""A small world for the distribution tools: an upstream of seven files, its wheel, five patches.
+"""A small upstream with its wheel and five patches, made without the code under test.
 
-Everything is made with plain git and zipfile, not with the code under test. The tools run as a user
-runs them, in a process of their own, from a checkout that holds a copy of sglang_lz/distribution.
+The tools run in processes of their own, from a checkout with a copy of sglang_lz/distribution.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import platform
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "python" / "sglang_lz"
@@ -108,11 +108,9 @@ def git(folder: Path, *args: str, stdin: str = "") -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for who in ("AUTHOR", "COMMITTER"):
-        env |= {
-            f"GIT_{who}_NAME": "sglang-lz maintainers",
-            f"GIT_{who}_EMAIL": "maintainers@sglang-lz.invalid",
-            f"GIT_{who}_DATE": "2025-11-20T00:00:00+0000",
-        }
+        env[f"GIT_{who}_NAME"] = "sglang-lz maintainers"
+        env[f"GIT_{who}_EMAIL"] = "maintainers@sglang-lz.invalid"
+        env[f"GIT_{who}_DATE"] = "2025-11-20T00:00:00+0000"
     command = ["git", "-C", str(folder), *args]
     done = subprocess.run(command, env=env, input=stdin.encode(), capture_output=True, check=True)
     return done.stdout.decode()
@@ -149,6 +147,29 @@ def write_lock(path: Path, wheel: Path, python: str = PYTHON, version: str = "0.
     )
 
 
+WHEEL_CHECKS = ["wheel", "seal", "version", "files", "package", "patches", "RECORD", "file name"]
+"""What `doctor --wheel` checks."""
+Change = Callable[[Path], object]
+"""Damages the files below a folder."""
+
+
+def remove(path: str) -> Change:
+    return lambda root: (root / path).unlink()
+
+
+def append(path: str, text: str = "\n") -> Change:
+    return lambda root: (root / path).write_bytes((root / path).read_bytes() + text.encode())
+
+
+def replace(path: str, before: str, after: str) -> Change:
+    def change(root: Path) -> None:
+        (target,) = root.glob(path)
+        assert before in target.read_text()
+        target.write_text(target.read_text().replace(before, after))
+
+    return change
+
+
 def snapshot(folder: Path, *, caches: bool = False) -> dict[str, bytes]:
     """Return every file below a folder, but for what git keeps and, unless asked for, caches."""
     hidden = {".git"} if caches else {".git", "__pycache__"}
@@ -164,49 +185,31 @@ class World:
     """A checkout of ours at ``root``/checkout, upstream's wheel in ``root``/wheels."""
 
     root: Path
-    env: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def checkout(self) -> Path:
-        return self.root / "checkout"
+    def __post_init__(self) -> None:
+        self.env: dict[str, str] = {}
+        self.checkout = self.root / "checkout"
+        self.patches = self.checkout / "patches" / "0.5.23"
+        self.cache = self.checkout / ".cache" / "upstream"
+        self.package = self.checkout / "python" / "sglang_lz"
+        self.wheel = self.root / "wheels" / WHEEL
 
-    @property
-    def patches(self) -> Path:
-        return self.checkout / "patches" / "0.5.23"
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "checkout" / ".cache" / "upstream"
-
-    @property
-    def package(self) -> Path:
-        return self.root / "checkout" / "python" / "sglang_lz"
-
-    @property
-    def wheel(self) -> Path:
-        return self.root / "wheels" / WHEEL
+    def hook(self, code: str) -> None:
+        """Run code in every later process of the tools before anything else."""
+        (self.root / "hook").mkdir()
+        (self.root / "hook" / "sitecustomize.py").write_text(code)
+        self.env["PYTHONPATH"] = f"{self.root / 'hook'}:{self.package.parent}"
 
     def run(
         self, *args: object, path: Path | None = None, cwd: Path | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
         """Run sglang-lz from the checkout, or from the site-packages ``path``."""
-        env = os.environ | {
-            "PYTHONPATH": str(path or self.package.parent),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.wheel.parent),
-            "PIP_CONFIG_FILE": os.devnull,
-        }
+        env = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheel.parent)}
+        env |= {"PYTHONPATH": str(path or self.package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"PIP_CONFIG_FILE": os.devnull}
         command = [sys.executable, "-m", "sglang_lz", *map(str, args)]
-        return subprocess.run(
-            command,
-            env=env | self.env,
-            cwd=cwd or self.root,
-            text=True,
-            capture_output=True,
-            check=False,
-            **options,
-        )
+        options |= {"env": env | self.env, "cwd": cwd or self.root, "text": True}
+        return subprocess.run(command, capture_output=True, check=False, **options)
 
     def ok(self, *args: object, **options: object) -> str:
         """Run and return the standard output; the status must be 0."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from . import workspace
@@ -26,24 +27,15 @@ FROM, FROM_BASE = "from", "from-upstream"
 """The branches with the old release's commits, and with that release without them."""
 STATE_LOCK = ".git/sglang-lz.lock"
 """The lock of the new release, in the work tree."""
-OURS = ("python/sglang_lz", "tests")
-"""The folders that contain our code that uses upstream's."""
 MISSING = "bump needs ruff and griffelib; install scripts/requirements-test.txt and run again."
 
 
 def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> int:
-    """Carry the patches to a release of upstream, in the folder ``tree``.
+    """Carry the patches to a release of upstream, in ``tree``, new or of an earlier run.
 
-    Args:
-        version: the release.
-        tree: the work tree; new, or the folder in which an earlier run stopped.
-        how: None to begin; "--dry-run" to leave out patches with conflicts, and to write nothing;
-            "--continue" and "--skip" as for `git rebase`.
-        cache: the folder for downloaded wheels.
-        say: shows a line about what is done.
-
-    Returns:
-        0 if patches/``version`` has replaced the old folder, 1 if manual work is needed.
+    ``how`` is None to begin; "--dry-run" to leave out patches with conflicts, and to write nothing;
+    "--continue" and "--skip" as for `git rebase`. Returns 0 if patches/``version`` has replaced the
+    old folder, 1 if manual work is needed.
     """
     checkout_patches_dir()
     if not re.fullmatch(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?", version):  # it names a folder
@@ -52,10 +44,11 @@ def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> in
         raise DistError(f"The patches are for {NAME} {version} already.")
     is_dry = how == "--dry-run"
     if how in (None, "--dry-run"):
-        here = Lock.load(release_dir() / LOCK).select()
+        old_lock = Lock.load(release_dir() / LOCK)
+        here = old_lock.select()
         every = [(python, arch) for python in PYTHONS for arch in ARCHES]
         lock = pin(version, [(here.python, here.arch)] if is_dry else every, cache, say)
-        _make_tree(tree, lock, cache, say)
+        _make_tree(tree, old_lock, lock, cache, say)
         stopped = _rebase(tree, "--onto", BASE, FROM_BASE)
     elif not (tree / STATE_LOCK).exists() or workspace.release(tree) != version:
         raise DistError(f"{tree} is not where `sglang-lz bump {version}` stopped; name it: --tree.")
@@ -98,15 +91,15 @@ def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> in
     return 0
 
 
-def _make_tree(tree: Path, lock: Lock, cache: Path, say: Say) -> None:
+def _make_tree(tree: Path, old_lock: Lock, lock: Lock, cache: Path, say: Say) -> None:
     """Make a work tree of the release, with the old release's commits on the branch `patches`."""
-    old_lock, patches = Lock.load(release_dir() / LOCK), PatchSet.load(release_dir())
+    patches = PatchSet.load(release_dir())
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         other = Path(folder) / "old"
         for one, commits, place in ((old_lock, patches, other), (lock, PatchSet(()), tree)):
             with Wheel(fetch(one, one.select(), cache, say)) as wheel:
                 say(f"unpacking {NAME} {one.version}")
-                workspace.checkout(commits, wheel.python, wheel.read, one.version, place)
+                workspace.checkout(commits, wheel.names, wheel.read, one.version, place)
         names = [f"{BASE}:{FROM_BASE}", f"patches:{FROM}"]
         run(tree, "fetch", "--quiet", "--no-tags", str(other), *names)
     run(tree, "config", "rerere.enabled", "true")  # a conflict is resolved by hand only once
@@ -139,10 +132,7 @@ def _tell(tree: Path) -> None:
 
 def _undefined_names(tree: Path, patches: PatchSet) -> Iterator[str]:
     """Yield the names that the patches use and nothing defines; DistError if a group fails."""
-
-    def read(path: str) -> bytes | None:
-        return _show(tree, BASE, path)
-
+    read = partial(_show, tree, BASE)
     for groups in SELECTIONS:
         transform(patches.select(groups), read, workspace.release(tree))
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
@@ -174,8 +164,8 @@ def _show(tree: Path, commit: str, path: str) -> bytes | None:
 
 def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
     """Yield the changes that the release requires in our code, one line each."""
-    root = PACKAGE.parent.parent
-    sources = [path.read_text("utf-8") for of in OURS for path in (root / of).rglob("*.py")]
+    folders = (PACKAGE, PACKAGE.parent.parent / "tests")
+    sources = [path.read_text("utf-8") for of in folders for path in of.rglob("*.py")]
     yield from (f"our code: {what}" for what in missing(sources, tree, FROM_BASE, BASE))
     for mode in present:
         if mode not in judged(release_dir()):
@@ -183,13 +173,9 @@ def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
 
 
 def missing(sources: list[str], tree: Path, old: str, new: str) -> Iterator[str]:
-    """Yield what our code uses of upstream that one commit has and another does not.
+    """Yield what our code uses of upstream that the commit ``old`` has and ``new`` does not.
 
-    Args:
-        sources: our files.
-        tree: a repository of upstream's files.
-        old: the commit that has what our code uses.
-        new: the commit that may lack it.
+    ``sources`` are our files' texts, ``tree`` is a repository of upstream's files.
     """
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     imported = {
@@ -207,13 +193,9 @@ def missing(sources: list[str], tree: Path, old: str, new: str) -> Iterator[str]
             required = {key for key in after if after[key] and not before.get(key)}
             if gone or required:
                 yield f"{module}.{name} has other parameters: {', '.join(sorted(gone | required))}"
-    command = ["grep", "-ohw", r"[[:alnum:]_]\+"]
+    grep, where = ("grep", "-ohw", r"[[:alnum:]_]\+"), f"{UPSTREAM_PREFIX}{NAME}/srt"
     words, left = (
-        set(
-            git([*command, commit, "--", f"{UPSTREAM_PREFIX}{NAME}/srt"], tree)
-            .stdout.decode()
-            .split()
-        )
+        set(git([*grep, commit, "--", where], tree).stdout.decode().split())
         for commit in (old, new)
     )
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

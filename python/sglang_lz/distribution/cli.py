@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import doctor, inplace, workspace
-from .build import build
 from .bump import bump
 from .errors import DistError
 from .fetch import fetch, verify
@@ -19,6 +19,7 @@ from .gitapply import run, transform
 from .lint import lint
 from .lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from .modes import JUDGED
+from .overlay import build
 from .patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
 from .serve import DEFAULT_SERVER, PLAYGROUND_PORT, serve
 from .sources import LOCK, checkout_patches_dir, default_cache, release, release_dir
@@ -47,24 +48,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
     try:
-        return int(COMMANDS[options.command][0](options))
+        return int(options.run(options))
     except DistError as error:
-        print(f"sglang-lz: {error}", file=sys.stderr)
+        _say(f"sglang-lz: {error}")
         return 2
     except ImportError as error:
-        print(
-            f"sglang-lz: {options.command} needs what is not installed ({error}).", file=sys.stderr
-        )
+        _say(f"sglang-lz: {options.command} needs what is not installed ({error}).")
         return 2
     except OSError as error:
-        print(f"sglang-lz: {error.filename} cannot be used ({error.strerror}).", file=sys.stderr)
+        _say(f"sglang-lz: {error.filename} cannot be used ({error.strerror}).")
         return 2
     except KeyboardInterrupt:
-        print("sglang-lz: interrupted, nothing was changed.", file=sys.stderr)
+        _say("sglang-lz: interrupted, nothing was changed.")
         return 130
 
 
 def _build(options: argparse.Namespace) -> int:
+    """build the patched wheel from upstream's
+    Apply the patches to upstream's wheel, whose sha256 must be the pinned one, and add sglang_lz.
+    The same input gives the same bytes. The wheel's path is the only line on standard output."""
     groups = parse_groups(options.groups, options.flavour)
     upstream = _upstream(options)
     print(build(*upstream, groups=groups, flavour=options.flavour, out=options.out, say=_say))
@@ -72,28 +74,42 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _apply(options: argparse.Namespace) -> int:
-    lock, groups = Lock.load(release_dir() / LOCK), parse_groups(options.groups, "cuda")
-    root, seal = inplace.apply(options.target, lock, groups)
+    """patch an installed sglang, or a checkout of upstream, in place
+    Patch the sglang in TARGET and put sglang_lz beside it: either all of it or nothing. No command
+    is installed: use `python -m sglang_lz`."""
+    groups = parse_groups(options.groups, "cuda")
+    root, seal = inplace.apply(options.target, Lock.load(release_dir() / LOCK), groups)
     print(f"{root}: {NAME} {seal.version}, {len(seal.patches)} patches applied")
     return 0
 
 
 def _revert(options: argparse.Namespace) -> int:
+    """take the patches off again
+    Undo `apply` byte for byte: all of it or, if a file there was changed since, nothing."""
     root, seal = inplace.revert(options.target)
     print(f"{root}: {NAME} {seal.upstream}, {len(seal.patches)} patches taken off")
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    """check whether an sglang is ours, complete and unchanged
+    Check the sglang that this Python would import, or a wheel file. Prints a line for each check
+    that begins with ok or FAIL. Nothing is imported, changed or downloaded."""
     wheel = options.wheel
     return _report(doctor.examine_wheel(wheel) if wheel else doctor.examine_installed())
 
 
 def _verify(options: argparse.Namespace) -> int:
+    """check files of a release against its signature
+    Check that each FILE belongs to a release that the holder of a key has signed, by the files
+    beside it. A wheel gets the checks of `doctor --wheel` too. Needs py-minisign and no network."""
     return _report(examine_files(options.files, options.public_key))
 
 
 def _check(options: argparse.Namespace) -> int:
+    """check the patches by themselves and against upstream
+    Check the series, headers and sizes of the patches, apply them to the pinned upstream, export
+    them again and compare the bytes. Prints `git diff --stat` of all patches together."""
     if problems := lint(release_dir()):
         print("\n".join(problems))
         return 1
@@ -117,14 +133,21 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _checkout(options: argparse.Namespace) -> int:
+    """turn the patches into git commits, to edit them
+    Make DIR a git repository: upstream's files under the tag `upstream`, and one commit for each
+    patch. Edit the commits with git, then run `export`. A message needs a subject, the fields Why:,
+    Upstream: and Remove-when:, and a line `Patch: group/name.patch`."""
     patches = PatchSet.load(release_dir())
     with Wheel(_upstream(options)[2]) as wheel:
-        workspace.checkout(patches, wheel.python, wheel.read, release(), options.dir)
+        workspace.checkout(patches, wheel.names, wheel.read, release(), options.dir)
     print(f"{options.dir}: {NAME} {release()} and {len(patches.patches)} commits")
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
+    """write the commits back as patches
+    Write the commits after the tag `upstream` in DIR to patches/. The same commits give the same
+    bytes. Nothing is written if the result would not pass `check`."""
     checkout_patches_dir()
     if (found := workspace.release(options.dir)) != release():
         raise DistError(f"{options.dir} is of {found}, but the patches are for {release()}.")
@@ -137,6 +160,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _bump(options: argparse.Namespace) -> int:
+    """carry the patches to another upstream release
+    Pin the wheels of VERSION, rebase the patches onto it with git, and check the result. Then
+    patches/VERSION replaces the old folder. After a conflict, a message says how to continue."""
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         tree = options.tree or default_cache().parent / f"bump-{options.version}"
         tree = Path(folder) / "tree" if options.how == "--dry-run" else tree
@@ -176,10 +202,24 @@ def _upstream(options: argparse.Namespace) -> tuple[Lock, WheelPin, Path]:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    """start the server of the installed sglang
+    Start `sglang.launch_server` on 127.0.0.1:30000. All other arguments are the server's, and win
+    over what this command sets; without --model-path it serves the demo model.
+
+    --end-loops   give each request without its own the recommended lz_penalty, lz_onset, loop guard
+    --playground  also serve the page of `sglang-lz playground`, on its default port
+
+    SGLANG_LZ_HOST and SGLANG_LZ_PORT replace 127.0.0.1 and 30000, and SGLANG_CPU_OMP_THREADS_BIND
+    chooses the cores of each rank, as in 0,1|2,3."""
     serve(options.arguments)
 
 
 def _loops(options: argparse.Namespace) -> int:
+    """find loops in past outputs and suggest a setting
+    Count the outputs that hold a loop or end in one, as repetition_detection defines it. FILE,
+    which may be gzip, has JSON records (token ids, texts, answers of an API), a log of SGLang (with
+    --log-requests --log-requests-level 3) or vLLM (--enable-log-outputs), or the text of one
+    output. The report shows none of the text."""
     from ..loops import report  # as for `playground`, the standard library is not enough
 
     names = ("max_pattern_size", "min_pattern_size", "min_count")
@@ -192,6 +232,9 @@ def _loops(options: argparse.Namespace) -> int:
 
 
 def _playground(options: argparse.Namespace) -> int:
+    """show in a browser what the penalty does to an output, and why
+    Serve one page on this machine that compares a prompt's outputs with and without the penalty. If
+    no server answers, it shows a recorded session. It has no password and needs no other host."""
     from ..playground import command
 
     try:
@@ -204,125 +247,11 @@ def _playground(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, str, str]] = {
-    "build": (
-        _build,
-        "build the patched wheel from upstream's",
-        """\
-Apply the patches to upstream's wheel, whose sha256 must be the pinned one, and add sglang_lz, the
-command `sglang-lz` and a seal with the sha256 of every changed file. The same input gives the same
-bytes. The path of the wheel is the only line on standard output. A failed build leaves nothing.""",
-        "build --flavour cpu --out wheels",
-    ),
-    "apply": (
-        _apply,
-        "patch an installed sglang, or a checkout of upstream, in place",
-        """\
-Patch the sglang in TARGET and put sglang_lz beside it: either all of it or nothing. No command is
-installed: use `python -m sglang_lz`.""",
-        "apply .venv/lib/python3.12/site-packages",
-    ),
-    "revert": (
-        _revert,
-        "take the patches off again",
-        "Undo `apply` byte for byte: all of it or, if a file there was changed since, nothing.",
-        "revert ~/src/sglang",
-    ),
-    "doctor": (
-        _doctor,
-        "check whether an sglang is ours, complete and unchanged",
-        """\
-Check the sglang that this Python would import, or a wheel file. Prints a line for each check that
-begins with ok or FAIL. Nothing is imported, changed or downloaded.""",
-        "doctor --wheel dist/sglang-0.5.23+lz1-cp312-cp312-manylinux_2_34_x86_64.whl",
-    ),
-    "verify": (
-        _verify,
-        "check files of a release against its signature",
-        """\
-Check that each FILE belongs to a release that the holder of a key has signed, by the files beside
-it: SHA256SUMS, SHA256SUMS.minisig and, for a wheel, its SBOM and provenance.json. A wheel gets the
-checks of `doctor --wheel` too. Needs no network, and the package py-minisign.""",
-        "verify release/*.whl --public-key sglang-lz.pub",
-    ),
-    "serve": (
-        _serve,
-        "start the server of the installed sglang",
-        """\
-Start `sglang.launch_server` on 127.0.0.1:30000, in place of this process. All other arguments are
-the server's, and win over what this command sets: host and port, on the CPU flavour float32 and a
-small cache, and without --model-path the demo model. With --config it sets nothing.
-
-  --end-loops   end loops in every request that has no such setting of its own: the recommended
-                lz_penalty, lz_onset and loop guard, in --preferred-sampling-params
-  --playground  also serve the page of `sglang-lz playground`, on its default port
-
-The environment variables SGLANG_LZ_HOST and SGLANG_LZ_PORT replace 127.0.0.1 and 30000, and
-SGLANG_CPU_OMP_THREADS_BIND chooses the cores of each rank, as in 0,1|2,3.""",
-        "serve --end-loops --model-path Qwen/Qwen2.5-1.5B-Instruct --port 8000",
-    ),
-    "loops": (
-        _loops,
-        "find loops in past outputs and suggest a setting",
-        """\
-Count the outputs that hold a loop or end in one, by the definition of the request field
-repetition_detection, and suggest a setting. FILE, which may be gzip, is one of
-
-  JSON    records one after the other or in an array: token ids, texts, or answers of an API
-  a log   of SGLang with --log-requests --log-requests-level 3, or of vLLM with --enable-log-outputs
-  a text  of one output; not on standard input, and not in .json, .jsonl and .ndjson
-
-The report names files, lines and numbers, and shows none of the text. In a text, words and single
-signs take the place of tokens. Up to a length, what correct text repeats is no loop:
-280 characters of signs, within a word 128 of one ASCII letter or digit and 80 of several, and
-50 emoji that end a line. A file that cannot be read to its end is an error.""",
-        "loops --min-count 8 --json answers.jsonl.gz server.log",
-    ),
-    "playground": (
-        _playground,
-        "show in a browser what the penalty does to an output, and why",
-        """\
-Serve one page on this machine. It runs a prompt without a penalty, with another penalty and with
-the LZ penalty, and marks what each token lost and which earlier copy is the reason. If no server
-answers, the page shows a recorded session. It has no password and needs no other host.""",
-        "playground --server http://127.0.0.1:8000 --port 30081",
-    ),
-    "check": (
-        _check,
-        "check the patches by themselves and against upstream",
-        """\
-Check the series, headers and sizes of the patches, apply them to the pinned upstream, export them
-again and compare the bytes. Prints `git diff --stat` of all patches together.""",
-        "check",
-    ),
-    "checkout": (
-        _checkout,
-        "turn the patches into git commits, to edit them",
-        """\
-Make DIR a git repository: upstream's files under the tag `upstream`, and one commit for each patch.
-Edit the commits with git, then run `export`. A commit message is the patch's header: a subject, the
-fields Why:, Upstream: and Remove-when:, and a line `Patch: group/name.patch`.""",
-        "checkout /tmp/lz",
-    ),
-    "export": (
-        _export,
-        "write the commits back as patches",
-        """\
-Write the commits after the tag `upstream` in DIR to patches/. The same commits give the same bytes,
-whoever made them and whenever. Nothing is written if the result would not pass `check`.""",
-        "export /tmp/lz",
-    ),
-    "bump": (
-        _bump,
-        "carry the patches to another upstream release",
-        """\
-Pin the wheels of VERSION, rebase the patches onto it with git, and check the result: no name is
-undefined, each selection of groups applies, and what our code uses of upstream is still there. Then
-patches/VERSION replaces the old folder. A conflict stops in a git work tree, and a message says how
-to continue.""",
-        "bump 0.5.24 --dry-run",
-    ),
-}
+COMMANDS = (
+    *(_build, _apply, _revert, _doctor, _verify, _serve, _loops, _playground),
+    *(_check, _checkout, _export, _bump),
+)
+"""Each is a command; its docstring is the help, with the line for the list of commands first."""
 
 
 def _add_options(pages: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -375,14 +304,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     pages = {}
-    for name, (_, line, text, example) in COMMANDS.items():
+    for run_command in COMMANDS:
+        line, text = (inspect.getdoc(run_command) or "").split("\n", 1)
+        name = run_command.__name__.removeprefix("_")
         pages[name] = commands.add_parser(
-            name,
-            help=line,
-            description=text,
-            epilog=f"example:\n  sglang-lz {example}",
-            formatter_class=plain,
-            allow_abbrev=name != "serve",
+            name, help=line, description=text, formatter_class=plain, allow_abbrev=name != "serve"
         )
+        pages[name].set_defaults(run=run_command)
     _add_options(pages)
     return parser

@@ -140,9 +140,8 @@ def _record(wheel: Wheel) -> str:
 def _names(wheel: Wheel, seal: Seal) -> str:
     """Check the version in the file name, the tag, and the name of the .dist-info."""
     metadata = (wheel.read(f"{wheel.dist_info}/WHEEL") or b"").decode()
-    names = [
-        f"{NAME}-{seal.version}-{tag}.whl" for tag in re.findall(r"^Tag: (\S+)", metadata, re.M)
-    ]
+    tags = re.findall(r"^Tag: (\S+)", metadata, re.M)
+    names = [f"{NAME}-{seal.version}-{tag}.whl" for tag in tags]
     if wheel.path.name not in names or wheel.dist_info != f"{NAME}-{seal.version}.dist-info":
         raise DistError(f"{wheel.path.name}, should be {' or '.join(names)}")
     return wheel.path.name

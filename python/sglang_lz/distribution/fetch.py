@@ -13,8 +13,7 @@ from pathlib import Path
 from .errors import DistError
 from .lock import NAME, Lock, WheelPin
 
-PLATFORM = "manylinux_2_34"
-"""The platform tag, without the machine, of upstream's wheels."""
+PLATFORM = "manylinux_2_34"  # of upstream's wheels, without the machine
 Say = Callable[[str], None]
 """Shows a line about what is done."""
 
@@ -26,11 +25,10 @@ def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Say) -> Path:
     never enters the cache.
     """
     file = cache / pin.filename
-    if file.exists():
-        say(f"found {file}")
-        verify(file, pin)
-    else:
-        _download(lock.version, pin, cache, say)
+    if not file.exists():
+        return _download(lock.version, pin, cache, say)
+    say(f"found {file}")
+    verify(file, pin)
     return file
 
 
@@ -54,13 +52,9 @@ def sha256(file: Path) -> str:
 
 
 def pin(version: str, platforms: Iterable[tuple[str, str]], cache: Path, say: Say) -> Lock:
-    """Return a lock of an upstream release, whose wheels are downloaded to ``cache``.
+    """Return a lock of our first revision of an upstream release, with the wheels in ``cache``.
 
-    Args:
-        version: the release; the lock has our first revision of it.
-        platforms: the Python and machine of each wheel.
-        cache: the folder for downloaded wheels.
-        say: see `Say`.
+    ``platforms`` are the Python and the machine of each wheel.
     """
     wheels = []
     for python, arch in platforms:

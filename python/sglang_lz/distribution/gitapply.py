@@ -39,10 +39,9 @@ def blob_id(data: bytes) -> str:
 
 
 def git(args: Sequence[str], cwd: Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run git in ``cwd`` with IDENTITY and only the repository's own configuration.
+    """Run git in ``cwd``, and nowhere above, with IDENTITY and no configuration of the user.
 
-    It never looks for a repository above ``cwd``. A failing exit status is returned; DistError is
-    raised only if git is not installed.
+    Raises DistError only if git is not installed; a failing exit status is returned.
     """
     cwd = cwd.resolve()
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | IDENTITY

@@ -6,8 +6,7 @@ import os
 import sys
 from http.client import HTTPConnection, HTTPException
 
-SECONDS = 25
-"""How long to wait for an answer; the server itself gives up on a token after 20 s."""
+SECONDS = 25  # the server itself gives up on a token after 20 s
 
 
 def unhealthy(port: int) -> str | None:

@@ -17,10 +17,9 @@ from .wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
 
 
 def find_root(target: Path | None) -> Path:
-    """Return the folder that holds the ``sglang`` package.
+    """Return the folder that holds the ``sglang`` package; DistError if there is none.
 
-    ``target`` is a site-packages or an upstream checkout; None means the sglang that this Python
-    would import (it is located, not imported). Raises DistError if there is none.
+    ``target`` is a site-packages or an upstream checkout; None means what this Python would import.
     """
     if target is None:
         spec = find_spec(NAME)
@@ -30,10 +29,7 @@ def find_root(target: Path | None) -> Path:
     for root in (target, target / "python"):
         if (root / NAME / "__init__.py").is_file():
             return root.resolve()
-    raise DistError(
-        f"{target} is neither a site-packages with {NAME} nor a checkout with python/{NAME}; name "
-        "another."
-    )
+    raise DistError(f"{target} is no site-packages or checkout with {NAME}; name another.")
 
 
 def find_dist_info(root: Path) -> str | None:
@@ -47,9 +43,8 @@ def find_dist_info(root: Path) -> str | None:
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
     """Patch the sglang in ``target`` and put sglang_lz beside it; return its root and seal.
 
-    If there is a .dist-info, METADATA gets our version and RECORD lists our files, so that pip
-    shows and uninstalls what is installed; the folder keeps its name. Raises DistError, with
-    nothing changed, unless it is the pinned upstream release without modifications.
+    In a .dist-info, METADATA gets our version and RECORD lists our files, for pip. Raises
+    DistError, with nothing changed, unless it is the unmodified pinned release of upstream.
     """
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
@@ -79,8 +74,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
 def revert(target: Path | None) -> tuple[Path, Seal]:
     """Undo ``apply`` byte for byte; return the root and the seal that was removed.
 
-    Raises DistError, with nothing changed, if the files were not made by ``apply`` or were changed
-    since.
+    Raises DistError, with nothing changed, if ``apply`` did not make the files as they are.
     """
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)

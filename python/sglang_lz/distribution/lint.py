@@ -29,14 +29,14 @@ def lint(root: Path) -> list[str]:
 
 
 def lint_patches(patches: PatchSet) -> list[str]:
-    """Return the problems of loaded patches."""
+    """Return the problems of loaded patches, as `lint` does."""
     try:
         problems = [f"{p.name}: {text}." for p in patches.patches for text in _patch_problems(p)]
         numbers = {"patches": len(patches.patches), "changed files": len(patches.blobs)}
     except DistError as error:
         return [str(error)]
-    added = (line for patch in patches.patches for line in patch.changed_lines)
-    numbers["added lines"] = sum(line.startswith(b"+") for line in added)
+    hunks = (hunk for p in patches.patches for change in p.changes for hunk in change.hunks)
+    numbers["added lines"] = sum(line.startswith(b"+") for hunk in hunks for line in hunk)
     return problems + [
         f"{number} {what} are more than the budget of {BUDGET[what]} (lint.py)."
         for what, number in numbers.items()

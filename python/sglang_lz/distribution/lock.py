@@ -78,8 +78,7 @@ class Lock:
 
     def describe(self) -> str:
         """Return the release and its platforms, for a message."""
-        wheels = ", ".join(f"{wheel.python} {wheel.arch}" for wheel in self.wheels)
-        return f"{NAME} {self.version} ({wheels})"
+        return f"{NAME} {self.version} ({', '.join(f'{w.python} {w.arch}' for w in self.wheels)})"
 
     def local_version(self, revision: int, flavour: str) -> str:
         """Return our version of the release, for example ``0.5.23+lz1`` or ``0.5.23+lz1.cpu``."""

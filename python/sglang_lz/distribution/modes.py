@@ -1,8 +1,7 @@
 """The server arguments and speculative algorithms of a release.
 
-`sglang_lz/fields/modes.py` records for each server mode whether the penalties are exact in it. The
-modes that have been reviewed are listed in ``judged`` beside the patches. If the release has a mode
-that is not listed there, nobody has reviewed it, and a test fails.
+`sglang_lz/fields/modes.py` records for each whether the penalties are exact in it. Those that have
+been reviewed are listed in ``judged`` beside the patches; a test fails for any other.
 """
 
 from __future__ import annotations
@@ -51,12 +50,7 @@ def judged(root: Path) -> list[str]:
 
 def unjudged(root: Path, present: list[str]) -> list[str]:
     """Return the modes of a release that are not listed, and listed modes that it does not have."""
-    known = judged(root)
-    new = [
-        f"nobody has reviewed {mode}: see docs/MAINTAINING.md"
-        for mode in present
-        if mode not in known
-    ]
-    return new + [
-        f"{mode} is not in this release: delete the line" for mode in known if mode not in present
-    ]
+    known = set(judged(root))
+    new = [f"nobody has reviewed {m}: see docs/MAINTAINING.md" for m in present if m not in known]
+    gone = sorted(known.difference(present))
+    return new + [f"{mode} is not in this release: delete the line" for mode in gone]

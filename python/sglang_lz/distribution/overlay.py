@@ -1,4 +1,4 @@
-"""The overlay on upstream's files: the patched files, our package, and the seal.
+"""The overlay on upstream's files (the patched files, our package, the seal), and our wheel.
 
 A built wheel and an sglang that is patched in place have the same overlay and differ only in their
 metadata.
@@ -6,36 +6,69 @@ metadata.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from .errors import DistError
+from .fetch import Say
 from .gitapply import Read, transform
-from .lock import NAME, Lock
+from .lock import NAME, Lock, WheelPin
 from .patchset import LZ_GROUPS, PatchSet
-from .seal import SEAL, Seal, hashes
+from .seal import SEAL, Seal
 from .sources import LOCK, PACKAGE, PACKED_PATCHES, release_dir
+from .wheelfile import NOTICE, Wheel, edit_entry_points, edit_metadata, write_wheel
 
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
-NOT_FOR_CUDA: tuple[str, ...] = (
-    # Used by the patches of the group `cpu`, and to build that flavour.
-    "cpu/",
-    # The model of the benchmarks. demo/model is included, because scripts/serve uses it by default.
-    "demo/reasoner/",
-)
-"""The files and folders of our package that the CUDA flavour omits, as nothing in it uses them."""
+NOT_FOR_CUDA = ("cpu/", "demo/reasoner/")
+"""The folders of our package that the CUDA flavour omits, as nothing in it uses them."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """The files to put over upstream's, by paths below the root and with the seal, and the seal."""
+    """The files to put over upstream's, by paths below the root; they include the seal."""
 
     files: dict[str, bytes]
     seal: Seal
     notice: bytes
+
+
+def build(
+    lock: Lock,
+    pin: WheelPin,
+    wheel: Path,
+    *,
+    groups: tuple[str, ...],
+    flavour: str,
+    out: Path,
+    say: Say,
+) -> Path:
+    """Build our wheel from upstream's ``wheel``; on DistError, ``out`` is unchanged."""
+    with Wheel(wheel) as upstream:
+        say(f"applying the patches of {', '.join(groups)} to {wheel.name}")
+        overlay = make_overlay(upstream.read, lock, groups, flavour, "build")
+        version = overlay.seal.version
+        dist_info = f"{NAME}-{version}.dist-info"
+
+        def info(name: str) -> bytes:
+            return upstream.read(f"{upstream.dist_info}/{name}") or b""
+
+        ours = "sglang_lz\nsgl_kernel\n" if flavour == "cpu" else "sglang_lz\n"
+        requires = cpu_requirements() if flavour == "cpu" else None
+        changes = {
+            **overlay.files,
+            f"{dist_info}/METADATA": edit_metadata(info("METADATA"), version, requires, True),
+            f"{dist_info}/entry_points.txt": edit_entry_points(info("entry_points.txt")),
+            f"{dist_info}/top_level.txt": info("top_level.txt") + ours.encode(),
+            f"{dist_info}/{NOTICE}": overlay.notice,
+        }
+        result = out / pin.filename.replace(f"{NAME}-{lock.version}-", f"{NAME}-{version}-", 1)
+        say(f"writing {result}, with {len(overlay.seal.files)} sealed files")
+        write_wheel(result, upstream, dist_info, changes)
+    return result
 
 
 def make_overlay(
@@ -45,10 +78,7 @@ def make_overlay(
     flavour: str,
     made_by: Literal["build", "apply"],
 ) -> Overlay:
-    """Return the overlay for the upstream files that ``read`` returns.
-
-    Raises DistError if they do not match the lock.
-    """
+    """Return the overlay for upstream's files; DistError if they do not match the lock."""
     root = release_dir()
     all_patches = PatchSet.load(root)
     patches = all_patches.select(groups)
@@ -72,7 +102,7 @@ def make_overlay(
         made_by=made_by,
         groups=groups,
         patches=tuple(patch.name for patch in patches.patches),
-        files=hashes(files),
+        files={path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)},
     )
     files[SEAL] = seal.dump()
     return Overlay(files, seal, notice)

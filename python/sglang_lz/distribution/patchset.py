@@ -12,10 +12,8 @@ from .errors import DistError
 
 LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server", "bench")
 """The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
-FIXES = "fixes"
-"""The group that repairs upstream, for requests without a penalty too."""
-GROUPS = (*LZ_GROUPS, FIXES, "cpu")
-FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, FIXES), "cpu": GROUPS}
+GROUPS = (*LZ_GROUPS, "fixes", "cpu")
+FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, "fixes"), "cpu": GROUPS}
 SELECTIONS = (FLAVOUR_GROUPS["cuda"], GROUPS, LZ_GROUPS, (*LZ_GROUPS, "cpu"), ("cpu",))
 """What ``--groups`` can choose; see `parse_groups`."""
 FIELDS = ("Why", "Upstream", "Remove-when")
@@ -38,9 +36,8 @@ _DIFF = re.compile(
 class FileChange:
     """The changes that one patch makes to one file.
 
-    ``path`` is relative to the wheel's root (``sglang/...``). ``old_blob`` and ``new_blob`` are git
-    blob ids (40 hex digits). ``hunks`` holds the changed lines of each hunk, without line endings
-    but with the leading ``+`` or ``-``.
+    ``path`` is relative to the wheel's root (``sglang/...``), and the blobs are git's ids (40 hex
+    digits). ``hunks`` holds each hunk's changed lines, with the leading ``+`` or ``-``.
     """
 
     path: str
@@ -83,17 +80,9 @@ class Patch:
         pairs = re.findall(r"^([A-Z][A-Za-z-]*):[ \t]*(.*(?:\n[ \t].*)*)", self.body, re.M)
         return {key: " ".join(value.split()) for key, value in pairs}
 
-    @property
-    def changed_lines(self) -> list[bytes]:
-        """All added and removed lines of all files, in the patch's order."""
-        return [line for change in self.changes for lines in change.hunks for line in lines]
-
     @cached_property
     def changes(self) -> tuple[FileChange, ...]:
-        """The changed files in the patch's order; DistError if the diff is not in our format.
-
-        The lengths of the hunks are not checked, because `git apply` checks them.
-        """
+        """The changed files in the patch's order; DistError if the diff is not in our format."""
         found = []
         for diff in re.split(rb"^(?=diff --git )", self.data, flags=re.M)[1:]:
             match = _DIFF.match(diff)
@@ -104,8 +93,7 @@ class Patch:
                     f"blob ids{EXPORT_AGAIN}."
                 )
             hunks = re.split(rb"^@@ .*\n", diff[match.end() :], flags=re.M)[1:]
-            lines = (hunk.split(b"\n") for hunk in hunks)
-            changed = tuple(tuple(line for line in of if line[:1] in (b"+", b"-")) for of in lines)
+            changed = tuple(tuple(re.findall(rb"^[+-].*", hunk, re.M)) for hunk in hunks)
             path, old, new = (text.decode() for text in match.groups())
             found.append(FileChange(path, old, new, changed))
         if not found:
@@ -134,10 +122,7 @@ class PatchSet:
 
     @cached_property
     def blobs(self) -> dict[str, tuple[str, str]]:
-        """For each changed file, the blob ids before the first patch and after the last one.
-
-        Raises DistError if a patch does not start where the previous one on that file ended.
-        """
+        """For each changed file, the blob ids before the first patch and after the last one."""
         blobs: dict[str, tuple[str, str]] = {}
         for patch in self.patches:
             for change in patch.changes:
@@ -166,8 +151,7 @@ def parse_series(text: bytes, where: str) -> list[str]:
 def parse_groups(text: str | None, flavour: str) -> tuple[str, ...]:
     """Return the groups of `SELECTIONS` that ``--groups`` gives, by default those of the flavour.
 
-    Raises DistError for others: there is no version of the penalty with only some of LZ_GROUPS, and
-    FIXES changes the same files as they do.
+    Raises DistError for others, because the patches of one group may need those of another.
     """
     groups = set(text.split(",")) if text else FLAVOUR_GROUPS[flavour]
     for selection in SELECTIONS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,10 +24,8 @@ SEAL = "sglang_lz/seal.json"
 class Seal:
     """The build, and its inputs.
 
-    ``version`` is the distribution's version (0.5.23+lz1), ``upstream`` is the release that it is
-    built from, and ``package`` is the version of sglang_lz. ``groups`` and ``patches`` are what was
-    applied. ``files`` maps paths below the root to sha256 (hex). ``made_by`` says whether a wheel
-    was built or an installed sglang was patched in place.
+    ``version`` is ours (0.5.23+lz1), ``upstream`` is the release that it is built from, and
+    ``package`` is the version of sglang_lz. ``files`` maps paths below the root to sha256 (hex).
     """
 
     version: str
@@ -68,11 +66,6 @@ class Seal:
         return found
 
 
-def hashes(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the sha256 (hex) of each file, sorted by path."""
-    return {path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)}
-
-
 def reader(root: Path) -> Callable[[str], bytes | None]:
     """Return a function that reads files below ``root``, or returns None if there is none."""
 
@@ -84,11 +77,7 @@ def reader(root: Path) -> Callable[[str], bytes | None]:
 
 
 def verify_imported(sglang: ModuleType) -> list[str]:
-    """Return the problems of the sglang that a process has imported; called when the server starts.
-
-    It need not be the one beside this package, because another copy may precede it on Python's
-    path.
-    """
+    """Return the problems of an imported sglang, which may be a copy that is not beside ours."""
     # Folders are resolved rather than files, because some or all installed files may be links.
     ours = Path(__file__).parent.resolve().parent.parent
     theirs = Path(sglang.__file__ or "").parent.resolve().parent

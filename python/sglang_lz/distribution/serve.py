@@ -44,8 +44,7 @@ RECOMMENDED = {**lz.RECOMMENDED, repetition.FIELD: dict(repetition.RECOMMENDED_F
 
 def take(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
     """Return the values of some arguments, the last one counts, and the other arguments."""
-    values, rest = {}, []
-    remaining = iter(arguments)
+    values, rest, remaining = {}, [], iter(arguments)
     for argument in remaining:
         name, has_value, value = argument.partition("=")
         if name in names:
@@ -56,13 +55,10 @@ def take(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], 
 
 
 def without_end_loops(arguments: list[str]) -> list[str]:
-    """The arguments of sglang.launch_server for those of `serve`, with `END_LOOPS` carried out.
+    """Replace `END_LOOPS` by `PREFERRED`, where the user's own keys win over `RECOMMENDED`.
 
-    It sets --preferred-sampling-params. The user's own keys there win over `RECOMMENDED`.
-
-    Raises:
-        DistError: the user's value of that argument is not a JSON object, or --config is given,
-            whose file it would override.
+    Raises DistError if the user's value there is not a JSON object, or if --config is given, whose
+    file it would override.
     """
     if END_LOOPS not in arguments:
         return arguments
@@ -74,12 +70,9 @@ def without_end_loops(arguments: list[str]) -> list[str]:
         )
     given = values.get(PREFERRED, "{}")
     try:
-        own = json.loads(given)
-    except ValueError:
-        own = None
-    if not isinstance(own, dict):
-        raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.")
-    return [*rest, PREFERRED, json.dumps({**RECOMMENDED, **own})]
+        return [*rest, PREFERRED, json.dumps({**RECOMMENDED, **json.loads(given)})]
+    except (TypeError, ValueError):
+        raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.") from None
 
 
 def server_arguments(
@@ -89,11 +82,6 @@ def server_arguments(
 
     With --config we add nothing, because arguments take precedence over that file, and ours would
     override the user's settings in it.
-
-    Args:
-        flavour: "cpu" or "cuda".
-        arguments: the user's arguments.
-        environ: the environment variables; `HOST` and `PORT` are used.
     """
     given, _ = take(arguments, ("--config", "--model-path", "--model"))
     if "--config" in given:
@@ -107,14 +95,7 @@ def server_arguments(
 
 
 def playground_command(arguments: list[str]) -> list[str]:
-    """The command of the playground beside a server.
-
-    Args:
-        arguments: what `server_arguments` returned.
-
-    Raises:
-        DistError: the server's address is in a file of settings, which only the server reads.
-    """
+    """The command of the playground beside a server; DistError if that gets --config."""
     values, _ = take(arguments, ("--host", "--port", "--config"))
     if "--config" in values:
         raise DistError(
@@ -127,11 +108,7 @@ def playground_command(arguments: list[str]) -> list[str]:
 
 
 def serve(arguments: list[str]) -> NoReturn:
-    """Replace this process with the server, which then handles signals and the exit status.
-
-    Raises:
-        DistError: this package is not part of a built or patched sglang.
-    """
+    """Replace this process with the server; DistError if ours is not part of a patched sglang."""
     read = reader(PACKAGE.parent)
     if read(SEAL) is None:
         raise DistError(

@@ -35,11 +35,7 @@ def checkout_patches_dir() -> Path:
 
 
 def release(patches: Path | None = None) -> str:
-    """Return the upstream release that the patches are for; DistError if there is not just one.
-
-    Args:
-        patches: the folder with the release's folder; by default `patches_dir()`.
-    """
+    """Return the one release that patches (by default ours) are for; DistError if not just one."""
     folder = patches or patches_dir()
     found = sorted(path.parent.name for path in folder.glob(f"*/{LOCK}"))
     if len(found) != 1:

@@ -5,6 +5,7 @@ The signature authenticates SHA256SUMS, and SHA256SUMS authenticates every other
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,19 +24,14 @@ SIGNATURE = "SHA256SUMS.minisig"
 PROVENANCE = "provenance.json"
 SBOM = ".cdx.json"
 """The suffix that a file's SBOM adds to the file's own name."""
-LARGEST = 64 * 2**20
-"""The most bytes of a file that is read whole."""
+LARGEST = 64 * 2**20  # bytes of a file that is read whole
 
 
 def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
     """Check files in release folders; for a wheel, also check its SBOM, provenance and contents.
 
-    Args:
-        files: the files. They may include SHA256SUMS and its signature, which are always checked.
-        public_key: a minisign public key, as text or as the path of a file.
-
-    Raises:
-        DistError: a file, the signature or the library is missing, or the key is not valid.
+    ``public_key`` is minisign's, as text or as the path of a file. Raises DistError if a file, the
+    signature or the library is missing, or the key is not valid.
     """
     key = _public_key(public_key)
     folders: dict[Path, Mapping[str, str] | None] = {}
@@ -65,26 +61,17 @@ def _public_key(text: str) -> Any:
         import minisign  # a third-party library that nothing else needs
     except ImportError:
         raise DistError(
-            "verify needs py-minisign: `pip install py-minisign`. docs/DEPLOY.md says how to "
-            "check a release without it."
+            "verify needs py-minisign: `pip install py-minisign` (or see docs/DEPLOY.md)."
         ) from None
-    # Try it as text first, because a downloaded folder might contain a file of that name with
-    # another key.
-    try:
+    # Text first: a downloaded folder might contain a file of that name, with another key.
+    with contextlib.suppress(ValueError):
         return minisign.PublicKey.from_base64(text)
-    except ValueError as error:
-        if not Path(text).is_file():
-            raise _no_key(text, error) from None
     try:
-        return minisign.PublicKey.from_bytes(_read(Path(text)))
+        return minisign.PublicKey.from_bytes(_read(Path(text)) if Path(text).is_file() else b"")
     except ValueError as error:
-        raise _no_key(text, error) from None
-
-
-def _no_key(text: str, error: ValueError) -> DistError:
-    return DistError(
-        f"--public-key {text} is no file and no text of a minisign public key ({error})."
-    )
+        raise DistError(
+            f"--public-key {text} is no file and no text of a minisign public key ({error})."
+        ) from None
 
 
 def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:

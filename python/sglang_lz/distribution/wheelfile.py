@@ -17,7 +17,7 @@ from .errors import DistError
 
 NOTICE = "licenses/NOTICE.sglang-lz"
 """Below dist-info: which of upstream's files we changed (Apache License 2.0, section 4(b))."""
-SCRIPT = "sglang-lz = sglang_lz.distribution.cli:main"
+SCRIPT = b"sglang-lz = sglang_lz.distribution.cli:main"
 
 
 class Wheel:
@@ -53,30 +53,21 @@ class Wheel:
                 f"{self.path} is damaged at {name} ({error}); fetch it again."
             ) from None
 
-    @property
-    def python(self) -> list[str]:
-        """The names of the Python files."""
-        return [name for name in self.names if name.endswith(".py")]
-
-    def mode(self, name: str) -> int:
-        """Return 0o755 for an executable file and 0o644 for any other."""
-        return 0o755 if self._zip.getinfo(name).external_attr >> 16 & 0o100 else 0o644
+    def is_executable(self, name: str) -> bool:
+        """Whether a file's owner may execute it."""
+        return bool(self._zip.getinfo(name).external_attr >> 16 & 0o100)
 
 
 def write_wheel(out: Path, upstream: Wheel, dist_info: str, changes: Mapping[str, bytes]) -> None:
     """Write ``upstream`` with ``changes`` (path to bytes, added or replaced) as the wheel ``out``.
 
-    Upstream's .dist-info is renamed to ``dist_info``, and RECORD is regenerated. The same input
-    gives the same bytes (with the same zlib), because names are sorted with RECORD last, and there
-    are only one time stamp and two permissions. ``out`` is created by a rename once it is complete.
+    Upstream's .dist-info becomes ``dist_info``, with a new RECORD. The same input and zlib give the
+    same bytes. ``out`` is created by a rename once it is complete.
     """
     record = f"{dist_info}/RECORD"
-    kept = {
-        re.sub(rf"^{re.escape(upstream.dist_info)}/", f"{dist_info}/", n): n for n in upstream.names
-    }
-    names = sorted(
-        {*kept, *changes} - {record}, key=lambda name: (name.startswith(dist_info), name)
-    )
+    old = re.compile(rf"^{re.escape(upstream.dist_info)}/")
+    kept = {old.sub(f"{dist_info}/", name): name for name in upstream.names}
+    names = sorted({*kept, *changes} - {record}, key=lambda n: (n.startswith(dist_info), n))
     rows = []
     out.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=".sglang-lz-", dir=out.parent)
@@ -84,9 +75,9 @@ def write_wheel(out: Path, upstream: Wheel, dist_info: str, changes: Mapping[str
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name in names:
                 data = changes[name] if name in changes else upstream.read(kept[name]) or b""
-                _add(archive, name, data, upstream.mode(kept[name]) if name in kept else 0o644)
+                _add(archive, name, data, name in kept and upstream.is_executable(kept[name]))
                 rows.append(f"{record_row(name, data)}\n")
-            _add(archive, record, f"{''.join(rows)}{record},,\n".encode(), 0o644)
+            _add(archive, record, f"{''.join(rows)}{record},,\n".encode(), False)
         os.chmod(temporary, 0o644)
         os.replace(temporary, out)
     except BaseException as error:
@@ -131,10 +122,7 @@ def metadata_version(metadata: bytes) -> str:
 def edit_metadata(
     metadata: bytes, version: str, requires: Iterable[str] | None = None, notice: bool = False
 ) -> bytes:
-    """Return METADATA with another version and, if given, other requirements (and no extras).
-
-    ``notice`` also lists NOTICE as a licence file.
-    """
+    """Return METADATA with another version and, if given, our requirements (no extras), notice."""
     head, blank, rest = metadata.partition(b"\n\n")
     headers = head.decode("utf-8").rstrip("\n") + "\n"
     headers = re.sub(r"^Version: .*$", f"Version: {version}", headers, count=1, flags=re.M)
@@ -148,14 +136,13 @@ def edit_metadata(
 
 def edit_entry_points(entry_points: bytes) -> bytes:
     """Return entry_points.txt with our console script added."""
-    text, section = entry_points.decode("utf-8"), "[console_scripts]\n"
-    text = text if section in text else f"{section}\n{text}"
-    return text.replace(section, f"{section}{SCRIPT}\n", 1).encode()
+    section = b"[console_scripts]\n"
+    return entry_points.replace(section, section + SCRIPT + b"\n", 1)
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, executable: bool) -> None:
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.compress_type = zipfile.ZIP_DEFLATED
     info.create_system = 3
-    info.external_attr = (0o100000 | mode) << 16
+    info.external_attr = (0o100755 if executable else 0o100644) << 16
     archive.writestr(info, data)

@@ -28,10 +28,9 @@ _FORMAT = ("--keep-subject", "--no-stat", "--zero-commit", "--full-index", "--no
 
 
 def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, tree: Path) -> None:
-    """Make ``tree`` (absent or empty) a git repository of upstream's files, one commit per patch.
+    """Make ``tree`` (absent or empty) a git repository of upstream's Python files.
 
-    ``files`` are the paths to put there, and ``read`` returns their bytes. The branch is
-    ``patches``.
+    The branch ``patches`` gets one commit per patch.
     """
     if tree.exists() and any(tree.iterdir()):
         raise DistError(f"{tree} is not empty; name a new folder.")
@@ -39,9 +38,10 @@ def checkout(patches: PatchSet, files: Iterable[str], read: Read, version: str, 
     new = Path(tempfile.mkdtemp(prefix=".sglang-lz-", dir=tree.parent))
     try:
         for path in files:
-            file = new / UPSTREAM_PREFIX / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(read(path) or b"")
+            if path.endswith(".py"):
+                file = new / UPSTREAM_PREFIX / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(read(path) or b"")
         run(new, "init", "--quiet", "--initial-branch=patches")
         run(new, "config", "core.autocrlf", "false")
         for name in ("NAME", "EMAIL"):  # for manual commits, if the user has not set them
@@ -71,10 +71,10 @@ def release(tree: Path) -> str:
 
 
 def export(tree: Path) -> PatchSet:
-    """Return the commits after BASE as patches.
+    """Return the commits after BASE as patches; nothing in ``tree`` changes.
 
-    Changes nothing in ``tree``. Raises DistError if there are uncommitted changes or a merge, if a
-    commit has no name or the same name as another one, or if the patches fail the lint.
+    Raises DistError for uncommitted changes, a merge, a commit without a name of its own, or
+    patches that fail the lint.
     """
     release(tree)
     if run(tree, "status", "--porcelain"):
@@ -110,16 +110,10 @@ def patch_names(messages: str) -> list[str]:
 
 
 def write(patches: PatchSet, version: str, lock: bytes, judged: bytes) -> list[str]:
-    """Make patches/ contain only one folder, of these patches; return the paths that changed.
-
-    Either everything is written or nothing.
-    """
+    """Make patches/ contain only a folder of these patches; return the paths that changed."""
     root = checkout_patches_dir()
-    old = {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file()
-    }
+    paths = (path for path in root.rglob("*") if path.is_file())
+    old = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
     files = {patch.name: patch.data for patch in patches.patches}
     series = "".join(f"{name}\n" for name in files).encode()
     files |= {"series": series, LOCK: lock, JUDGED: judged}
