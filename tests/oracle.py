@@ -200,38 +200,6 @@ def log_softmax(logits: Logprobs) -> Logprobs:
     return logits - top - math.log(float(np.exp(logits - top).sum()))
 
 
-def expected_logprobs(
-    base: Logprobs,
-    history: Sequence[int],
-    *,
-    alpha: float,
-    window: int,
-    buffer: int,
-    cost: str,
-    onset: int = 0,
-    memory: bool = False,
-    temperature: float = 1.0,
-) -> Logprobs:
-    """log_softmax((base + alpha * Delta) / temperature) (docs/SPEC.md sections 2 and 7).
-
-    Args:
-        base: float64 [V], the logprobs (or logits) of the same prefix without the penalty.
-        history: the visible tokens, oldest first.
-        alpha: strength in nats per bit.
-        window: W.
-        buffer: B.
-        cost: "marginal" or "rate".
-        onset: n.
-        memory: whether the memory is on.
-        temperature: what the sampler divides by; 1 for greedy requests.
-    """
-    delta = np.array(
-        delta_bits(history, len(base), window, buffer, cost, onset=onset, memory=memory),
-        dtype=np.float64,
-    )
-    return log_softmax((base + alpha * delta) / temperature)
-
-
 def first_loop(
     outputs: Sequence[int], sizes: range, count: int, least: int = 0
 ) -> tuple[int, int, int] | None:

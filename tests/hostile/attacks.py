@@ -14,18 +14,9 @@ Body = dict[str, Any]
 DEMO, LARGE = "demo", "large"
 BOTH = (DEMO, LARGE)
 ON_LARGE = (
-    *(
-        "ids",
-        "n-grams, proper",
-        "least tokens",
-        "four",
-        "many s",
-        "searches",
-        "composed",
-        "counted",
-    ),
-    *("rules", "breakers", "histories", "deep", "schemas", "huge texts", "all logprobs"),
-    "random constraint",
+    *("ids", "n-grams, proper", "least tokens", "four", "many s", "searches", "composed"),
+    *("counted", "rules", "breakers", "histories", "deep", "schemas", "huge texts"),
+    *("all logprobs", "random constraint"),
 )
 """Beginnings of the names of the attacks that a large vocabulary may make worse."""
 VOCABULARY = {DEMO: 2048, LARGE: 100_000}
@@ -46,19 +37,12 @@ RESPONSES = "/v1/responses"
 
 @dataclass(frozen=True)
 class Request:
-    """A request of an attack.
+    """A request of an attack."""
 
-    Attributes:
-        body: sent as JSON, bytes as they are; a function makes what is large when it is sent.
-        path: of the route, for POST.
-        how: one of the ways above.
-        after: seconds to a `LEAVE` or `ABORT`.
-    """
-
-    body: Any
-    path: str = GENERATE
-    how: str = ANSWER
-    after: float = 0.5
+    body: Any  # sent as JSON, bytes as they are; a function makes what is large when it is sent
+    path: str = GENERATE  # of the route, for POST
+    how: str = ANSWER  # one of the ways above
+    after: float = 0.5  # seconds to a `LEAVE` or `ABORT`
 
     @property
     def content(self) -> bytes:
@@ -72,23 +56,14 @@ Requests = tuple[Request, ...]
 
 @dataclass(frozen=True)
 class Attack:
-    """Requests of one client.
+    """Requests of one client."""
 
-    Attributes:
-        name: how `--only` and the table call it.
-        item: of the list of promises that it tries (issue 29); "random" for drawn ones.
-        requests: in their order.
-        at_once: how many of them are under way at a time.
-        statuses: what may be answered.
-        prompt: tokens of each prompt, if they are many.
-    """
-
-    name: str
-    item: str
-    requests: Requests
-    at_once: int = 1
-    statuses: frozenset[int] = field(default=frozenset({200, 400}))
-    prompt: int = 0
+    name: str  # how `--only` and the table call it
+    item: str  # of `judge.ITEMS`
+    requests: Requests  # in their order
+    at_once: int = 1  # how many of them are under way at a time
+    statuses: frozenset[int] = field(default=frozenset({200, 400}))  # what may be answered
+    prompt: int = 0  # tokens of each prompt, if they are many
 
     @property
     def held_to(self) -> tuple[int, int]:
@@ -298,18 +273,8 @@ HUGE_FIELDS = (
 )
 
 _LETTERS = (
-    "a",
-    "b",
-    " ",
-    "\\n",
-    "é",
-    "e\u0301",
-    "각",
-    "입니다",
-    "क्षि",
-    "日本",
-    "\U0001f600",
-    "\u0323",
+    *("a", "b", " ", "\\n", "é", "e\u0301", "각", "입니다", "क्षि", "日本"),
+    *("\U0001f600", "\u0323"),
 )
 _CLASSES = (".", r"[^\n]", "[a-z]", "[^a-z]", r"\d", r"\w", r"[\s\S]", "[가-힣]", "[\u0300-\u036f]")
 _COUNTS = ("", "", "*", "+", "?", "{0,9}", "{3}", "{0,100}", "{20,300}", "{1000}")

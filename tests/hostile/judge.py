@@ -1,12 +1,8 @@
-"""The effects of an attack, compared with the promises, and the tables of both.
-
-python -m hostile.judge [RESULT.json]
-"""
+"""The effects of an attack, compared with the promises, and the tables of both."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -173,16 +169,3 @@ def section(path: Path = OUT) -> str:
 
 def _requests(row: Row) -> int:
     return sum(one["times"] for one in (*row["answers"], *row["wrong"]))
-
-
-def main() -> None:
-    """Print the tables."""
-    if len(sys.argv) > 1:
-        result = json.loads(Path(sys.argv[1]).read_text())
-        print(f"{summary(result)}\n\n{markdown(result)}")
-    else:
-        print(f"<!-- hostile -->\n{section()}<!-- /hostile -->")
-
-
-if __name__ == "__main__":
-    main()

@@ -30,19 +30,12 @@ KINDS = TOKEN, SHORT, HEALTH = "token", "short", "health"
 
 
 class Wait(NamedTuple):
-    """A wait that is over.
+    """A wait that is over."""
 
-    Attributes:
-        kind: for a token of the stream, for a short request, or for /health.
-        at: its end, on the monotonic clock.
-        seconds: how long it was.
-        ok: whether what was waited for came.
-    """
-
-    kind: str
-    at: float
-    seconds: float
-    ok: bool
+    kind: str  # for a token of the stream, for a short request, or for /health
+    at: float  # its end, on the monotonic clock
+    seconds: float  # how long it was
+    ok: bool  # whether what was waited for came
 
 
 class Watch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from bench.http_client import HTTP, TIMEOUT_SECONDS, lines
+from bench.http_client import HTTP, TIMEOUT_SECONDS
 from oracle import Penalties
 from server.launch import Server, vocab_size
 
@@ -79,19 +80,12 @@ def penalty_fields(penalties: Penalties, breakers: Sequence[str] = ()) -> Json:
 
 @dataclass(frozen=True)
 class Sample:
-    """The tokens that one request sampled.
+    """The tokens that one request sampled."""
 
-    Attributes:
-        prompt: ids that the server says it prefilled.
-        outputs: ids sampled, oldest first.
-        rows: float64 [len(outputs), V], the returned logprobs of every token at every position.
-        meta: the response's meta_info.
-    """
-
-    prompt: list[int]
-    outputs: list[int]
-    rows: Rows
-    meta: Json
+    prompt: list[int]  # ids that the server says it prefilled
+    outputs: list[int]  # ids sampled, oldest first
+    rows: Rows  # float64 [len(outputs), V], the returned logprobs of every token at every position
+    meta: Json  # the response's meta_info
 
 
 def post(server: Server, path: str, body: Json) -> httpx.Response:
@@ -113,6 +107,23 @@ def post_ok(server: Server, path: str, body: Json) -> Any:
     answer = post(server, path, body)
     assert answer.status_code == 200, f"{path}: {answer.status_code} {answer.text[:2000]}"
     return answer.json()
+
+
+def answers(server: Server, bodies: Sequence[Json]) -> list[Json]:
+    """What /generate answers to each body; all are sent at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
+
+
+def refusal(server: Server, path: str, body: Json) -> str:
+    """The text of the HTTP 400 that a request gets.
+
+    Raises:
+        AssertionError: any other status.
+    """
+    answer = post(server, path, body)
+    assert answer.status_code == 400, f"{path} {body}: {answer.status_code} {answer.text[:500]}"
+    return answer.text
 
 
 def flush_cache(server: Server) -> None:
@@ -149,6 +160,11 @@ def request_body(
         "return_flat_raw_output_top_logprobs": True,
         "return_flat_raw_top_logprobs_b64": True,
     }
+
+
+def without_logprobs(body: Json) -> Json:
+    """A body of /generate that asks for the outputs only."""
+    return {name: body[name] for name in ("input_ids", "sampling_params")}
 
 
 def flat_rows(meta: Json, side: str) -> Rows:
@@ -219,13 +235,10 @@ def base_rows(server: Server, prompt: Sequence[int], outputs: Sequence[int]) -> 
     return rows
 
 
-def stream_events(answer: httpx.Response) -> list[Json]:
-    """The JSON events of a server-sent stream; an error event is an event like any other."""
-    events = []
-    for line in lines(answer):
-        if line.startswith(b"data: ") and line != b"data: [DONE]":
-            events.append(json.loads(line[len(b"data: ") :]))
-    return events
+def events(answer: httpx.Response) -> list[Json]:
+    """The JSON events of a stream, or the one JSON object of a whole answer."""
+    lines = (line.removeprefix("data: ").strip() for line in answer.read().decode().split("\n"))
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def stream_sample(server: Server, prompt: Sequence[int], new_tokens: int, lz: Lz) -> Sample:
@@ -243,7 +256,7 @@ def stream_sample(server: Server, prompt: Sequence[int], new_tokens: int, lz: Lz
     for _ in range(STREAM_TRIES):
         with streaming(server, body) as answer:
             assert answer.status_code == 200, answer.read()[:2000]
-            *earlier, last = stream_events(answer)
+            *earlier, last = events(answer)
         if earlier:
             break
     assert earlier, "the server did not stream"

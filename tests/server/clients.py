@@ -14,15 +14,14 @@ kind of request:
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import reduce
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -68,8 +67,6 @@ TOOL: Any = {
 }
 TOOLS: Any = {"tools": [TOOL], "tool_choice": "required"}
 
-LOOP_OF_EVENTS = asyncio.Runner()
-"""One for all requests: a client keeps its connections."""
 Seen = tuple[str, Any]
 """What a program sees, and all that the client gave it."""
 Call = Callable[[], Seen]
@@ -123,29 +120,13 @@ def of_streamed_tool(chunks: Iterable[Any]) -> Seen:
     return with_call(said, [arguments] if deltas else []), choices
 
 
-def in_both(sync: Seen, other: Awaitable[Any], see: Callable[[Any], Seen]) -> Seen:
-    """What the client and its asynchronous one give, which is the same."""
-
-    async def collected() -> Any:
-        found = await other
-        return [part async for part in found] if isinstance(found, AsyncIterator) else found
-
-    assert see(LOOP_OF_EVENTS.run(collected()))[0] == sync[0]
-    return sync
-
-
-def version(name: str) -> str:
-    return f"{name} {importlib.metadata.version(name)}"
-
-
 class Rows:
     """The rows of the table."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.rows: list[dict[str, Any]] = []
-        bias = self._bias()
-        self.inside = {**ASK, "logit_bias": bias}
+        self.inside = {**ASK, "logit_bias": self._bias()}
 
     def _bias(self) -> dict[str, float]:
         """So that the demo model loops inside a string of JSON, and not in white space."""
@@ -161,7 +142,7 @@ class Rows:
         seen = [self._seen(call) for call in (plain, stream)]
         self.rows.append(
             {
-                "client": version(client),
+                "client": f"{client} {importlib.metadata.version(client)}",
                 "request": request,
                 "plain": seen[0][0],
                 "stream": seen[1][0],
@@ -174,26 +155,17 @@ class Rows:
             return None, False
         try:
             said, given = call()
-        except AssertionError:
-            raise
         except Exception as error:
             said, given = f"raises {code(type(error).__name__)}", vars(error)
         return said, "repetition_detected" in repr(given)
 
 
 def ask_openai(rows: Rows) -> None:
+    row = partial(rows.add, "openai")
     base: Any = {"base_url": f"{rows.url}/v1", "api_key": "none", "max_retries": 0}
     client = openai.OpenAI(**base)
     chat = client.chat.completions
     two = {**ASK, "n": 2}
-
-    def other(**more: Any) -> Awaitable[Any]:
-        async def ask() -> Any:
-            async with openai.AsyncOpenAI(**base) as client:
-                found = await client.chat.completions.create(**two, **more)
-                return [chunk async for chunk in found] if more else found
-
-        return ask()
 
     def helper(**asked: Any) -> Seen:
         with chat.stream(**asked) as stream:
@@ -207,38 +179,29 @@ def ask_openai(rows: Rows) -> None:
         said, _ = of_tool(choice) if "tools" in asked else reason([choice])
         return f"{said}, {code(f'parsed={choice.message.parsed}')}", choice
 
-    rows.add(
-        "openai",
+    row(
         "text: `chat.completions.create`",
-        lambda: in_both(
-            reason(chat.create(**two).choices), other(), lambda found: reason(found.choices)
-        ),
-        lambda: in_both(last(chat.create(**two, stream=True)), other(stream=True), last),
+        lambda: reason(chat.create(**two).choices),
+        lambda: last(chat.create(**two, stream=True)),
     )
-    rows.add("openai", "text: `chat.completions.stream`", None, lambda: helper(**ASK))
+    row("text: `chat.completions.stream`", None, lambda: helper(**ASK))
     person = {**rows.inside, "response_format": Person}
-    rows.add(
-        "openai",
+    row(
         "a pydantic model: `chat.completions.parse`, `stream`",
         lambda: parsed(**person),
         lambda: helper(**person),
     )
     tool = {**rows.inside, **TOOLS}
-    rows.add(
-        "openai",
+    row(
         "a tool: `chat.completions.create`",
         lambda: of_tool(chat.create(**tool).choices[0]),
         lambda: of_streamed_tool(chat.create(**tool, stream=True)),
     )
-    rows.add(
-        "openai",
-        "a tool: `chat.completions.parse`, `stream`",
-        lambda: parsed(**tool),
-        lambda: helper(**tool),
+    row(
+        "a tool: `chat.completions.parse`, `stream`", lambda: parsed(**tool), lambda: helper(**tool)
     )
     old = {key: value for key, value in ASK.items() if key != "messages"} | {"prompt": QUESTION}
-    rows.add(
-        "openai",
+    row(
         "text: `completions.create`",
         lambda: reason(client.completions.create(**old).choices),
         lambda: last(client.completions.create(**old, stream=True)),
@@ -250,15 +213,13 @@ def ask_openai(rows: Rows) -> None:
         with client.responses.stream(**responses) as stream:
             return of_response(stream.get_final_response())
 
-    rows.add(
-        "openai",
+    row(
         "text: `responses.create`",
         lambda: of_response(client.responses.create(**responses)),
         lambda: of_response(list(client.responses.create(**responses, stream=True))[-1].response),
     )
-    rows.add("openai", "text: `responses.stream`", None, streamed)
-    rows.add(
-        "openai",
+    row("text: `responses.stream`", None, streamed)
+    row(
         "a pydantic model: `responses.parse`",
         lambda: of_response(client.responses.parse(**responses, text_format=Person)),
         None,
@@ -274,6 +235,7 @@ def of_response(found: Any) -> Seen:
 
 
 def ask_anthropic(rows: Rows) -> None:
+    row = partial(rows.add, "anthropic")
     base: Any = {"base_url": rows.url, "api_key": "none", "max_retries": 0}
     client = anthropic.Anthropic(**base)
     asked: Any = {"model": "m", "messages": MESSAGES, "max_tokens": LIMIT}
@@ -288,14 +250,6 @@ def ask_anthropic(rows: Rows) -> None:
         (message,) = (event.delta for event in events if event.type == "message_delta")
         return see(message)
 
-    def other(**more: Any) -> Awaitable[Any]:
-        async def ask() -> Any:
-            async with anthropic.AsyncAnthropic(**base) as client:
-                found = await client.messages.create(**asked, **more)
-                return [event async for event in found] if more else found
-
-        return ask()
-
     def of_tools(message: Any) -> Seen:
         calls = [json.dumps(block.input) for block in message.content if block.type == "tool_use"]
         return with_call(code(message.stop_reason), calls), message
@@ -305,15 +259,13 @@ def ask_anthropic(rows: Rows) -> None:
             return stream.get_final_message()
 
     create = client.messages.create
-    rows.add(
-        "anthropic",
+    row(
         "text: `messages.create`",
-        lambda: in_both(see(create(**asked)), other(), see),
-        lambda: in_both(end(create(**asked, stream=True)), other(stream=True), end),
+        lambda: see(create(**asked)),
+        lambda: end(create(**asked, stream=True)),
     )
-    rows.add("anthropic", "text: `messages.stream`", None, lambda: see(final()))
-    rows.add(
-        "anthropic",
+    row("text: `messages.stream`", None, lambda: see(final()))
+    row(
         "a tool: `messages.create`, `stream`",
         lambda: of_tools(create(**asked, **tools)),
         lambda: of_tools(final(**tools)),
@@ -321,30 +273,23 @@ def ask_anthropic(rows: Rows) -> None:
 
 
 def ask_litellm(rows: Rows) -> None:
+    row = partial(rows.add, "litellm")
     to = {"model": "openai/m", "api_base": f"{rows.url}/v1", "api_key": "none", "num_retries": 0}
     text, tool = {**ASK, **to}, {**rows.inside, **TOOLS, **to}
 
-    def other(**more: Any) -> Awaitable[Any]:
-        return litellm.acompletion(**text, **more)
-
-    rows.add(
-        "litellm",
+    row(
         "text: `completion`",
-        lambda: in_both(
-            reason(litellm.completion(**text).choices), other(), lambda found: reason(found.choices)
-        ),
-        lambda: in_both(last(litellm.completion(**text, stream=True)), other(stream=True), last),
+        lambda: reason(litellm.completion(**text).choices),
+        lambda: last(litellm.completion(**text, stream=True)),
     )
-    rows.add(
-        "litellm",
+    row(
         "a tool: `completion`",
         lambda: of_tool(litellm.completion(**tool).choices[0]),
         lambda: of_streamed_tool(litellm.completion(**tool, stream=True)),
     )
     responses: Any = {"input": QUESTION, "max_output_tokens": LIMIT, "temperature": 0}
     responses |= {"extra_body": ASK["extra_body"], **to}
-    rows.add(
-        "litellm",
+    row(
         "text: `responses`",
         lambda: of_response(litellm.responses(**responses)),
         lambda: of_response(list(litellm.responses(**responses, stream=True))[-1].response),
@@ -352,6 +297,7 @@ def ask_litellm(rows: Rows) -> None:
 
 
 def ask_ollama(rows: Rows) -> None:
+    row = partial(rows.add, "ollama")
     client = ollama.Client(host=rows.url)
     options = {"num_predict": LIMIT, "temperature": 0, **ASK["extra_body"]}
     chat: Any = {"model": "m", "messages": MESSAGES, "options": options}
@@ -361,21 +307,12 @@ def ask_ollama(rows: Rows) -> None:
         found = found[-1] if isinstance(found, list) else found
         return code(found.done_reason), found
 
-    def other(**more: Any) -> Awaitable[Any]:
-        async def ask() -> Any:
-            found = await ollama.AsyncClient(host=rows.url).chat(**chat, **more)
-            return [part async for part in found] if more else found
-
-        return ask()
-
-    rows.add(
-        "ollama",
+    row(
         "text: `chat`",
-        lambda: in_both(see(client.chat(**chat)), other(), see),
-        lambda: in_both(see(list(client.chat(**chat, stream=True))), other(stream=True), see),
+        lambda: see(client.chat(**chat)),
+        lambda: see(list(client.chat(**chat, stream=True))),
     )
-    rows.add(
-        "ollama",
+    row(
         "text: `generate`",
         lambda: see(client.generate(**generate)),
         lambda: see(list(client.generate(**generate, stream=True))),
@@ -383,6 +320,8 @@ def ask_ollama(rows: Rows) -> None:
 
 
 def ask_langchain(rows: Rows) -> None:
+    row = partial(rows.add, "langchain-openai")
+
     def model(asked: Any = ASK, **more: Any) -> Any:
         kept = {key: value for key, value in asked.items() if key not in ("messages", "logit_bias")}
         if "logit_bias" in asked:
@@ -402,33 +341,26 @@ def ask_langchain(rows: Rows) -> None:
     def joined(runnable: Any) -> Any:
         return reduce(add, runnable.stream(QUESTION))
 
-    async def other_stream() -> Any:
-        return reduce(add, [part async for part in model().astream(QUESTION)])
-
-    rows.add(
-        "langchain-openai",
+    row(
         "text: `ChatOpenAI.invoke`, `stream`",
-        lambda: in_both(see(model().invoke(QUESTION)), model().ainvoke(QUESTION), see),
-        lambda: in_both(see(joined(model())), other_stream(), see),
+        lambda: see(model().invoke(QUESTION)),
+        lambda: see(joined(model())),
     )
     tools = model(rows.inside).bind_tools([TOOL], tool_choice="required")
-    rows.add(
-        "langchain-openai",
+    row(
         "a tool: `bind_tools`, then `invoke`, `stream`",
         lambda: of_tools(tools.invoke(QUESTION)),
         lambda: of_tools(joined(tools)),
     )
     for method in ("json_schema", "function_calling"):
         found = model(rows.inside).with_structured_output(Person, method=method, strict=True)
-        rows.add(
-            "langchain-openai",
+        row(
             f'a pydantic model: `with_structured_output(method="{method}")`',
             lambda found=found: gives(found.invoke(QUESTION)),
             lambda found=found: gives(*[*found.stream(QUESTION)][-1:]),
         )
     responses = model(use_responses_api=True)
-    rows.add(
-        "langchain-openai",
+    row(
         "text: `ChatOpenAI(use_responses_api=True)`",
         lambda: of_response(responses.invoke(QUESTION).response_metadata),
         lambda: of_response(joined(responses).response_metadata),
@@ -441,6 +373,7 @@ def gives(value: Any = None) -> Seen:
 
 
 def ask_instructor(rows: Rows) -> None:
+    row = partial(rows.add, "instructor")
     sent: list[Any] = []
     http = openai.DefaultHttpxClient(event_hooks={"request": [sent.append]})
     base = f"{rows.url}/v1"
@@ -463,15 +396,13 @@ def ask_instructor(rows: Rows) -> None:
         instructor.from_openai(client, mode=mode)
         for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA)
     )
-    rows.add(
-        "instructor",
+    row(
         "a pydantic model: `create`",
         counted(lambda: tools.create(**ASK, response_model=Person)),
         None,
     )
     asked = {**rows.inside, "response_model": Person}
-    rows.add(
-        "instructor",
+    row(
         "a pydantic model, `Mode.JSON_SCHEMA`: `create`, `create_partial`",
         counted(lambda: schema.create(**asked)),
         counted(lambda: [*schema.create_partial(**asked)][-1]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from server.launch import FORKED as IS_FORKED
 from server.launch import Config
 from sglang_lz.demo import REASONER_PATH
 
+Env = tuple[tuple[str, str], ...]
 SITE = Path(__file__).with_name("site")
 HOOKED = Path(__file__).with_name("hooked")
 """What a sitecustomize imports."""
@@ -74,193 +76,126 @@ def drafts(algorithm: str, steps: int, topk: int, tokens: int) -> tuple[str, ...
     )
 
 
+def _config(name: str, *flags: str, env: Env = FORKED, **others: Any) -> Config:
+    return Config(name, tuple(part for given in flags for part in given.split()), env, **others)
+
+
+_DISAGGREGATED: Any = {
+    "env": (*DISAGGREGATION, *FORKED),
+    "decode_flags": ("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+}
+_CHUNKS = "--chunked-prefill-size 32 --page-size 16"
+# For DFLASH and DSPARK upstream schedules with overlap on a CPU, for no other speculation.
+_IN_TURN = "--tp 2 --disable-overlap-schedule"
+_MIXED = "--chunked-prefill-size 16 --enable-mixed-chunk"
+_DP_ATTENTION = "--tp 2 --dp 2 --enable-dp-attention"
+_PREFERRED = (
+    '{"lz_penalty":0.5,"lz_buffer_size":16,"lz_include_prompt":true,"lz_cost":"rate",'
+    '"presence_penalty":0.7}'
+)
+
 CONFIGURATIONS = {
     config.name: config
     for config in (
         # Most tests name it: its worker begins with it, or the others would wait for it at the end.
-        Config("overlap", ("--enable-streaming-session", *FEW_ROWS, *CALLS)),
-        Config(
-            "ngram",
-            ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8", *THINKS),
-            FORKED,
-        ),
-        Config(
+        _config("overlap", "--enable-streaming-session", *FEW_ROWS, *CALLS, env=()),
+        _config("ngram", "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8", *THINKS),
+        _config(
             "eagle",
-            (
-                *(*drafts("EAGLE", 3, 1, 4), "--speculative-use-rejection-sampling"),
-                *("--chunked-prefill-size", "32", "--page-size", "16"),
-                "--enable-return-hidden-states",
-            ),
-            FORKED,
+            *drafts("EAGLE", 3, 1, 4),
+            f"{_CHUNKS} --speculative-use-rejection-sampling --enable-return-hidden-states",
             draft="eagle",
         ),
         # Upstream would capture CUDA graphs for every size of tree.
-        Config(
+        _config(
             "eagle-adaptive",
-            (
-                *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"),
-                "--speculative-adaptive",
-                "--disable-cuda-graph",
-            ),
-            FORKED,
+            "--speculative-algorithm EAGLE --speculative-eagle-topk 1",
+            "--speculative-adaptive --disable-cuda-graph",
             draft="eagle",
         ),
-        Config(
-            "dflash",
-            (
-                *("--speculative-algorithm", "DFLASH", *THINKS),
-                *("--chunked-prefill-size", "32", "--page-size", "16"),
-            ),
-            FORKED,
-            draft="dflash",
-        ),
-        # For DFLASH and DSPARK upstream schedules with overlap on a CPU, for no other speculation.
-        Config(
-            "dflash-tp2",
-            ("--speculative-algorithm", "DFLASH", "--tp", "2", "--disable-overlap-schedule"),
-            FORKED,
-            draft="dflash",
-        ),
-        Config(
-            "dspark",
-            (
-                *("--speculative-algorithm", "DSPARK", *THINKS),
-                *("--chunked-prefill-size", "32", "--page-size", "16"),
-            ),
-            FORKED,
-            draft="dspark",
-        ),
-        Config(
-            "dspark-tp2",
-            ("--speculative-algorithm", "DSPARK", "--tp", "2", "--disable-overlap-schedule"),
-            FORKED,
-            draft="dspark",
-        ),
-        Config("eagle-tree", (*drafts("EAGLE", 3, 3, 8), *THINKS), FORKED, draft="eagle"),
-        Config("eagle-tp2", (*drafts("EAGLE", 3, 2, 6), "--tp", "2"), FORKED, draft="eagle"),
-        Config(
+        _config("dflash", f"--speculative-algorithm DFLASH {_CHUNKS}", *THINKS, draft="dflash"),
+        _config("dflash-tp2", f"--speculative-algorithm DFLASH {_IN_TURN}", draft="dflash"),
+        _config("dspark", f"--speculative-algorithm DSPARK {_CHUNKS}", *THINKS, draft="dspark"),
+        _config("dspark-tp2", f"--speculative-algorithm DSPARK {_IN_TURN}", draft="dspark"),
+        _config("eagle-tree", *drafts("EAGLE", 3, 3, 8), *THINKS, draft="eagle"),
+        _config("eagle-tp2", *drafts("EAGLE", 3, 2, 6), "--tp 2", draft="eagle"),
+        _config(
             "disaggregated-eagle",
-            (*drafts("EAGLE", 3, 2, 6), *THINKS),
-            (*DISAGGREGATION, *FORKED),
-            decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+            *drafts("EAGLE", 3, 2, 6),
+            *THINKS,
             draft="eagle",
+            **_DISAGGREGATED,
         ),
         *(
-            Config(
+            _config(
                 f"disaggregated-{draft}",
-                ("--speculative-algorithm", draft.upper(), *THINKS),
-                (*DISAGGREGATION, *FORKED),
-                decode_flags=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+                f"--speculative-algorithm {draft.upper()}",
+                *THINKS,
                 draft=draft,
+                **_DISAGGREGATED,
             )
             for draft in ("dflash", "dspark")
         ),
-        Config(
+        _config(
             "disaggregated",
-            env=(*DISAGGREGATION, *FORKED),
+            env=_DISAGGREGATED["env"],
             decode_flags=(
-                *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+                *_DISAGGREGATED["decode_flags"],
                 *("--max-total-tokens", "640", "--num-reserved-decode-tokens", "8"),
             ),
         ),
-        Config(
+        _config(
             "no-overlap",
-            (
-                *("--disable-overlap-schedule", "--enable-streaming-session", *THINKS),
-                "--prepare-proper-tokens",
-                *FEW_ROWS,
-            ),
-            FORKED,
+            "--disable-overlap-schedule --enable-streaming-session --prepare-proper-tokens",
+            *THINKS,
+            *FEW_ROWS,
         ),
         # Here also the wire format between the processes that is not pickle, fields by position.
-        Config(
+        _config(
             "chunked",
-            (
-                *("--chunked-prefill-size", "16", "--page-size", "16"),
-                *("--stream-interval", "2", "--tool-call-parser", "hermes"),
-            ),
-            (("SGLANG_USE_PICKLE_IPC", "0"), *FORKED),
+            "--chunked-prefill-size 16 --page-size 16 --stream-interval 2",
+            "--tool-call-parser hermes",
+            env=(("SGLANG_USE_PICKLE_IPC", "0"), *FORKED),
         ),
-        Config(
-            "mixed-chunk",
-            (
-                *("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
-                *(*THINKS, *OBSERVES, *FEW_ROWS),
-            ),
-            FORKED,
-        ),
-        Config("tiny-pool", (*TINY_POOL, *THINKS), (*HOPE, *FORKED)),
-        Config(
+        _config("mixed-chunk", _MIXED, *THINKS, *OBSERVES, *FEW_ROWS),
+        _config("tiny-pool", *TINY_POOL, *THINKS, env=(*HOPE, *FORKED)),
+        _config(
             "tiny-pool-mixed",
-            (
-                *TINY_POOL,
-                *("--chunked-prefill-size", "16", "--enable-mixed-chunk"),
-                "--disable-overlap-schedule",
-            ),
-            (*HOPE, *FORKED),
+            *TINY_POOL,
+            f"{_MIXED} --disable-overlap-schedule",
+            env=(*HOPE, *FORKED),
         ),
-        Config("tp2", ("--tp", "2", *OBSERVES), FORKED),
+        _config("tp2", "--tp 2", *OBSERVES),
         # Here also seeds count, whichever server a request comes to and whatever else is there.
-        Config(
-            "dp2",
-            (
-                *("--dp", "2", "--enable-deterministic-inference", *CALLS),
-                *("--lz-loop-finish-reason", "stop"),
-            ),
-            FORKED,
+        _config(
+            "dp2", "--dp 2 --enable-deterministic-inference --lz-loop-finish-reason stop", *CALLS
         ),
-        Config("pp2", ("--pp-size", "2"), FORKED),
-        Config(
-            "dp-attention",
-            ("--tp", "2", "--dp", "2", "--enable-dp-attention"),
-            FORKED,
-            as_qwen3=True,
-        ),
-        Config(
+        _config("pp2", "--pp-size 2"),
+        _config("dp-attention", _DP_ATTENTION, as_qwen3=True),
+        _config(
             "dp-attention-eagle3",
-            ("--tp", "2", "--dp", "2", "--enable-dp-attention", *drafts("EAGLE3", 3, 2, 6)),
-            FORKED,
+            _DP_ATTENTION,
+            *drafts("EAGLE3", 3, 2, 6),
             draft="eagle3",
             as_qwen3=True,
         ),
-        Config(
+        _config(
             "dp-attention-dspark",
-            (
-                *("--tp", "2", "--dp", "2", "--enable-dp-attention", "--enable-dp-lm-head"),
-                *("--speculative-algorithm", "DSPARK"),
-            ),
-            FORKED,
+            f"{_DP_ATTENTION} --enable-dp-lm-head --speculative-algorithm DSPARK",
             draft="dspark",
             as_qwen3=True,
         ),
-        Config(
+        _config(
             "adapters",
-            (
-                *("--enable-lora", "--lora-backend", "torch_native", "--max-lora-rank", "4"),
-                *("--lora-target-modules", "q_proj", "v_proj"),
-                *("--enable-return-hidden-states", "--enable-custom-logit-processor"),
-                *("--lz-loop-finish-reason", "length", *CALLS),
-            ),
-            FORKED,
+            "--enable-lora --lora-backend torch_native --max-lora-rank 4",
+            "--lora-target-modules q_proj v_proj",
+            "--enable-return-hidden-states --enable-custom-logit-processor",
+            "--lz-loop-finish-reason length",
+            *CALLS,
         ),
-        Config(
-            "defaults",
-            (
-                *(
-                    "--preferred-sampling-params",
-                    '{"lz_penalty": 0.5, "lz_buffer_size": 16, "lz_include_prompt": true, '
-                    '"lz_cost": "rate", "presence_penalty": 0.7}',
-                ),
-                *("--lz-max-window-size", "24"),
-            ),
-            FORKED,
-        ),
-        Config(
-            "reasoner",
-            ("--model-path", str(REASONER_PATH), "--max-running-requests", "64"),
-            FORKED,
-        ),
-        Config("stock", stock=True),
+        _config("defaults", f"--preferred-sampling-params {_PREFERRED} --lz-max-window-size 24"),
+        _config("reasoner", f"--model-path {REASONER_PATH} --max-running-requests 64"),
+        _config("stock", env=(), stock=True),
     )
 }
 

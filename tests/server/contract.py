@@ -24,26 +24,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from oracle import (
-    Penalties,
-    delta_bits,
-    has_memory,
-    log_softmax,
-    penalised,
-    visible_history,
-)
+from oracle import Penalties, delta_bits, has_memory, log_softmax, penalised, visible_history
 from server.client import (
     OFF,
+    Json,
     Lz,
     Rows,
     Sample,
     base_rows,
-    generate,
     penalty_fields,
+    post_ok,
+    request_body,
+    to_sample,
 )
 from server.launch import Server, model_path, vocab_size
 from server.model import normalisers, sequences, stop_ids
@@ -54,8 +50,6 @@ from server.summary import SUMMARY, TOLERANCE
 DEEP = -80.0
 
 NO_PENALTIES = Penalties()
-
-Transform = Callable[[Rows, Sequence[int]], Rows]
 
 
 def row_deviation(observed: Rows, expected: Rows) -> float:
@@ -91,7 +85,6 @@ def deviations(
     lz: Lz,
     *,
     temperature: float = 0.0,
-    transform: Transform | None = None,
     logits_of: Callable[[Rows, Sequence[int]], Rows] | None = None,
 ) -> list[float]:
     """The deviation from the contract at every position of a sample.
@@ -101,10 +94,8 @@ def deviations(
         base: float64 [positions, V] of `base_rows`.
         lz: the request's parameters.
         temperature: the request's; 0 is greedy, whose logprobs are those of temperature 1.
-        transform: what else acts on the logits after the penalty: called with the penalised row and
-            the outputs before it, returns the transformed row.
-        logits_of: in place of `lz` and `transform`: the logits that are sampled from, by the row
-            without any penalty and the outputs before it.
+        logits_of: in place of `lz`: the logits that are sampled from, by the row without any
+            penalty and the outputs before it.
     """
     found = []
     for i, row in enumerate(sample.rows):
@@ -113,8 +104,6 @@ def deviations(
             logits = logits_of(base[i], before)
         else:
             logits = base[i] + change(sample.prompt, before, lz)
-            if transform is not None:
-                logits = transform(logits, before)
         expected = log_softmax(logits / (temperature or 1.0))
         found.append(row_deviation(row, expected))
         if temperature == 0:
@@ -123,75 +112,62 @@ def deviations(
     return found
 
 
-def check(
-    server: Server,
-    sample: Sample,
-    lz: Lz,
-    mode: str,
-    *,
-    temperature: float = 0.0,
-    transform: Transform | None = None,
-    case: Case | None = None,
-) -> float:
-    """Hold a sample to the contract, record its deviation under a mode and return it.
+def check(server: Server, sample: Sample, lz: Lz, mode: str) -> float:
+    """Hold a greedy sample to the contract; see `Case.check`."""
+    return Case(sample.prompt, len(sample.outputs), lz).check(server, sample, mode)
 
-    The arguments that are not listed are those of `deviations`.
 
-    Args:
-        case: whose penalties and bias act, in place of `lz` and `transform`.
+class Constraint(Protocol):
+    """A constraint of a request.
 
-    Raises:
-        AssertionError: some position deviates by more than TOLERANCE.
+    Attributes:
+        fields: the request's fields that ask for it.
     """
-    base = base_rows(server, sample.prompt, sample.outputs)
-    logits_of = None if case is None else case.logits_of(sample.outputs, server.model)
-    found = deviations(
-        sample, base, lz, temperature=temperature, transform=transform, logits_of=logits_of
-    )
-    SUMMARY.record(mode, found)
-    worst = max(found)
-    wrong = [i for i, deviation in enumerate(found) if not deviation <= TOLERANCE]
-    assert not wrong, (
-        f"{mode}: {len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]} by "
-        f"{found[wrong[0]]:.3g} (largest {worst:.3g}), {lz}, temperature {temperature}, "
-        f"{case and case.penalties}, prompt {sample.prompt}, outputs {sample.outputs}"
-    )
-    return worst
+
+    fields: Json
+
+    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
+        """The row with minus infinity for what may not follow the outputs."""
+        ...
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request of a batch to check.
+    """One request of a batch to check."""
 
-    Attributes:
-        prompt: ids.
-        new_tokens: how many to sample.
-        lz: the penalty's parameters.
-        temperature: 0 is greedy.
-        favoured: tokens that get a large logit_bias, so that even random sampling repeats itself.
-        ignore_eos: go on behind an end-of-sequence token.
-        penalties: the other penalties; of their `stops` only its own.
-        breakers: the texts of DRY's sequence breakers.
-    """
-
-    prompt: list[int]
-    new_tokens: int
-    lz: Lz = OFF
-    temperature: float = 0.0
+    prompt: list[int]  # ids
+    new_tokens: int  # how many to sample
+    lz: Lz = OFF  # the penalty's parameters
+    temperature: float = 0.0  # 0 is greedy
+    # Tokens that get a large logit_bias, so that even random sampling repeats itself
     favoured: tuple[int, ...] = ()
-    ignore_eos: bool = True
-    penalties: Penalties = NO_PENALTIES
-    breakers: tuple[str, ...] = ()
+    ignore_eos: bool = True  # go on behind an end-of-sequence token
+    penalties: Penalties = NO_PENALTIES  # the other penalties; of their `stops` only its own
+    breakers: tuple[str, ...] = ()  # the texts of DRY's sequence breakers
+    bias: tuple[tuple[int, float], ...] = ()  # `logit_bias` of other tokens
+    constraint: Constraint | None = None  # what else decides which tokens may come
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """Sampling parameters beside the penalty's."""
-        bias = {str(token): BIAS for token in self.favoured}
+    def biases(self) -> dict[int, float]:
+        """All of `logit_bias`."""
+        return dict(self.bias) | dict.fromkeys(self.favoured, BIAS)
+
+    @property
+    def sampling(self) -> Json:
+        """Sampling parameters beside the LZ penalty's."""
+        bias = {str(token): amount for token, amount in self.biases.items()}
         return {
             "ignore_eos": self.ignore_eos,
             **({"logit_bias": bias} if bias else {}),
             **penalty_fields(self.penalties, self.breakers),
+            **(self.constraint.fields if self.constraint else {}),
         }
+
+    def body(self) -> Json:
+        """The request to /generate for the logprobs of the whole vocabulary."""
+        return request_body(
+            self.prompt, self.new_tokens, self.lz, temperature=self.temperature, **self.sampling
+        )
 
     def whole_penalties(self) -> Penalties:
         """Its penalties with what the server adds: the tokens that stop every request, and those
@@ -211,10 +187,11 @@ class Case:
             lz: in place of its own LZ penalty.
         """
         logits = base + change(self.prompt, before, self.lz if lz is None else lz)
-        if self.penalties == NO_PENALTIES:
-            return self.transform(logits, before)
-        whole = self.whole_penalties()
-        return self.transform(penalised(logits + normaliser, self.prompt, before, whole), before)
+        if self.constraint is not None:
+            logits = self.constraint.transform(logits, before)
+        if self.penalties != NO_PENALTIES:
+            logits = penalised(logits + normaliser, self.prompt, before, self.whole_penalties())
+        return self.biased(logits)
 
     def normalisers(self, outputs: Sequence[int], model: Path | None = None) -> list[float]:
         """`normaliser` of `changed` after each number of outputs; 0 where it does not matter.
@@ -234,35 +211,40 @@ class Case:
         constants = self.normalisers(outputs, model)
         return lambda base, before: self.changed(base, before, constants[len(before)])
 
-    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
+    def biased(self, logits: Rows) -> Rows:
         """The effect of logit_bias, from its own definition."""
         biased = logits.copy()
-        biased[list(self.favoured)] += BIAS
+        for token, amount in self.biases.items():
+            biased[token] += amount
         return biased
 
     def run(self, server: Server) -> Sample:
         """Send the request and wait for its sample."""
-        return generate(
-            server,
-            self.prompt,
-            self.new_tokens,
-            self.lz,
-            temperature=self.temperature,
-            **self.sampling,
-        )
+        return to_sample(self.prompt, post_ok(server, "/generate", self.body()))
 
     def check(self, server: Server, sample: Sample, mode: str) -> float:
-        """Hold the sample to the contract."""
+        """Hold the sample to the contract, record its deviation under a mode and return it.
+
+        Raises:
+            AssertionError: some position deviates by more than TOLERANCE.
+        """
         if self.penalties != NO_PENALTIES:
             mode += ", penalties"
-        return check(
-            server,
+        found = deviations(
             sample,
+            base_rows(server, sample.prompt, sample.outputs),
             self.lz,
-            mode,
             temperature=self.temperature,
-            case=self,
+            logits_of=self.logits_of(sample.outputs, server.model),
         )
+        SUMMARY.record(mode, found)
+        worst = max(found)
+        wrong = [i for i, deviation in enumerate(found) if not deviation <= TOLERANCE]
+        assert not wrong, (
+            f"{mode}: {len(wrong)} of {len(found)} positions deviate, the first at {wrong[0]} by "
+            f"{found[wrong[0]]:.3g} (largest {worst:.3g}), {self}, outputs {sample.outputs}"
+        )
+        return worst
 
 
 BIAS = 25.0

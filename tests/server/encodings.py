@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from transformers import AutoTokenizer
-
-from server.client import Rows
-from server.launch import model_path
+from server.client import Json, Rows
+from server.model import tokenizer
 
 NAMES = ["William McKinley", "William", "Theodore Roosevelt", "Theodore", "the  theatre", "tests"]
 FINITE = {
@@ -35,11 +33,6 @@ FINITE = {
 }
 
 
-@cache
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(model_path())
-
-
 def encode(text: str) -> list[int]:
     return tokenizer().encode(text, add_special_tokens=False)
 
@@ -49,11 +42,12 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 class Encodings:
-    """The tokens allowed after some others, by the encodings of all texts of a language."""
+    """Proper tokens with a regex of `FINITE`, by the encodings of all its texts."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, regex: str) -> None:
+        self.fields: Json = {"regex": regex, "proper_tokens": True}
         self.after: dict[tuple[int, ...], set[int]] = {}
-        for text in texts:
+        for text in FINITE[regex]:
             tokens = encode(text)
             if decode(tokens) != text:
                 continue  # the tokenizer changes it
@@ -67,7 +61,10 @@ class Encodings:
         masked[allowed] = logits[allowed]
         return masked
 
+    def __reduce__(self) -> Any:
+        return encodings, (self.fields["regex"],)
+
 
 @cache
 def encodings(regex: str) -> Encodings:
-    return Encodings(FINITE[regex])
+    return Encodings(regex)

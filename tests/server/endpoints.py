@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import httpx
 import pytest
-from transformers import AutoTokenizer
 
 from bench.http_client import HTTP
-from server.launch import Server, model_path
-
-Json = dict[str, Any]
+from server.client import Json, events
+from server.launch import Server
+from server.model import tokenizer
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One way in.
+    """One way in."""
 
-    Attributes:
-        name: for test ids.
-        path: of the URL.
-        body: (content, new_tokens, fields) -> greedy request; `stream` is set by `send`.
-        chat: the content becomes a user message of the chat template; otherwise it is the prompt.
-        text: the sampled text in an answer.
-        delta: the sampled text in one event of a stream.
-        cumulative: each event repeats the text so far.
-    """
-
-    name: str
-    path: str
+    name: str  # for test ids
+    path: str  # of the URL
+    # (content, new_tokens, fields) -> greedy request; `stream` is set by `send`
     body: Callable[[str, int, Json], Json]
+    # The content becomes a user message of the chat template; otherwise it is the prompt
     chat: bool
-    text: Callable[[Any], str]
-    delta: Callable[[Any], str]
-    cumulative: bool = False
+    text: Callable[[Any], str]  # the sampled text in an answer
+    delta: Callable[[Any], str]  # the sampled text in one event of a stream
+    cumulative: bool = False  # each event repeats the text so far
 
     def send(
         self, server: Server, content: str, new_tokens: int, fields: Json, *, stream: bool = False
@@ -57,25 +46,16 @@ class Endpoint:
 
     def streamed(self, answer: httpx.Response) -> str:
         """The text of all events of a stream."""
-        deltas = []
-        for line in answer.content.decode().split("\n"):  # UTF-8, said or not
-            event = line.removeprefix("data: ").strip()
-            if event.startswith("{"):
-                deltas.append(self.delta(json.loads(event)))
+        deltas = [self.delta(event) for event in events(answer)]
         return deltas[-1] if self.cumulative else "".join(deltas)
-
-
-@cache
-def _tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(model_path())
 
 
 def prompt_ids(content: str, chat: bool) -> list[int]:
     """The ids that the server makes of the content, as a chat message or as it is."""
     if not chat:
-        return list(_tokenizer().encode(content))
+        return list(tokenizer().encode(content))
     return list(
-        _tokenizer().apply_chat_template(
+        tokenizer().apply_chat_template(
             _messages(content), tokenize=True, add_generation_prompt=True, return_dict=False
         )
     )
@@ -91,33 +71,19 @@ def _generate(content: str, new_tokens: int, fields: Json) -> Json:
     return {"model": "m", "text": content, "sampling_params": sampling}
 
 
-def _completions(content: str, new_tokens: int, fields: Json) -> Json:
-    return {"model": "m", "prompt": content, "max_tokens": new_tokens, "temperature": 0, **fields}
+def _openai(limit: str, **content: Callable[[str], Any]) -> Callable[[str, int, Json], Json]:
+    """Bodies with the content as these fields make it, and the limit under its name."""
 
-
-def _chat(content: str, new_tokens: int, fields: Json) -> Json:
-    return {
-        "model": "m",
-        "messages": _messages(content),
-        "max_tokens": new_tokens,
-        "temperature": 0,
-        **fields,
-    }
-
-
-def _responses(content: str, new_tokens: int, fields: Json) -> Json:
-    return {
-        "model": "m",
-        "input": content,
-        "max_output_tokens": new_tokens,
-        "temperature": 0,
-        **fields,
-    }
-
-
-def _ollama(content: Json) -> Callable[[str, int, Json], Json]:
     def body(text: str, new_tokens: int, fields: Json) -> Json:
-        filled = {key: make(text) for key, make in content.items()}
+        filled = {name: make(text) for name, make in content.items()}
+        return {"model": "m", **filled, limit: new_tokens, "temperature": 0, **fields}
+
+    return body
+
+
+def _ollama(**content: Callable[[str], Any]) -> Callable[[str, int, Json], Json]:
+    def body(text: str, new_tokens: int, fields: Json) -> Json:
+        filled = {name: make(text) for name, make in content.items()}
         options = {"num_predict": new_tokens, "temperature": 0, **fields}
         return {"model": "m", **filled, "options": options}
 
@@ -142,7 +108,7 @@ ENDPOINTS = (
     Endpoint(
         "completions",
         "/v1/completions",
-        _completions,
+        _openai("max_tokens", prompt=str),
         False,
         lambda answer: answer["choices"][0]["text"],
         lambda event: "".join(choice["text"] for choice in event["choices"]),
@@ -150,7 +116,7 @@ ENDPOINTS = (
     Endpoint(
         "chat",
         "/v1/chat/completions",
-        _chat,
+        _openai("max_tokens", messages=_messages),
         True,
         lambda answer: answer["choices"][0]["message"]["content"],
         lambda event: "".join(choice["delta"].get("content") or "" for choice in event["choices"]),
@@ -158,7 +124,7 @@ ENDPOINTS = (
     Endpoint(
         "responses",
         "/v1/responses",
-        _responses,
+        _openai("max_output_tokens", input=str),
         True,
         _responses_text,
         lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
@@ -166,7 +132,7 @@ ENDPOINTS = (
     Endpoint(
         "messages",
         "/v1/messages",
-        _chat,
+        _openai("max_tokens", messages=_messages),
         True,
         lambda answer: answer["content"][0]["text"],
         lambda event: (
@@ -176,7 +142,7 @@ ENDPOINTS = (
     Endpoint(
         "ollama-chat",
         "/api/chat",
-        _ollama({"messages": _messages}),
+        _ollama(messages=_messages),
         True,
         lambda answer: answer["message"]["content"],
         lambda event: event["message"]["content"],
@@ -184,7 +150,7 @@ ENDPOINTS = (
     Endpoint(
         "ollama-generate",
         "/api/generate",
-        _ollama({"prompt": str}),
+        _ollama(prompt=str),
         False,
         lambda answer: answer["response"],
         lambda event: event["response"],

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -48,28 +48,20 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Config:
-    """One server configuration; tests that share it share a server.
+    """One server configuration; tests that share it share a server."""
 
-    Attributes:
-        name: how tests and the summary call it.
-        flags: server arguments beside those every server gets; a later value wins.
-        env: environment variables beside those every server gets.
-        stock: serve the package without our patches, found in LZ_STOCK_SITE.
-        decode_flags: with them, serve as a pair of a prefill and a decode server (`Pair`), these
-            being the decode server's own.
-        draft: the kind of draft model to speculate with (`bench.demo.drafts`).
-        trained: whether that model is trained; its weights are random otherwise.
-        as_qwen3: serve `qwen3_path`.
-    """
-
-    name: str
+    name: str  # how tests and the summary call it
+    # Server arguments beside those every server gets; a later value wins
     flags: tuple[str, ...] = ()
+    # Environment variables beside those every server gets
     env: tuple[tuple[str, str], ...] = field(default=())
-    stock: bool = False
+    stock: bool = False  # serve the package without our patches, found in LZ_STOCK_SITE
+    # With them, serve as a pair of a prefill and a decode server (`Pair`), these being the decode
+    # Server's own
     decode_flags: tuple[str, ...] | None = None
-    draft: str | None = None
-    trained: bool = True
-    as_qwen3: bool = False
+    draft: str | None = None  # the kind of draft model to speculate with (`bench.demo.drafts`)
+    trained: bool = True  # whether that model is trained; its weights are random otherwise
+    as_qwen3: bool = False  # serve `qwen3_path`
 
 
 def model_path() -> Path:
@@ -222,10 +214,7 @@ class Server:
     def _for_site(self) -> dict[str, str]:
         """What a sitecustomize.py asks for, where a configuration has one run."""
         self.notes.mkdir()
-        return {
-            "LZ_TEST_NOTES": str(self.notes),
-            "LZ_TEST_TOP_LOGPROBS": str(vocab_size()),
-        }
+        return {"LZ_TEST_NOTES": str(self.notes), "LZ_TEST_TOP_LOGPROBS": str(vocab_size())}
 
     def wait_until_ready(self) -> None:
         """Block until the server is ready.
@@ -251,17 +240,18 @@ class Server:
         self.process.stop()
 
 
-def _started(config: Config, log_path: Path) -> Server:
-    from server.disaggregated import Pair
+def started(make: Callable[[int], Server]) -> Server:
+    """A ready server of those that are made, mostly the first.
 
+    Args:
+        make: starts one, given a number. Upstream may have given its port to another process.
+    """
     for i in range(STARTS):
-        path = log_path.with_stem(f"{log_path.stem}-{i}") if i else log_path
-        server = Server(config, path) if config.decode_flags is None else Pair(config, path)
+        server = make(i)
         try:
             server.wait_until_ready()
         except BaseException:
             server.stop()
-            # Upstream may have given the port to another server, for its own processes.
             if i == STARTS - 1 or PORT_TAKEN not in server.log():
                 raise
         else:
@@ -272,7 +262,12 @@ def _started(config: Config, log_path: Path) -> Server:
 @contextlib.contextmanager
 def serving(config: Config, log_path: Path) -> Iterator[Server]:
     """A ready server of this configuration; ended when the block is left, however it is left."""
-    server = _started(config, log_path)
+    from server.disaggregated import Pair
+
+    kind = Server if config.decode_flags is None else Pair
+    server = started(
+        lambda i: kind(config, log_path.with_stem(f"{log_path.stem}-{i}") if i else log_path)
+    )
     try:
         yield server
     finally:

@@ -23,7 +23,8 @@ def _model(path: Path) -> Any:
 
 
 @functools.cache
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """The demo model's."""
     return AutoTokenizer.from_pretrained(model_path())
 
 
@@ -51,14 +52,14 @@ def normalisers(model: Path, prompt: Sequence[int], outputs: Sequence[int]) -> l
 
 def stop_ids() -> tuple[int, ...]:
     """The tokens that end every request."""
-    return (_tokenizer().eos_token_id,)
+    return (tokenizer().eos_token_id,)
 
 
 @functools.cache
 def sequences(breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """The token sequences that hold a breaker: one token, or one that begins it and the rest."""
-    tokenizer = _tokenizer()
-    words = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    every = tokenizer()
+    words = [every.decode([token]) for token in range(len(every))]
     found = []
     for breaker in breakers:
         for token, word in enumerate(words):
@@ -67,6 +68,6 @@ def sequences(breakers: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
                 continue
             for size in range(1, len(breaker)):
                 if word.endswith(breaker[:size]):
-                    rest = tokenizer.encode(breaker[size:], add_special_tokens=False)
+                    rest = every.encode(breaker[size:], add_special_tokens=False)
                     found.append((token, *rest[:20]))
     return tuple(found)

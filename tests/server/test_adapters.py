@@ -62,8 +62,7 @@ def test_lora(server: Server, tmp_path: Path) -> None:
     adapters = [{"lora_path": "a"} if i % 2 else {} for i in range(len(cases))]
 
     def run(c: Case, lora: dict[str, str]) -> Sample:
-        body = request_body(c.prompt, c.new_tokens, c.lz, temperature=c.temperature, **c.sampling)
-        return to_sample(c.prompt, post_ok(server, "/generate", body | lora))
+        return to_sample(c.prompt, post_ok(server, "/generate", c.body() | lora))
 
     with ThreadPoolExecutor(len(cases)) as pool:
         samples = list(pool.map(run, cases, adapters))

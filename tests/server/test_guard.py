@@ -6,23 +6,21 @@ token, or there is none.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from bench.http_client import HTTP
 from oracle import first_loop
-from server.client import OFF, Json, Lz, post_ok, stream_events, streaming
+from server.client import OFF, Json, Lz, answers, events, post_ok, streaming
 from server.configurations import THINKS, on
+from server.encodings import encode
 from server.endpoints import Endpoint, every_endpoint
-from server.launch import Server, model_path
+from server.launch import Server
 from server.prompts import repetitive, token_ids
 
 NEW_TOKENS = 96
@@ -89,19 +87,14 @@ def ask(rng: random.Random, action: str) -> Ask:
     return Ask(body, range(shortest, longest + 1), copies, least)
 
 
-def answers_of(server: Server, asked: list[Ask]) -> list[Json]:
-    """What the server answers; all are sent at once."""
-    with ThreadPoolExecutor(len(asked)) as pool:
-        return list(pool.map(lambda request: post_ok(server, "/generate", request.body), asked))
-
-
 @pytest.mark.each_kind
 @on(*ALL_MODES)
 def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
     rng = random.Random(f"guard {server.config.name}")
     asked = asks(rng, 36)
     stopped = 0
-    for request, answer in zip(asked, answers_of(server, asked), strict=True):
+    found = answers(server, [request.body for request in asked])
+    for request, answer in zip(asked, found, strict=True):
         outputs, meta = answer["output_ids"], answer["meta_info"]
         loop = request.loop_of(outputs)
         reason = meta["finish_reason"]
@@ -127,8 +120,7 @@ def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
 @cache
 def think_end() -> list[int]:
     """The tokens that end a thinking section."""
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    return list(tokenizer.encode(THINK_END, add_special_tokens=False))
+    return encode(THINK_END)
 
 
 def ended_at(outputs: list[int]) -> int | None:
@@ -152,7 +144,8 @@ def test_a_looping_thinking_section_ends_once(server: Server) -> None:
     for request in asked:
         request.body["require_reasoning"] = True
     ended = 0
-    for request, answer in zip(asked, answers_of(server, asked), strict=True):
+    found = answers(server, [request.body for request in asked])
+    for request, answer in zip(asked, found, strict=True):
         outputs, reason = answer["output_ids"], answer["meta_info"]["finish_reason"]
         over = ended_at(outputs)
         thought = outputs if over is None else outputs[: over - len(think_end())]
@@ -216,9 +209,8 @@ def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, str
     fields = {"repetition_detection": LOOP}
     answer = endpoint.send(server, "What is a list?", 300, fields, stream=stream)
     assert answer.status_code == 200, answer.text
-    lines = answer.text.splitlines() if stream else [answer.text]
-    events = [json.loads(line) for line in map(_json_of, lines) if line]
-    last, path = events[-1], endpoint.path
+    seen, path = events(answer), endpoint.path
+    last = seen[-1]
     if path == "/generate":
         reason, outputs = last["meta_info"]["finish_reason"], last["output_ids"]
         assert reason["type"] == wanted["finish_reason"]
@@ -230,23 +222,18 @@ def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, str
         assert last["incomplete_details"] == wanted["incomplete_details"]
         assert last["usage"]["output_tokens"] < 300
     elif path == "/v1/messages":
-        reasons = [event.get("delta", event).get("stop_reason") for event in events]
+        reasons = [event.get("delta", event).get("stop_reason") for event in seen]
         assert wanted["stop_reason"] in reasons
     elif path.startswith("/api/"):
         assert last["done_reason"] == wanted["done_reason"]
         assert last.get("eval_count", 0) < 300
     else:
-        choices = [choice for event in events for choice in event["choices"]]
+        choices = [choice for event in seen for choice in event["choices"]]
         (ended,) = [choice for choice in choices if choice["finish_reason"]]
         assert ended["finish_reason"] == wanted["finish_reason"]
         assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
         assert ended["stop_reason"] == "repetition_detected"
         assert [choice for choice in choices if "stop_reason" in choice] == [ended]
-
-
-def _json_of(line: str) -> str:
-    line = line.removeprefix("data: ").strip()
-    return line if line.startswith("{") else ""
 
 
 @on("overlap")
@@ -261,7 +248,7 @@ def test_several_outputs_of_a_request_and_streams(server: Server) -> None:
         assert (loop is not None) == (answer["meta_info"]["finish_reason"]["type"] == "repetition")
         assert loop is None or loop[0] == len(answer["output_ids"])
     with streaming(server, request.body) as streamed:
-        last = stream_events(streamed)[-1]
+        last = events(streamed)[-1]
     assert last["meta_info"]["finish_reason"]["type"] == "repetition"
     assert request.loop_of(last["output_ids"])[0] == len(last["output_ids"])  # type: ignore[index]
 
@@ -320,12 +307,12 @@ def test_loops_are_counted_once(server: Server) -> None:
         if i % 3 == 0:
             del request.body["sampling_params"]["repetition_detection"]
     before = counted(server)
-    answers = answers_of(server, asked)
+    answered = answers(server, [request.body for request in asked])
     found = counted(server)
     found.subtract(before)
     wanted: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
-    for request, answer in zip(asked, answers, strict=True):
+    for request, answer in zip(asked, answered, strict=True):
         sampling, outputs = request.body["sampling_params"], answer["output_ids"]
         reason = answer["meta_info"]["finish_reason"]
         onset = sampling.get("lz_onset")

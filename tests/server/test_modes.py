@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import re
 import time
@@ -28,6 +29,7 @@ from server.client import (
     streaming,
     to_sample,
     top_rows,
+    without_logprobs,
 )
 from server.configurations import COMBINED, SCHEDULERS, SPECULATION, on
 from server.contract import (
@@ -41,13 +43,12 @@ from server.contract import (
     deviations,
     run_together,
 )
+from server.encodings import FINITE, encodings
 from server.launch import Server, vocab_size
+from server.model import stop_ids
 from server.prompts import case, mixed, parameters, repetitive, token_ids
 
-EVERYWHERE = (
-    *(*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated"),
-    *SPECULATION,
-)
+EVERYWHERE = (*(*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated"), *SPECULATION)
 
 
 @on(*SCHEDULERS, "tp2", "eagle-tree")
@@ -251,7 +252,7 @@ def test_mixed_chunks_keep_their_room(server: Server) -> None:
 def check_greedy(server: Server, cases: list[Case]) -> None:
     """Send requests at once, without logprobs, and hold their tokens to the contract."""
     seen = len(server.log())
-    bodies = [request_body(c.prompt, c.new_tokens, c.lz, **c.sampling) for c in cases]
+    bodies = [c.body() for c in cases]
     # In one request, so that they are all there and the later ones' chunks meet decodes.
     body = {name: [body[name] for body in bodies] for name in ("input_ids", "sampling_params")}
     answers = [answer["output_ids"] for answer in post_ok(server, "/generate", body)]
@@ -338,16 +339,14 @@ def test_rows_of_aborted_requests(server: Server, how: str) -> None:
     """The next owners of an aborted request's rows see nothing of it, penalised or not."""
     rng = random.Random(f"abort {how}")
     # As long as there is room for: none may end by itself before it is aborted.
-    victims = [replace(case(rng, 40, 440), lz=parameters(rng), temperature=0.0) for _ in range(16)]
+    victims = [
+        replace(case(rng, 40, 440), lz=parameters(rng), temperature=0.0, favoured=())
+        for _ in range(16)
+    ]
     with contextlib.ExitStack() as stack:
         streams = []
         for i, victim in enumerate(victims):
-            body = request_body(victim.prompt, victim.new_tokens, victim.lz)
-            body = {
-                "rid": f"victim-{how}-{i}",
-                "input_ids": victim.prompt,
-                "sampling_params": body["sampling_params"],
-            }
+            body = without_logprobs(victim.body()) | {"rid": f"victim-{how}-{i}"}
             streams.append(lines(stack.enter_context(streaming(server, body))))
         for events in streams:
             for _ in range(3):
@@ -370,7 +369,8 @@ def test_parallel_samples(server: Server) -> None:
     for lz in (Lz(0.5, 512, 32, False), Lz(0.3, 30, 8, True, "rate")):
         favoured = tuple(token_ids(rng, 4))
         c = Case(repetitive(rng, 40), 32, lz, 1.0, favoured, penalties=TOGETHER)
-        body = request_body(c.prompt, 32, lz, temperature=1.0, n=3, **c.sampling)
+        body = c.body()
+        body["sampling_params"]["n"] = 3
         answers = post_ok(server, "/generate", body)
         samples = [to_sample(c.prompt, answer) for answer in answers]
         assert len({tuple(sample.outputs) for sample in samples}) == 3
@@ -381,41 +381,45 @@ def test_parallel_samples(server: Server) -> None:
 @on("overlap", "no-overlap", "ngram", "dflash", "dspark")
 def test_sessions(server: Server) -> None:
     """Each turn's history begins anew, or with all turns when the prompt is included."""
-    check_session(server, streaming=False, mode=f"{server.config.name}: session")
+    check_session(server, streaming=False)
 
 
 @on("overlap", "no-overlap")
 def test_streaming_sessions(server: Server) -> None:
     """A streaming session keeps its row from turn to turn."""
-    check_session(server, streaming=True, mode=f"{server.config.name}: streaming session")
+    check_session(server, streaming=True)
 
 
-def check_session(server: Server, *, streaming: bool, mode: str) -> None:
-    """Four turns with changing parameters, other requests between them."""
+def check_session(server: Server, *, streaming: bool) -> None:
+    """Turns with changing parameters and constraints, other requests between them."""
+    mode = f"{server.config.name}: {'streaming session' if streaming else 'session'}"
     rng = random.Random(mode)
-    session = post_ok(
-        server, "/open_session", {"capacity_of_str_len": 5000, "streaming": streaming}
-    )
+    asked = {"capacity_of_str_len": 5000, "streaming": streaming}
+    session = post_ok(server, "/open_session", asked)
     context: list[int] = []
     previous = None
-    turns = (
-        Lz(0.5),
-        Lz(0.4, 512, 32, True),
-        OFF,
-        Lz(0.6, 24, 8, True, "rate"),
-        Lz(0.6, 24, 8, False, "rate"),
-    )
-    for lz, penalties in zip(turns, (NO_PENALTIES, TOGETHER) * 3, strict=False):
+    turns = [
+        Case([], 20, Lz(0.5)),
+        Case([], 20, Lz(0.4, 512, 32, True), penalties=TOGETHER),
+        Case([], 20),
+        Case([], 20, Lz(0.6, 24, 8, True, "rate"), penalties=TOGETHER),
+        Case([], 20, Lz(0.6, 24, 8, False, "rate")),
+    ]
+    for regex, lz in itertools.product(FINITE, (OFF, Lz(0.5, 512, 32, True))):
+        turns.append(Case([], 40, lz, ignore_eos=False, constraint=encodings(regex)))
+    for turn in turns:
         appended = repetitive(rng, 14)
-        body = request_body(appended, 20, lz, **penalty_fields(penalties))
+        body = replace(turn, prompt=appended).body()
         body["session_params"] = {"id": session, "rid": previous}
         answer = post_ok(server, "/generate", body)
         previous = answer["meta_info"]["id"]
-        context += appended
+        context = [*context, *appended]
         sample = to_sample(context, answer)
-        Case(sample.prompt, 20, lz, penalties=penalties).check(server, sample, mode)
-        context += sample.outputs
-        check_together(server, mixed(rng, 3, 20, 8), mode)
+        replace(turn, prompt=context).check(server, sample, mode)
+        assert turn.ignore_eos or sample.outputs[-1] in stop_ids()
+        context = [*context, *sample.outputs]
+        if turn.constraint is None:
+            check_together(server, mixed(rng, 3, 20, 8), mode)
     assert post(server, "/close_session", {"session_id": session}).is_success
 
 
@@ -453,12 +457,13 @@ def test_the_check_detects_small_errors(server: Server, cost: str) -> None:
     c = Case(repetitive(rng, 30), 64, lz, 1.0, favoured)
     sample = c.run(server)
     base = base_rows(server, sample.prompt, sample.outputs)
-    assert max(deviations(sample, base, lz, temperature=1.0, transform=c.transform)) < TOLERANCE
+    logits_of = c.logits_of(sample.outputs)
+    assert max(deviations(sample, base, lz, temperature=1.0, logits_of=logits_of)) < TOLERANCE
     for name, mutated in MUTATIONS.items():
         worst = 0.0
         for i, row in enumerate(sample.rows):
             history = visible_history(sample.prompt, sample.outputs[:i], lz.include_prompt)
             delta = mutated(history, lz)
-            expected = log_softmax(c.transform(base[i] + lz.penalty * delta, []))
+            expected = log_softmax(c.biased(base[i] + lz.penalty * delta))
             worst = max(worst, float(np.abs(row - expected).max()))
         assert worst > 50 * TOLERANCE, f"{name}: only {worst:.2g} away"

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.processes import Background
 from oracle import first_loop
-from server.client import request_body, to_sample, top_rows
+from server.client import to_sample, top_rows
 from server.configurations import FORKED
 from server.contract import SUMMARY, TOLERANCE, deviations
 from server.launch import Config, environment, model_path, vocab_size
@@ -65,10 +65,7 @@ def test_offline_engine(tmp_path: Path) -> None:
     """A batch with mixed parameters obeys the contract; wrong values raise."""
     rng = random.Random("offline")
     cases = mixed(rng, 6, 30, 32)
-    bodies = [
-        request_body(c.prompt, c.new_tokens, c.lz, temperature=c.temperature, **c.sampling)
-        for c in cases
-    ]
+    bodies = [c.body() for c in cases]
     logprobs = {"return_logprob": True, "top_logprobs_num": vocab_size()}
     for body in bodies:
         body["sampling_params"]["repetition_detection"] = LOOP

@@ -103,6 +103,15 @@ def run_first_example(page: Browser) -> None:
     page.wait("document.getElementById('done').textContent === 'Done.'")
 
 
+def explain(page: Browser, text: str) -> None:
+    """Have the page explain a text of its own."""
+    page.run("document.getElementById('tab-text').click()")
+    page.run(f"document.getElementById('own').value = {json.dumps(text)}")
+    page.run("document.getElementById('explain').click()")
+    page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
+    assert "".join(texts(page, "own")) == text
+
+
 def example_ids(server: Server) -> list[int]:
     """The tokens that the server gives for the first example with the penalty."""
     chat = {"messages": [{"role": "user", "content": EXAMPLES[0][1]}]}
@@ -174,11 +183,7 @@ def test_the_keyboard_goes_from_token_to_token(server: Server, page: Browser) ->
 @on("overlap")
 def test_a_pasted_text_gives_the_figures_of_the_benchmark(server: Server, page: Browser) -> None:
     text = "| a | b |\n" * 30 + "The end of the table."
-    page.run("document.getElementById('tab-text').click()")
-    page.run(f"document.getElementById('own').value = {json.dumps(text)}")
-    page.run("document.getElementById('explain').click()")
-    page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
-    assert "".join(texts(page, "own")) == text
+    explain(page, text)
     answer = HTTP.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=SECONDS)
     (outcome,) = lz_outcomes([np.array(answer.json()["tokens"])], vocab_size(), 3)
     facts: dict[str, Any] = page.run(
@@ -191,11 +196,7 @@ def test_a_pasted_text_gives_the_figures_of_the_benchmark(server: Server, page: 
 
 @on("overlap")
 def test_markup_stays_text(server: Server, page: Browser) -> None:
-    page.run("document.getElementById('tab-text').click()")
-    page.run(f"document.getElementById('own').value = {json.dumps(MARKUP)}")
-    page.run("document.getElementById('explain').click()")
-    page.wait("document.getElementById('explained').textContent.startsWith('Tokens')")
-    assert "".join(texts(page, "own")) == MARKUP
+    explain(page, MARKUP)
     assert page.run("document.querySelectorAll('.output img, .output script').length") == 0
     assert page.run("window.broken === undefined")
 

@@ -9,6 +9,7 @@ import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -18,16 +19,16 @@ from bench.http_client import lines
 from server.client import (
     OFF,
     Lz,
+    answers,
     flush_cache,
-    generate,
     post,
     post_ok,
+    refusal,
     request_body,
     streaming,
-    to_sample,
 )
-from server.configurations import THINKS, on
-from server.contract import TOLERANCE, at_once, check
+from server.configurations import COMBINED, SCHEDULERS, SPECULATION, THINKS, on
+from server.contract import TOLERANCE, Case, at_once, check_together
 from server.encodings import FINITE, decode, encode, encodings, tokenizer
 from server.endpoints import Endpoint, every_endpoint
 from server.launch import Server
@@ -53,11 +54,7 @@ SCHEMA = {
     "required": list(FIELDS),
     "additionalProperties": False,
 }
-RECURSIVE = {
-    "type": "object",
-    "properties": {"next": {"$ref": "#"}},
-    "additionalProperties": False,
-}
+RECURSIVE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 PATTERNS = {
     "type": "object",
     "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}(-[0-9]{1,3})?$"}},
@@ -75,6 +72,12 @@ TAG = {
         "end": "</f>",
     },
 }
+
+
+@cache
+def closing() -> dict[str, Any]:
+    """With it, most outputs under a recursive constraint end."""
+    return {"logit_bias": {str(encode(text)[0]): 8.0 for text in ("}", '"', ")")}}
 
 
 def without_end(answer: dict[str, Any]) -> list[int]:
@@ -101,59 +104,10 @@ def test_allowed_next_tokens(server: Server, regex: str) -> None:
     """At every position, beside the penalty: only what an encoding of the language goes on with."""
     rng = random.Random(f"proper {regex}")
     ways = ((OFF, 1.0), (Lz(0.5), 0.0), (Lz(1.5, 12, 4, True, "rate"), 1.0))
-    prompts = [repetitive(rng, 20) for _ in ways]
-
-    def check_one(prompt: list[int], way: tuple[Lz, float]) -> None:
-        lz, temperature = way
-        sample = generate(
-            server,
-            prompt,
-            40,
-            lz,
-            temperature=temperature,
-            ignore_eos=False,
-            regex=regex,
-            **PROPER,
-        )
+    proper: Any = {"ignore_eos": False, "constraint": encodings(regex)}
+    cases = [Case(repetitive(rng, 20), 40, *way, **proper) for way in ways]
+    for sample in check_together(server, cases, f"{server.config.name}: proper tokens"):
         assert sample.outputs[-1] == tokenizer().eos_token_id
-        mode = f"{server.config.name}: proper tokens"
-        transform = encodings(regex).transform
-        check(server, sample, lz, mode, temperature=temperature, transform=transform)
-
-    at_once(check_one, prompts, ways)
-
-
-@on("overlap", "ngram")
-def test_sessions(server: Server) -> None:
-    check_session(server, streaming=False)
-
-
-@on("overlap", "no-overlap")
-def test_streaming_sessions(server: Server) -> None:
-    check_session(server, streaming=True)
-
-
-def check_session(server: Server, *, streaming: bool) -> None:
-    """Each turn's constraint begins with its own output."""
-    rng = random.Random(f"proper session {streaming}")
-    opened = {"capacity_of_str_len": 5000, "streaming": streaming}
-    session = post_ok(server, "/open_session", opened)
-    context: list[int] = []
-    previous = None
-    mode = f"{server.config.name}: proper tokens in a session"
-    for regex, lz in itertools.product(FINITE, (OFF, Lz(0.5, 512, 32, True))):
-        appended = repetitive(rng, 8)
-        fields = {"regex": regex, "ignore_eos": False, **PROPER}
-        body = request_body(appended, 40, lz, **fields)
-        body["session_params"] = {"id": session, "rid": previous}
-        answer = post_ok(server, "/generate", body)
-        previous = answer["meta_info"]["id"]
-        context += appended
-        sample = to_sample(context, answer)
-        assert sample.outputs[-1] == tokenizer().eos_token_id
-        check(server, sample, lz, mode, transform=encodings(regex).transform)
-        context += sample.outputs
-    assert post(server, "/close_session", {"session_id": session}).is_success
 
 
 def constraint(rng: random.Random) -> dict[str, Any]:
@@ -162,12 +116,12 @@ def constraint(rng: random.Random) -> dict[str, Any]:
         [
             {"json_schema": json.dumps(SCHEMA)},
             {"json_schema": json.dumps(PATTERNS)},
-            {"json_schema": json.dumps(RECURSIVE)},
-            {"json_schema": '{"type": "object"}'},
+            {"json_schema": json.dumps(RECURSIVE), **closing()},
+            {"json_schema": '{"type": "object"}', **closing()},
             {"regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"},
             {"regex": r"[A-Z][a-z]{1,8}( [A-Z][a-z]{1,8}){0,2}"},
             {"regex": r"(.|\n){0,40}"},
-            {"ebnf": SUM},
+            {"ebnf": SUM, **closing()},
             {"structural_tag": json.dumps(TAG)},
             {"max_new_tokens": 30},
         ]
@@ -203,10 +157,8 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
         if i % 4:
             fields |= PROPER
         bodies.append({"input_ids": repetitive(rng, 20), "sampling_params": fields, **body})
-    with ThreadPoolExecutor(count) as pool:
-        answers = list(pool.map(lambda one: post_ok(server, "/generate", one), bodies))
     ended = 0
-    for sent, answer in zip(bodies, answers, strict=True):
+    for sent, answer in zip(bodies, answers(server, bodies), strict=True):
         fields = sent["sampling_params"]
         if "proper_tokens" not in fields or answer["meta_info"]["finish_reason"]["type"] != "stop":
             continue
@@ -225,57 +177,13 @@ def run_mixed(server: Server, rng: random.Random, count: int, **body: Any) -> No
 
 @pytest.mark.each_kind
 @on(
-    *(
-        "overlap",
-        "no-overlap",
-        "chunked",
-        "mixed-chunk",
-        "tiny-pool",
-        "tiny-pool-mixed",
-        "adapters",
-    ),
-    *("tp2", "dp2", "pp2", "dp-attention", "dp-attention-eagle3", "dp-attention-dspark"),
-    *("eagle-tree", "ngram", "eagle", "eagle-adaptive", "eagle-tp2", "dflash", "dflash-tp2"),
-    *("dspark", "dspark-tp2", "disaggregated", "disaggregated-eagle", "disaggregated-dflash"),
-    "disaggregated-dspark",
+    *(*SCHEDULERS, "tiny-pool", "tiny-pool-mixed", "adapters"),
+    *("tp2", "dp2", "pp2", "dp-attention", "disaggregated", *SPECULATION, *COMBINED),
 )
 def test_outputs_are_the_tokenizers_own(server: Server) -> None:
     rng = random.Random(f"proper mixed {server.config.name}")
     for _ in range(4):
         run_mixed(server, rng, 16)
-
-
-@on("overlap")
-def test_recursive_constraints(server: Server) -> None:
-    """Many outputs at once: each that ends is proper, and what its constraint allows."""
-    ended = 0
-    for constraint in (
-        {"response_format": {"type": "json_object"}},
-        {"json_schema": json.dumps(RECURSIVE)},
-        {"ebnf": SUM},
-    ):
-        bias = {str(encode(text)[0]): 8.0 for text in ("}", '"', ")")}  # so that most of them end
-        fields = {"temperature": 1.0, "logit_bias": bias, **PROPER}
-        if "response_format" in constraint:
-            body = {"model": "x", "messages": [{"role": "user", "content": "JSON"}], "n": 16}
-            body |= {"max_tokens": 120, **constraint, **fields}
-            answer = post_ok(server, "/v1/chat/completions", body)
-            for choice in answer["choices"]:
-                if choice["finish_reason"] == "stop":
-                    assert isinstance(json.loads(choice["message"]["content"]), dict)
-                    ended += 1
-            continue
-        fields |= {"n": 32, "max_new_tokens": 120, "ignore_eos": False, **constraint}
-        for answer in post_ok(server, "/generate", {"text": "Say", "sampling_params": fields}):
-            if answer["meta_info"]["finish_reason"]["type"] != "stop":
-                continue
-            text = assert_proper(answer)
-            ended += 1
-            if "ebnf" in constraint:
-                assert is_sum(text), text
-            else:
-                jsonschema.validate(json.loads(text), RECURSIVE)
-    assert ended > 20
 
 
 @on("overlap")
@@ -308,9 +216,7 @@ def test_forced_tokens_are_drafts(server: Server) -> None:
         bodies = [
             {"text": "Say it", "sampling_params": own} for own in (others[0], fields, others[1])
         ]
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            answers = list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
-        answer = answers[1]
+        answer = answers(server, bodies)[1]
         outputs = without_end(answer)
         assert text in assert_proper(answer)
         fewest = math.ceil((len(outputs) + 1) / longest)
@@ -382,32 +288,16 @@ HARD = (
 @pytest.mark.parametrize("case", REFUSED)
 def test_requests_that_cannot_be_exact_are_refused(server: Server, case: str, stream: bool) -> None:
     fields, reason = REFUSED[case]
-    body = {"text": "a", "sampling_params": {**fields, **PROPER}, "stream": stream}
-    answer = post(server, "/generate", body)
-    assert answer.status_code == 400, answer.text
-    assert "proper_tokens must be false with" in answer.text
-    assert reason in answer.text, answer.text
-    chat = {
-        "model": "x",
-        "messages": [{"role": "user", "content": "a"}],
-        "stream": stream,
-        **PROPER,
-        **{name: value for name, value in fields.items() if name != "json_schema"},
-    }
-    if "json_schema" in fields:
-        if case == "broken schema":
-            return
-        chat["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": json.loads(fields["json_schema"])},
-        }
+    messages = [{"role": "user", "content": "a"}]
+    chat = {"model": "x", "messages": messages, "prompt": "a", **fields, **PROPER}
     for path, body in (
+        ("/generate", {"text": "a", "sampling_params": {**fields, **PROPER}}),
         ("/v1/chat/completions", chat),
-        ("/v1/completions", {**chat, "prompt": "a"}),
+        ("/v1/completions", chat),
     ):
-        answer = post(server, path, body)
-        assert answer.status_code == 400, (path, answer.text)
-        assert reason in answer.text, answer.text
+        said = refusal(server, path, {**body, "stream": stream})
+        assert "proper_tokens must be false with" in said, said
+        assert reason in said, said
 
 
 @on("overlap")
@@ -424,9 +314,8 @@ def test_requests_that_cannot_be_exact_are_refused(server: Server, case: str, st
 def test_constraints_that_do_not_compile_are_refused(
     server: Server, fields: dict[str, Any], reason: str
 ) -> None:
-    answer = post(server, "/generate", {"text": "a", "sampling_params": {**fields, **PROPER}})
-    assert answer.status_code == 400, answer.text
-    assert reason in answer.text
+    body = {"text": "a", "sampling_params": {**fields, **PROPER}}
+    assert reason in refusal(server, "/generate", body)
 
 
 @on("overlap", "eagle-tree", "ngram")
@@ -438,14 +327,14 @@ def test_hard_constraints_do_not_delay_other_requests(server: Server) -> None:
         return post(server, "/generate", {"text": "a", "sampling_params": fields})
 
     with ThreadPoolExecutor(len(HARD)) as pool:
-        answers = [pool.submit(send, regex) for regex in HARD]
+        pending = [pool.submit(send, regex) for regex in HARD]
         plain = {"text": "once", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
         beside = 0
-        while not all(answer.done() for answer in answers):
+        while not all(answer.done() for answer in pending):
             post_ok(server, "/generate", plain)
             beside += 1
     assert beside
-    for regex, future in zip(HARD, answers, strict=True):
+    for regex, future in zip(HARD, pending, strict=True):
         answer = future.result()
         assert answer.status_code in (200, 400), (regex, answer.text)
         assert answer.status_code == 200 or "proper_tokens" in answer.text, answer.text
@@ -528,18 +417,18 @@ def answer_twice(server: Server) -> int:
     fields = {"regex": slow(), "ignore_eos": False, **PROPER}
     body = request_body([5, 6, 7, 8], 40, Lz(0.5, 64, 16, True), **fields)
     body["logprob_start_len"] = 0
-    answers = [post_ok(server, "/generate", body) for _ in range(2)]
-    paused, straight = answers
+    both = [post_ok(server, "/generate", body) for _ in range(2)]
+    paused, straight = both
     assert paused["output_ids"] == straight["output_ids"]
     assert assert_proper(paused).startswith("Once upon a timeq ")
     for kind, count in (("input", 4), ("output", len(paused["output_ids"]))):
         first, second = (
-            [row[0] for row in answer["meta_info"][f"{kind}_token_logprobs"]] for answer in answers
+            [row[0] for row in answer["meta_info"][f"{kind}_token_logprobs"]] for answer in both
         )
         assert len(first) == len(second) == count
         deviations = [abs((a or 0) - (b or 0)) for a, b in zip(first, second, strict=True)]
         assert max(deviations) < TOLERANCE, (kind, deviations)
-    pauses = [answer["meta_info"]["num_retractions"] for answer in answers]
+    pauses = [answer["meta_info"]["num_retractions"] for answer in both]
     if server.config.name != "dp-attention":  # there another scheduler has the second one
         assert pauses[1] == 0
     return pauses[0]
@@ -560,17 +449,16 @@ def answer_together(server: Server) -> int:
     """Check the answers of requests with new constraints, and of others beside them; return how
     often they paused."""
     regex = slow()
-    with ThreadPoolExecutor(12) as pool:
-        bodies = [
-            request_body([i, 6, 7], 60, OFF, ignore_eos=False, **fields)
-            for i in range(5, 9)
-            for fields in ({"regex": regex, **PROPER}, {"regex": slow(), **PROPER}, {})
-        ]
-        answers = list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
-    for body, answer in zip(bodies, answers, strict=True):
+    bodies = [
+        request_body([i, 6, 7], 60, OFF, ignore_eos=False, **fields)
+        for i in range(5, 9)
+        for fields in ({"regex": regex, **PROPER}, {"regex": slow(), **PROPER}, {})
+    ]
+    found = answers(server, bodies)
+    for body, answer in zip(bodies, found, strict=True):
         if "regex" in body["sampling_params"]:
             assert assert_proper(answer).startswith("Once upon a timeq ")
-    return sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    return sum(answer["meta_info"]["num_retractions"] for answer in found)
 
 
 @on("overlap")
@@ -590,21 +478,35 @@ def test_a_client_that_disconnects_during_a_search(server: Server, how: str) -> 
     assert_given_up(server)
 
 
+NAMED = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+
+
 @on("overlap")
-def test_json_of_chats(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("response_format", "schema", "asked"),
+    [
+        (NAMED, SCHEMA, {"max_tokens": 1900}),
+        ({"type": "json_object"}, {"type": "object"}, {"max_tokens": 120, "n": 16}),
+    ],
+    ids=["json_schema", "json_object"],
+)
+def test_json_of_chats(
+    server: Server, response_format: dict[str, Any], schema: dict[str, Any], asked: dict[str, Any]
+) -> None:
     chat = {
         "model": "x",
         "messages": [{"role": "user", "content": "a person"}],
         "temperature": 1.0,
-        "max_tokens": 1900,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "person", "schema": SCHEMA},
-        },
+        "response_format": response_format,
+        **asked,
+        **closing(),
         **PROPER,
     }
-    answer = post_ok(server, "/v1/chat/completions", chat)
-    jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), SCHEMA)
+    choices = post_ok(server, "/v1/chat/completions", chat)["choices"]
+    ended = [choice for choice in choices if choice["finish_reason"] == "stop"]
+    assert len(ended) > len(choices) // 4
+    for choice in ended:
+        jsonschema.validate(json.loads(choice["message"]["content"]), schema)
 
 
 @on("no-overlap")

@@ -7,6 +7,7 @@ answer at every endpoint is in test_surface.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import pytest
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from bench.http_client import HTTP
-from server.client import OFF, Json, Lz, generate, post, request_body, streaming
+from server.client import OFF, Json, Lz, generate, post, refusal, request_body, streaming
 from server.configurations import on
 from server.contract import check
 from server.launch import Server, vocab_size
@@ -36,22 +37,11 @@ from server.prompts import repetitive
 )
 def test_beam_search_refuses(server: Server, field: Json, off: str) -> None:
     """Upstream would ignore each of them."""
-    answer = post(server, "/generate", request_body([5, 6, 7], 4, beam_width=2, **field))
-    assert answer.status_code == 400, answer.text[:1000]
-    assert f"{next(iter(field))} must be {off} with beam search" in answer.text
+    said = refusal(server, "/generate", request_body([5, 6, 7], 4, beam_width=2, **field))
+    assert f"{next(iter(field))} must be {off} with beam search" in said
     for lz in (Lz(0.5), OFF):
         sample = generate(server, repetitive(random.Random(2), 12), 8, lz)
         check(server, sample, lz, "overlap: after a refusal")
-
-
-@on("ngram", "eagle")
-@pytest.mark.parametrize("stream", [False, True])
-def test_speculation_refuses_custom_logit_processors(server: Server, stream: bool) -> None:
-    """Verification would ignore them."""
-    body = request_body([5, 6, 7], 4) | {"custom_logit_processor": "{}", "stream": stream}
-    answer = post(server, "/generate", body)
-    assert answer.status_code == 400
-    assert "custom_logit_processor must be left out with speculative decoding" in answer.text
 
 
 WRONG_IDS = (-1, vocab_size(), 2**31, 2**62, -(2**62), 2**70)
@@ -92,8 +82,7 @@ def test_unknown_token_ids_are_refused(server: Server, token: int) -> None:
     """Each would end the scheduler, or answer HTTP 500: on every route that takes ids it is 400."""
     for path, body in with_id(token):
         for stream in [False, True] if path in ("/generate", "/v1/completions") else [False]:
-            answer = post(server, path, {**body, "stream": stream} if stream else body)
-            assert answer.status_code == 400, f"{path} {body}: {answer.text[:500]}"
+            refusal(server, path, {**body, "stream": stream} if stream else body)
     assert generate(server, [5], 2).outputs
 
 
@@ -129,9 +118,7 @@ def streamed(options: Json) -> list[tuple[str, Json]]:
 def test_a_refused_stream_gets_an_ordinary_error(server: Server, options: Json) -> None:
     """Upstream sends HTTP 200 first, and then an error in the stream, or nothing at all."""
     for path, body in streamed(options):
-        answer = post(server, path, body)
-        assert answer.status_code == 400, f"{path}: {answer.text[:500]}"
-        assert next(iter(options)) in answer.text, f"{path}: {answer.text[:500]}"
+        assert next(iter(options)) in refusal(server, path, body), path
 
 
 TEXT: Json = {"text": "a"}
@@ -175,12 +162,6 @@ MISTAKES: tuple[tuple[str, Json], ...] = (
     ("/v1/detokenize", {"model": "m", "tokens": [-1]}),
     ("/parse_function_call", {**TEXT, "tools": [], "tool_call_parser": "unknown"}),
     ("/separate_reasoning", {**TEXT, "reasoning_parser": "unknown"}),
-    # Each of the two in an answer and in a stream.
-    *(
-        ("/v1/responses", {"model": "m", "input": "a", "max_output_tokens": n, "stream": stream})
-        for n in (0, -1)
-        for stream in (False, True)
-    ),
 )
 
 
@@ -189,9 +170,7 @@ MISTAKES: tuple[tuple[str, Json], ...] = (
 def test_a_mistake_of_the_client_is_no_error_of_the_server(
     server: Server, path: str, body: Json
 ) -> None:
-    answer = post(server, path, body)
-    assert answer.status_code == 400, answer.text[:500]
-    assert len(answer.text) > 20
+    assert len(refusal(server, path, body)) > 20
     assert generate(server, [5], 2).outputs
 
 
@@ -228,39 +207,31 @@ def test_a_text_longer_than_any_context(server: Server) -> None:
         ("/v1/completions", {"model": "m", "prompt": ["a", "x" * 100_000]}),
         ("/v1/tokenize", {"model": "m", "prompt": "x" * 100_000}),
     ):
-        answer = post(server, path, body)
-        assert answer.status_code == 400
-        assert "text must be at most 65536 characters" in answer.text
+        assert "text must be at most 65536 characters" in refusal(server, path, body)
+
+
+TOO_SLOW = "next tokens that are found within 0.1 s"
+
+
+# XGrammar takes minutes for a token, during which all requests would wait.
+ENDLESS = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
+SLOW = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
 
 
 @pytest.mark.each_kind
 @on("overlap", "no-overlap", "tp2", "pp2", "eagle-tree", "ngram", "dflash", "dspark")
 def test_a_constraint_that_is_too_slow_ends_its_request(server: Server) -> None:
-    """XGrammar reads it in so many ways that a token takes half a minute."""
-    slow = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"
     letters = post(server, "/v1/tokenize", {"model": "m", "prompt": "aébcdefghijklmnop"})
     bias = {str(token): 50 for token in letters.json()["tokens"]}
-    for temperature in (1, 0):
-        asked = {"regex": slow, "temperature": temperature, "logit_bias": bias, "ignore_eos": True}
-        answer = post(server, "/generate", request_body([5, 6, 7], 60, **asked))
-        assert answer.status_code == 400, answer.text[:500]
-        assert "next tokens that are found within 0.1 s" in answer.text
-    assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
-
-
-@on("overlap", "no-overlap", "tp2", "pp2", "eagle-tree", "ngram", "dflash", "dspark")
-def test_a_token_that_would_take_minutes_ends_its_request(server: Server) -> None:
-    """It held all requests until upstream's watchdog ended the server."""
-    endless = r"(([^\n]?){0,9}|([\s\S]+|.?|\n{1000}){0,9}){20,300}c{0,9}"
-    for prefix in ("", "abc", ".{0,4}x"):
-        for temperature in (1, 0):
-            asked = {"regex": prefix + endless, "temperature": temperature, "ignore_eos": True}
-            answer = post(server, "/generate", request_body([5, 6, 7], 60, **asked))
-            assert answer.status_code == 400, answer.text[:500]
-            assert "next tokens that are found within 0.1 s" in answer.text
-    schema = json.dumps({"type": "string", "pattern": f"^{endless}$"})
-    answer = post(server, "/generate", request_body([5, 6, 7], 60, json_schema=schema))
-    assert answer.status_code == 400, answer.text[:500]
+    asked = [
+        {"regex": SLOW, "logit_bias": bias},
+        *({"regex": prefix + ENDLESS} for prefix in ("", "abc", ".{0,4}x")),
+    ]
+    for own, temperature in itertools.product(asked, (1, 0)):
+        fields = {**own, "temperature": temperature, "ignore_eos": True}
+        assert TOO_SLOW in refusal(server, "/generate", request_body([5, 6, 7], 60, **fields))
+    schema = json.dumps({"type": "string", "pattern": f"^{ENDLESS}$"})
+    refusal(server, "/generate", request_body([5, 6, 7], 60, json_schema=schema))
     assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
 
 
@@ -277,42 +248,22 @@ def test_a_schema_that_would_not_be_enforced_is_refused_by_name(
     function = {"name": "f", "parameters": schema, "strict": True}
     chat: Json = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 8}
     structure = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    required = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    ollama: Json = {**chat, "prompt": "a", "format": schema, "options": {"num_predict": 8}}
     for path, body in (
         ("/generate", request_body([5, 6, 7], 8, json_schema=json.dumps(schema))),
-        (
-            "/generate",
-            request_body([5, 6, 7], 8, structural_tag=json.dumps({"format": tag})),
-        ),
+        ("/generate", request_body([5, 6, 7], 8, structural_tag=json.dumps({"format": tag}))),
         ("/v1/chat/completions", {**chat, "response_format": structure}),
-        (
-            "/v1/chat/completions",
-            {
-                **chat,
-                "tools": [{"type": "function", "function": function}],
-                "tool_choice": "required",
-            },
+        ("/v1/chat/completions", {**chat, **required}),
+        *(
+            (path, {**ollama, "stream": stream})
+            for path in ("/api/chat", "/api/generate")
+            for stream in (False, True)  # without our checks, an empty stream
         ),
     ):
         if proper:
-            body.get("sampling_params", body)["proper_tokens"] = True
-        answer = post(server, path, body)
-        assert answer.status_code == 400, answer.text[:500]
-        assert "anyOf at #/properties/v: minimum, type beside it" in answer.text
-
-
-@on("overlap")
-@pytest.mark.parametrize("stream", [False, True])
-def test_ollamas_answers_refuse_a_format_that_would_not_be_enforced(
-    server: Server, stream: bool
-) -> None:
-    """Its streams ended with an empty answer, as if nothing were wrong."""
-    schema = {"type": "array", "uniqueItems": True}
-    chat: Json = {"messages": [{"role": "user", "content": "a"}]}
-    for path, prompt in (("/api/chat", chat), ("/api/generate", {"prompt": "a"})):
-        body = {"model": "m", "options": {"num_predict": 8}, "format": schema, "stream": stream}
-        answer = post(server, path, body | prompt)
-        assert answer.status_code == 400, answer.text
-        assert "uniqueItems" in answer.text
+            body.get("sampling_params", body.get("options", body))["proper_tokens"] = True
+        assert "anyOf at #/properties/v: minimum, type beside it" in refusal(server, path, body)
 
 
 @on("overlap")
@@ -337,9 +288,8 @@ def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> N
     """Upstream's server ended with it."""
     plain = request_body([5, 6, 7], 4)
     for given in ("", "xx", "{}", json.dumps({"callable": "deadbeef"})):
-        answer = post(server, "/generate", plain | {"custom_logit_processor": given})
-        assert answer.status_code == 400, answer.text
-        assert "custom_logit_processor cannot be loaded" in answer.text
+        said = refusal(server, "/generate", plain | {"custom_logit_processor": given})
+        assert "custom_logit_processor cannot be loaded" in said
     forbidden = post(server, "/generate", plain).json()["output_ids"][0]
     body = request_body([5, 6, 7], 4, custom_params={"token_ids": [forbidden]})
     processor = {"custom_logit_processor": DisallowedTokensLogitsProcessor.to_str()}
@@ -383,8 +333,7 @@ ACCEPTED_BY_MISTAKE: tuple[tuple[str, Json], ...] = (
 def test_values_that_upstream_accepts_by_mistake_are_refused(server: Server) -> None:
     """Without our checks, each of these ended the server, blocked it, or was answered 500."""
     for path, body in ACCEPTED_BY_MISTAKE:
-        answer = post(server, path, body)
-        assert answer.status_code == 400, (path, body, answer.text[:500])
+        refusal(server, path, body)
     assert post(server, "/generate", request_body([5, 6, 7], 4)).status_code == 200
 
 

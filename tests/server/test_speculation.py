@@ -11,11 +11,9 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +21,16 @@ import pytest
 from oracle import Penalties, log_softmax, penalised
 from server.client import (
     OFF,
+    Json,
     Lz,
+    answers,
     base_rows,
     flush_cache,
     generate,
     penalty_fields,
     post_ok,
     request_body,
+    without_logprobs,
 )
 from server.configurations import CONFIGURATIONS, FORKED, SPECULATION, on
 from server.contract import TOLERANCE, Case, bits
@@ -76,14 +77,9 @@ def test_outputs_reach_the_end_of_the_context(server: Server) -> None:
         assert answer["meta_info"]["completion_tokens"] >= CONTEXT - length - 2
 
 
-def answers(server: Server, cases: list[Case]) -> list[dict[str, Any]]:
+def answered(server: Server, cases: list[Case]) -> list[Json]:
     """The answers to all cases, sent together and without logprobs."""
-    bodies = []
-    for case in cases:
-        body = request_body(case.prompt, case.new_tokens, case.lz, **case.sampling)
-        bodies.append({name: body[name] for name in ("input_ids", "sampling_params")})
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(lambda body: post_ok(server, "/generate", body), bodies))
+    return answers(server, [without_logprobs(case.body()) for case in cases])
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +87,7 @@ def plain_outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What a server without speculation answers."""
     log = tmp_path_factory.mktemp("plain") / "server.log"
     with serving(replace(CONFIGURATIONS["overlap"], env=FORKED), log) as plain:
-        return [answer["output_ids"] for answer in answers(plain, greedy_cases())]
+        return [answer["output_ids"] for answer in answered(plain, greedy_cases())]
 
 
 @pytest.mark.each_kind
@@ -127,7 +123,7 @@ def assert_as_plain(
         every: 1 for all cases, n for one in n.
     """
     cases = greedy_cases()[::every]
-    found = answers(server, cases)
+    found = answered(server, cases)
     for case, answer, expected in zip(cases, found, plain_outputs[::every], strict=True):
         outputs = answer["output_ids"]
         differs = (i for i in range(case.new_tokens) if outputs[i] != expected[i])
@@ -142,20 +138,8 @@ ACCEPTANCE = ("spec_num_correct_drafts", "spec_num_proposed_drafts")
 
 
 WORDS = (
-    "the",
-    "of",
-    "a",
-    "in",
-    "and",
-    "to",
-    "is",
-    "be",
-    "for",
-    "that",
-    "class",
-    "object",
-    "value",
-    "name",
+    *("the", "of", "a", "in", "and", "to", "is", "be", "for", "that"),
+    *("class", "object", "value", "name"),
 )
 
 
@@ -175,9 +159,7 @@ def test_drafts_are_accepted_again_once_memory_has_ended(server: Server) -> None
             flush_cache(server)  # drafts of NGRAM come from earlier outputs
             constraint = {"regex": f"{text}[a-z ]*", "proper_tokens": True, "ignore_eos": True}
             body = request_body([5, 6, 7], len(tokens) + free, lz, **constraint)
-            answer = post_ok(
-                server, "/generate", {name: body[name] for name in ("input_ids", "sampling_params")}
-            )
+            answer = post_ok(server, "/generate", without_logprobs(body))
             meta = answer["meta_info"]
             found.append((answer["output_ids"], meta["spec_verify_ct"], meta[ACCEPTANCE[0]]))
         _, without, with_penalty = found
@@ -247,10 +229,8 @@ def test_sampling_is_lossless(server: Server, lz: Lz, penalties: Penalties, min_
         min_p=min_p,
         **penalty_fields(penalties),
     )
-    body = {name: body[name] for name in ("input_ids", "sampling_params")}
-    found = list(
-        itertools.chain(*(post_ok(server, "/generate", body) for _ in range(SAMPLES // 50)))
-    )
+    asked = without_logprobs(body)
+    found = [answer for _ in range(SAMPLES // 50) for answer in post_ok(server, "/generate", asked)]
     counts = Counter(tuple(answer["output_ids"]) for answer in found)
     assert sum(answer["meta_info"].get(ACCEPTANCE[0], 0) for answer in found) > SAMPLES / 100
 

@@ -5,7 +5,6 @@ docs/PROPER_TOKENS.md tells trainers what holds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from bench.http_client import lines
-from server.client import post_ok, streaming
+from server.client import events, post_ok, streaming
 from server.configurations import on
 from server.launch import Server
 from sglang_lz.demo import REASONER_PATH
@@ -56,7 +54,8 @@ def turns(server: Server, *, stream: bool, temperature: float, **fields: Any) ->
                 "stream": stream,
             }
             if stream:
-                answers = [last_event(server, body)]
+                with streaming(server, body) as response:
+                    answers = [events(response)[-1]]
             else:
                 sampling["n"] = 2
                 answers = post_ok(server, "/generate", body)
@@ -70,15 +69,6 @@ def turns(server: Server, *, stream: bool, temperature: float, **fields: Any) ->
                 {"role": "assistant", "content": text},
                 {"role": "user", "content": question},
             ]
-
-
-def last_event(server: Server, body: dict[str, Any]) -> Any:
-    """The last answer of a stream, with all of the output."""
-    with streaming(server, body) as response:
-        assert response.is_success, response.read()
-        events = [line[len(b"data: ") :] for line in lines(response) if line]
-    assert events[-1] == b"[DONE]"
-    return json.loads(events[-2])
 
 
 @on("reasoner")

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import xgrammar
-from transformers import AutoTokenizer
 
-from oracle import Penalties, penalised
-from server.client import OFF, Lz, Rows, generate, penalty_fields, post, post_ok
+from oracle import Penalties
+from server.client import OFF, Json, Lz, Rows, post, post_ok
 from server.configurations import on
-from server.contract import at_once, check
-from server.launch import Server, model_path, vocab_size
-from server.model import stop_ids
+from server.contract import Case, check_together
+from server.launch import Server, vocab_size
+from server.model import stop_ids, tokenizer
 from server.prompts import repetitive, token_ids
 
 PARAMETERS = (
@@ -69,10 +68,10 @@ class Grammar:
     """The tokens that a grammar forbids after some outputs, by xgrammar itself."""
 
     def __init__(self, **kind: str) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(model_path())
-        self.eos = [tokenizer.eos_token_id]
+        self.fields: Json = {**kind}
+        self.eos = list(stop_ids())
         info = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size(), stop_token_ids=self.eos
+            tokenizer(), vocab_size=vocab_size(), stop_token_ids=self.eos
         )
         compiler = xgrammar.GrammarCompiler(info)
         if "regex" in kind:
@@ -96,10 +95,7 @@ class Grammar:
 @on("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "dflash", "dspark")
 @pytest.mark.parametrize(
     "kind",
-    [
-        {"regex": "(ab|ba|cab ){12,16}"},
-        {"json_schema": json.dumps(NAMES)},
-    ],
+    [{"regex": "(ab|ba|cab ){12,16}"}, {"json_schema": json.dumps(NAMES)}],
     ids=["regex", "json_schema"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -107,53 +103,27 @@ def test_grammar(server: Server, kind: dict[str, str], temperature: float) -> No
     """Tokens that the grammar forbids stay at minus infinity; the others obey the contract."""
     rng = random.Random(f"grammar {temperature}")
     grammar = Grammar(**kind)
+    cases = [
+        Case(repetitive(rng, 30), 60, lz, temperature, ignore_eos=False, constraint=grammar)
+        for lz in PARAMETERS
+    ]
+    cases[1] = replace(cases[1], penalties=OTHERS)
     mode = f"{server.config.name}: {'regex' if 'regex' in kind else 'JSON schema'}"
-    prompts = [repetitive(rng, 30) for _ in PARAMETERS]
-
-    def check_one(prompt: list[int], lz: Lz) -> None:
-        others = OTHERS if lz == PARAMETERS[1] else Penalties()
-
-        def transform(logits: Rows, before: Sequence[int]) -> Rows:
-            return grammar.transform(penalised(logits, prompt, before, others), before)
-
-        fields = {"ignore_eos": False, **penalty_fields(others), **kind}
-        sample = generate(server, prompt, 60, lz, temperature=temperature, **fields)
+    for sample in check_together(server, cases, mode):
         assert sample.outputs[-1] in grammar.eos or len(sample.outputs) == 60
-        check(server, sample, lz, mode, temperature=temperature, transform=transform)
-
-    at_once(check_one, prompts, PARAMETERS)
 
 
 @on("overlap", "no-overlap")
 def test_min_new_tokens(server: Server) -> None:
     """Stop tokens are out of reach until enough tokens stand, whatever the penalty adds to them."""
     rng = random.Random("min_new_tokens")
-    tokenizer = AutoTokenizer.from_pretrained(model_path())
-    prompts = [repetitive(rng, 20) for _ in PARAMETERS]
-    stop_tokens = [token_ids(rng, 6) for _ in PARAMETERS]
-
-    def check_one(prompt: list[int], stops: list[int], lz: Lz) -> None:
-        def transform(logits: Rows, before: Sequence[int]) -> Rows:
-            masked = logits.copy()
-            if len(before) < 20:
-                masked[[*stops, tokenizer.eos_token_id]] = -math.inf
-            return masked
-
-        sample = generate(
-            server,
-            prompt,
-            30,
-            lz,
-            temperature=1.0,
-            ignore_eos=False,
-            min_new_tokens=20,
-            stop_token_ids=stops,
-        )
+    cases = []
+    for lz in PARAMETERS:
+        penalties = Penalties(min_new_tokens=20, stops=tuple(token_ids(rng, 6)))
+        prompt = repetitive(rng, 20)
+        cases.append(Case(prompt, 30, lz, 1.0, ignore_eos=False, penalties=penalties))
+    for sample in check_together(server, cases, f"{server.config.name}: min_new_tokens"):
         assert len(sample.outputs) >= 20
-        mode = f"{server.config.name}: min_new_tokens"
-        check(server, sample, lz, mode, temperature=1.0, transform=transform)
-
-    at_once(check_one, prompts, stop_tokens, PARAMETERS)
 
 
 @pytest.mark.each_kind
@@ -161,32 +131,12 @@ def test_min_new_tokens(server: Server) -> None:
 def test_logit_bias(server: Server) -> None:
     """A bias stands beside the penalty, on tokens that it penalises and on others."""
     rng = random.Random("logit_bias")
-    ways = list(itertools.product(PARAMETERS, (0.0, 1.0)))
-    prompts = [repetitive(rng, 20) for _ in ways]
-    biases = [
-        {token: rng.choice((-30.0, 3.5, 20.0, 22.0)) for token in token_ids(rng, 12)} for _ in ways
-    ]
-
-    def check_one(prompt: list[int], bias: dict[int, float], way: tuple[Lz, float]) -> None:
-        def transform(logits: Rows, before: Sequence[int]) -> Rows:
-            biased = logits.copy()
-            for token, amount in bias.items():
-                biased[token] += amount
-            return biased
-
-        lz, temperature = way
-        sample = generate(
-            server,
-            prompt,
-            40,
-            lz,
-            temperature=temperature,
-            logit_bias={str(token): amount for token, amount in bias.items()},
-        )
-        mode = f"{server.config.name}: logit_bias"
-        check(server, sample, lz, mode, temperature=temperature, transform=transform)
-
-    at_once(check_one, prompts, biases, ways)
+    cases = []
+    for lz, temperature in itertools.product(PARAMETERS, (0.0, 1.0)):
+        bias = {token: rng.choice((-30.0, 3.5, 20.0, 22.0)) for token in token_ids(rng, 12)}
+        prompt = repetitive(rng, 20)
+        cases.append(Case(prompt, 40, lz, temperature, bias=tuple(bias.items())))
+    check_together(server, cases, f"{server.config.name}: logit_bias")
 
 
 FORBIDDING = (
@@ -203,23 +153,14 @@ FORBIDDING = (
 def test_forbidden_tokens_yield_to_a_grammar(server: Server, temperature: float) -> None:
     """If every token that the grammar allows is forbidden, none is treated as forbidden."""
     rng = random.Random(f"yields {temperature}")
-    kind = {"regex": "(ab|ba|cab ){3,5}"}
-    grammar = Grammar(**kind)
-    prompts = [repetitive(rng, 30) for _ in FORBIDDING]
-
-    def check_one(prompt: list[int], others: Penalties) -> None:
-        whole = replace(others, stops=tuple(stop_ids()))
-
-        def transform(logits: Rows, before: Sequence[int]) -> Rows:
-            return penalised(grammar.transform(logits, before), prompt, before, whole)
-
-        fields = {"ignore_eos": False, **penalty_fields(others), **kind}
-        sample = generate(server, prompt, 60, OFF, temperature=temperature, **fields)
+    grammar = Grammar(regex="(ab|ba|cab ){3,5}")
+    own: Any = {"ignore_eos": False, "constraint": grammar}
+    cases = [
+        Case(repetitive(rng, 30), 60, OFF, temperature, penalties=penalties, **own)
+        for penalties in FORBIDDING
+    ]
+    for sample in check_together(server, cases, f"{server.config.name}: forbidden under a regex"):
         assert sample.outputs[-1] in grammar.eos
-        mode = f"{server.config.name}: forbidden under a regex"
-        check(server, sample, OFF, mode, temperature=temperature, transform=transform)
-
-    at_once(check_one, prompts, FORBIDDING)
 
 
 THE = {"regex": "(the ){300}"}
@@ -290,18 +231,8 @@ DEAD_ENDS: tuple[dict[str, Any], ...] = (
 
 
 @on(
-    *(
-        "overlap",
-        "no-overlap",
-        "mixed-chunk",
-        "eagle-tree",
-        "ngram",
-        "tp2",
-        "pp2",
-        "dflash",
-        "dspark",
-    ),
-    *("disaggregated", "disaggregated-eagle"),
+    *("overlap", "no-overlap", "mixed-chunk", "eagle-tree", "ngram", "tp2", "pp2"),
+    *("dflash", "dspark", "disaggregated", "disaggregated-eagle"),
 )
 def test_a_constraint_that_allows_nothing_ends_its_request(server: Server) -> None:
     """With an error that says so, whatever is sampled and however long the output may be; others
@@ -319,12 +250,3 @@ def test_a_constraint_that_allows_nothing_ends_its_request(server: Server) -> No
             assert answer.status_code == 400, (asked, answer.text[:500])
             assert re.search(r"must allow some token|Failed to compile", answer.text), answer.text
     assert post_ok(server, "/generate", plain)["output_ids"] == before
-
-
-@on("dp2")
-def test_min_p_and_seeds_exclude_each_other(server: Server) -> None:
-    """An assertion of upstream's would end the scheduler."""
-    sampling = {"max_new_tokens": 4, "min_p": 0.1}
-    answer = post(server, "/generate", {"text": "a", "sampling_params": sampling})
-    assert answer.status_code == 400
-    assert "min_p must be left out with --enable-deterministic-inference" in answer.text

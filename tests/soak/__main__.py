@@ -73,31 +73,6 @@ class Row:
         self.beyond += verdict.beyond
 
 
-@dataclass
-class Tally:
-    """All verdicts so far."""
-
-    configurations: dict[str, Row] = field(default_factory=dict)
-    kinds: dict[str, Row] = field(default_factory=dict)
-    failures: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, verdicts: list[Verdict]) -> None:
-        """Count verdicts; the first failures are printed as they come."""
-        for verdict in verdicts:
-            self.configurations.setdefault(verdict.configuration, Row()).add(verdict)
-            for kind in verdict.kinds:
-                self.kinds.setdefault(kind, Row()).add(verdict)
-            if verdict.failure is not None:
-                self.failures.append(verdict.failure)
-                if len(self.failures) <= 3:
-                    print(json.dumps(verdict.failure), file=sys.stderr, flush=True)
-
-    @property
-    def positions(self) -> int:
-        """Of all configurations."""
-        return sum(row.positions for row in self.configurations.values())
-
-
 def configuration(name: str, env: Mapping[str, str]) -> Config:
     """A configuration of the tests', as the soak serves it.
 
@@ -117,19 +92,32 @@ class Run:
     arguments: argparse.Namespace
     folder: Path
     checker: Checker
-    tally: Tally = field(default_factory=Tally)
+    configurations: dict[str, Row] = field(default_factory=dict)
+    kinds: dict[str, Row] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     rates: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
 
     @property
-    def failed(self) -> bool:
-        """Whether anything deviates or should not have happened."""
-        return bool(self.tally.failures or self.log.wrong)
+    def positions(self) -> int:
+        """Of all configurations."""
+        return sum(row.positions for row in self.configurations.values())
+
+    def count(self, *, wait: bool) -> None:
+        """Count the verdicts of the checker; the first failures are printed as they come."""
+        for verdict in self.checker.take(wait=wait):
+            self.configurations.setdefault(verdict.configuration, Row()).add(verdict)
+            for kind in verdict.kinds:
+                self.kinds.setdefault(kind, Row()).add(verdict)
+            if verdict.failure is not None:
+                self.failures.append(verdict.failure)
+                if len(self.failures) <= 3:
+                    print(json.dumps(verdict.failure), file=sys.stderr, flush=True)
 
     def result(self) -> dict[str, Any]:
         """What is found so far, as a result file has it."""
-        tally, log = self.tally, self.log
+        log = self.log
         return {
             "measures": "sampled positions held to the contract, and the largest deviation in nats",
             "command": command("soak"),
@@ -139,19 +127,19 @@ class Run:
             **versions("sglang", "torch"),
             "seed": self.arguments.seed,
             "tolerance": TOLERANCE,
-            "positions": tally.positions,
-            "tokens": sum(row.tokens for row in tally.configurations.values()),
-            "largest": max((row.largest for row in tally.configurations.values()), default=0.0),
+            "positions": self.positions,
+            "tokens": sum(row.tokens for row in self.configurations.values()),
+            "largest": max((row.largest for row in self.configurations.values()), default=0.0),
             "seconds": sum(rate["seconds"] for rate in self.rates.values()),
             "configurations": {
                 name: vars(row) | self.rates.get(name, {})
-                for name, row in tally.configurations.items()
+                for name, row in self.configurations.items()
             },
-            "kinds": {name: vars(row) for name, row in sorted(tally.kinds.items())},
+            "kinds": {name: vars(row) for name, row in sorted(self.kinds.items())},
             "faults": self.faults,
             "events": dict(sorted(log.events.items())),
-            "deviations": len(tally.failures),
-            "first_deviations": tally.failures[:KEPT],
+            "deviations": len(self.failures),
+            "first_deviations": self.failures[:KEPT],
             "errors": len(log.wrong),
             "first_errors": log.wrong[:KEPT],
         }
@@ -171,7 +159,7 @@ class Run:
             mixes="--enable-mixed-chunk" in config.flags,
         )
         began = time.monotonic()
-        before = self.tally.positions
+        before = self.positions
         try:
             with Served(config, self.folder, self.log) as served:
                 driver = Driver(served, self.checker.put, self.log)
@@ -184,7 +172,7 @@ class Run:
                     self._note(config.name, number, began, served.starts)
         except ProcessError as error:
             self.log.error(f"{config.name}: the server does not start", log=str(error)[-4000:])
-        self.tally.add(self.checker.take(wait=True))
+        self.count(wait=True)
 
     def fault(self, fault: str) -> None:
         """Serve with a fault of `soak.faults`: rightly, or not at all and say why."""
@@ -202,19 +190,19 @@ class Run:
                 self.faults[fault] = f"did not start: {said.splitlines()[-1]}"
                 if "Traceback" in said:
                     self.log.error(f"{fault}: the server does not say why", log=said[-4000:])
-        self.tally.add(self.checker.take(wait=True))
+        self.count(wait=True)
         self.write()
         print(f"{fault}: {self.faults[fault]}", file=sys.stderr, flush=True)
 
     def _note(self, name: str, waves: int, began: float, starts: int) -> None:
-        self.tally.add(self.checker.take(wait=False))
+        self.count(wait=False)
         seconds = round(time.monotonic() - began)
         self.rates[name] = {"waves": waves, "seconds": seconds, "starts": starts}
         self.write()
-        row = self.tally.configurations.get(name, Row())
+        row = self.configurations.get(name, Row())
         print(
             f"{name}: wave {waves}, {row.positions} positions, {seconds} s, "
-            f"largest {row.largest:.1e}, {len(self.tally.failures)} deviations, "
+            f"largest {row.largest:.1e}, {len(self.failures)} deviations, "
             f"{len(self.log.wrong)} errors",
             file=sys.stderr,
             flush=True,
@@ -223,15 +211,13 @@ class Run:
     def _is_done(self, share: float, before: int, began: float) -> bool:
         if self.arguments.minutes is not None:
             return time.monotonic() - began > 60 * self.arguments.minutes * share
-        return self.tally.positions - before >= self.arguments.positions * share
+        return self.positions - before >= self.arguments.positions * share
 
 
 def main() -> int:
     """Run the command line; returns its exit status."""
     parser = argparse.ArgumentParser(
-        "python -m soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "python -m soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--minutes", type=float, help="stop after so long")
@@ -272,7 +258,7 @@ def main() -> int:
             run.soak(configuration(name, new), SHARES[name] / whole)
     print(json.dumps(run.result(), indent=1))
     run.write()
-    return int(run.failed)
+    return int(bool(run.failures or run.log.wrong))
 
 
 if __name__ == "__main__":

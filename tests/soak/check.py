@@ -6,17 +6,17 @@ The oracle is asked for each position once, and for the memory of an onset at al
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import multiprocessing
 import os
 import re
+import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing.queues import Queue
-from queue import Empty
 
 import numpy as np
 
@@ -31,54 +31,34 @@ from soak.schedule import ANSWER, PROMPT, TOKENS, Request
 IMPOSSIBLE = -80.0
 """Logprobs below it are not told apart from minus infinity; nothing there is ever sampled."""
 TOKENS_SENT = re.compile(rb'"output_ids": ?(\[[0-9, ]*\])')
-ORPHAN_SECONDS = 10.0
 AT_ONCE = 64
 """Answers that wait to be checked; each may have some megabytes."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request.
+    """The answer to a request."""
 
-    Attributes:
-        configuration: the server's name.
-        wave: name of the wave.
-        how: how the request was sent and ended.
-        request: what was asked.
-        body: what was sent.
-        content: an answer's JSON, or the events of a stream as far as they came.
-        deltas: whether each event of the stream has its new tokens alone.
-    """
-
-    configuration: str
-    wave: str
-    how: str
-    request: Request
-    body: Json
-    content: bytes
-    deltas: bool = False
+    configuration: str  # the server's name
+    wave: str  # name of the wave
+    how: str  # how the request was sent and ended
+    request: Request  # what was asked
+    body: Json  # what was sent
+    content: bytes  # an answer's JSON, or the events of a stream as far as they came
+    deltas: bool = False  # whether each event of the stream has its new tokens alone
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of checking an answer.
+    """The result of checking an answer."""
 
-    Attributes:
-        configuration: the server's name.
-        kinds: what the positions were, each a heading of the table.
-        positions: how many were checked by all logprobs of the vocabulary.
-        tokens: how many greedy tokens were checked without them.
-        deviation: the largest of all, nats.
-        beyond: positions beyond the tolerance, or 1 if the answer itself was wrong.
-        failure: the request that reproduces it and what is wrong; None if nothing is.
-    """
-
-    configuration: str
-    kinds: tuple[str, ...]
-    positions: int
-    deviation: float
-    tokens: int = 0
-    beyond: int = 0
+    configuration: str  # the server's name
+    kinds: tuple[str, ...]  # what the positions were, each a heading of the table
+    positions: int  # how many were checked by all logprobs of the vocabulary
+    deviation: float  # the largest of all, nats
+    tokens: int = 0  # how many greedy tokens were checked without them
+    beyond: int = 0  # positions beyond the tolerance, or 1 if the answer itself was wrong
+    # The request that reproduces it and what is wrong; None if nothing is
     failure: Json | None = None
 
 
@@ -200,8 +180,8 @@ def kinds_of(answer: Answer, output: Output) -> tuple[str, ...]:
         "lz": request.lz.penalty > 0,
         "lz, onset": request.lz.penalty > 0 and request.lz.onset > 0,
         "other penalties": request.penalties != NO_PENALTIES,
-        "logit_bias": bool(request.bias or request.favoured),
-        "proper tokens": request.regex is not None,
+        "logit_bias": bool(request.biases),
+        "proper tokens": request.constraint is not None,
         "stop strings": bool(request.stop),
         "temperature": request.temperature > 0,
         "n > 1": request.count > 1,
@@ -289,63 +269,54 @@ def _record(answer: Answer, reason: str, tokens: Sequence[int]) -> Json:
 
 
 class Checker:
-    """Checks answers in processes of its own, so that the oracle has a core beside the server.
+    """Checks answers in a process of its own, so that the oracle has a core beside the server.
 
-    As a context manager it ends them when the block is left.
+    As a context manager it ends the process when the block is left.
     """
 
-    def __init__(self, processes: int = 1) -> None:
-        """Start so many processes."""
+    def __init__(self) -> None:
+        """Start the process."""
         context = multiprocessing.get_context("spawn")
-        self._answers: Queue[Answer] = context.Queue(AT_ONCE)
-        self._verdicts: Queue[list[Verdict]] = context.Queue()
-        self._processes = [
-            context.Process(target=_work, args=(self._answers, self._verdicts), daemon=True)
-            for _ in range(processes)
-        ]
-        self.waiting = 0
-        for process in self._processes:
-            process.start()
+        self._pool = ProcessPoolExecutor(1, context, _begin)
+        self._room = threading.Semaphore(AT_ONCE)
+        self._found: deque[Future[list[Verdict]]] = deque()
 
     def __enter__(self) -> Checker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.terminate()
-            process.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def put(self, answer: Answer) -> None:
-        """Have an answer checked; blocks while too many wait. One thread at a time may call it."""
-        self._answers.put(answer)
-        self.waiting += 1
+        """Have an answer checked; blocks while too many wait."""
+        self._room.acquire()
+        found = self._pool.submit(check, answer)
+        found.add_done_callback(lambda _: self._room.release())
+        self._found.append(found)
 
     def take(self, *, wait: bool) -> list[Verdict]:
         """The verdicts that are there, or with `wait` all that are still to come.
 
         Raises:
-            RuntimeError: a process that checks has died.
+            BrokenProcessPool: the process that checks has died.
         """
-        found: list[Verdict] = []
-        while self.waiting:
-            if not all(process.is_alive() for process in self._processes):
-                raise RuntimeError("a process that checks answers has died")
-            try:
-                found += self._verdicts.get(timeout=1.0 if wait else 0.0)
-            except Empty:
-                if not wait:
-                    break
-            else:
-                self.waiting -= 1
-        return found
+        verdicts: list[Verdict] = []
+        while self._found and (wait or self._found[0].done()):
+            verdicts += self._found.popleft().result()
+        return verdicts
 
 
-def _work(answers: Queue[Answer], verdicts: Queue[list[Verdict]]) -> None:
+def _begin() -> None:
     import torch
 
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The parent may be killed, and then tells nobody to end."""
     parent = multiprocessing.parent_process()
-    while parent is not None and parent.is_alive():  # it may be killed
-        with contextlib.suppress(Empty):
-            verdicts.put(check(answers.get(timeout=ORPHAN_SECONDS)))
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -22,7 +22,8 @@ import httpx
 
 from bench.http_client import HTTP
 from bench.processes import is_alive
-from server.launch import PORT_TAKEN, STARTS, Config, Server
+from server.client import without_logprobs
+from server.launch import Config, Server, started
 from soak.check import Answer
 from soak.schedule import (
     ABORT,
@@ -129,23 +130,14 @@ class Served:
             ProcessError: it ended, or was not ready in time.
         """
         self.killed = False
-        for i in range(STARTS):
-            self._begin()
-            try:
-                self.server.wait_until_ready()
-            except BaseException:
-                self.server.stop()
-                # A connection of another process may have been given the port meanwhile.
-                if i == STARTS - 1 or PORT_TAKEN not in self.server.log():
-                    raise
-            else:
-                return
+        self.server = started(lambda _: self._begin())
 
-    def _begin(self) -> None:
+    def _begin(self) -> Server:
         self.starts += 1
         name = f"{self.config.name}-{self.starts}.log".replace(" ", "-")
         self.server = _Server(self.config, self.folder / name)
         self._begun(self.server.process.pid)
+        return self.server
 
     def start_again(self, kill_after: float | None) -> None:
         """End what is left of it and start it, killed once while it starts if there are seconds."""
@@ -185,11 +177,11 @@ class Driver:
 
         Args:
             served: the server.
-            put: takes an answer to be checked; called by one thread at a time.
+            put: takes an answer to be checked.
             log: of events and errors.
         """
         self.served, self.log = served, log
-        self._put, self._lock = put, threading.Lock()
+        self._put = put
         self.broken = False
         self.deltas = "--incremental-streaming-output" in served.config.flags
 
@@ -241,13 +233,10 @@ class Driver:
             self._cut_off(f"no answer: {error!r}", body, wave)
             return
         if content:
-            with self._lock:
-                self._put(
-                    Answer(
-                        *(self.served.config.name, wave.name, action.how, action.request),
-                        *(body, content, self.deltas),
-                    )
-                )
+            name = self.served.config.name
+            self._put(
+                Answer(name, wave.name, action.how, action.request, body, content, self.deltas)
+            )
 
     def _answer(self, action: Action, body: dict[str, Any], wave: Wave) -> bytes:
         """The parts of the answer to check; empty for none."""
@@ -386,7 +375,7 @@ def body_of(action: Action) -> dict[str, Any]:
         body = {name: value for name, value in body.items() if "flat" not in name}
         body["stream"] = True
     elif action.how in (TOKENS, HOSTILE):
-        body = {name: body[name] for name in ("input_ids", "sampling_params")}
+        body = without_logprobs(body)
     elif action.how == PROMPT:
         body |= {"logprob_start_len": 0, "return_flat_raw_top_logprobs": True}
     elif action.how == ABORT:

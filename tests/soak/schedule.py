@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hostile.attacks import random_fields
 from oracle import Penalties
-from server.client import OFF, Json, Rows, request_body
+from server.client import OFF, Json
 from server.contract import NO_PENALTIES, Case
 from server.encodings import FINITE, encodings
 from server.prompts import parameters, penalties, repetitive, token_ids
@@ -72,128 +72,72 @@ WRONG: tuple[tuple[Json, str], ...] = (
 
 @dataclass(frozen=True)
 class Request(Case):
-    """A case of the tests' with what else a request may have.
+    """A case of the tests' with what else a request may have."""
 
-    Attributes:
-        bias: `logit_bias` beside that of the favoured tokens.
-        stop: texts that end the output.
-        regex: one of `FINITE`, with proper tokens; None for no constraint.
-        count: `n`.
-        wrong: fields for which the request must, or if it is hostile may, be refused.
-    """
-
-    bias: tuple[tuple[int, float], ...] = ()
-    stop: tuple[str, ...] = ()
-    regex: str | None = None
-    count: int = 1
+    stop: tuple[str, ...] = ()  # texts that end the output
+    count: int = 1  # `n`
+    # Fields for which the request must, or if it is hostile may, be refused
     wrong: tuple[tuple[str, Any], ...] = ()
 
     @property
     def sampling(self) -> Json:
         """Sampling parameters beside the LZ penalty's."""
-        fields: Json = dict(super().sampling)
-        if self.bias:
-            bias = {str(token): amount for token, amount in self.bias}
-            fields["logit_bias"] = bias | fields.get("logit_bias", {})
-        if self.stop:
-            fields["stop"] = list(self.stop)
-        if self.regex is not None:
-            fields |= {"regex": self.regex, "proper_tokens": True}
-        if self.count > 1:
-            fields["n"] = self.count
-        return fields
-
-    def transform(self, logits: Rows, before: Sequence[int]) -> Rows:
-        """The effect of the constraint and logit_bias, from their own definitions."""
-        changed = logits if self.regex is None else encodings(self.regex).transform(logits, before)
-        changed = super().transform(changed, before)
-        for token, amount in self.bias:
-            if token not in self.favoured:
-                changed[token] += amount
-        return changed
+        return {
+            **super().sampling,
+            **({"stop": list(self.stop)} if self.stop else {}),
+            **({"n": self.count} if self.count > 1 else {}),
+        }
 
     def body(self) -> Json:
         """The request to /generate for the logprobs of the whole vocabulary."""
-        body = request_body(
-            self.prompt, self.new_tokens, self.lz, temperature=self.temperature, **self.sampling
-        )
+        body = super().body()
         body["sampling_params"] |= dict(self.wrong)
         return body
 
 
 @dataclass(frozen=True)
 class Action:
-    """A request, how it is sent and how it ends.
+    """A request, how it is sent and how it ends."""
 
-    Attributes:
-        at: when, in seconds after the wave began.
-        how: one of the names above.
-        request: what is asked.
-        after: seconds to what ends it early, or the events of a stream that is left.
-        reason: what the sentence of a refusal must hold.
-    """
-
-    at: float
-    how: str
-    request: Request
-    after: float = 0.0
-    reason: str = ""
+    at: float  # when, in seconds after the wave began
+    how: str  # one of the names above
+    request: Request  # what is asked
+    after: float = 0.0  # seconds to what ends it early, or the events of a stream that is left
+    reason: str = ""  # what the sentence of a refusal must hold
 
 
 @dataclass(frozen=True)
 class Kill:
-    """How a server is killed.
+    """How a server is killed."""
 
-    Attributes:
-        at: seconds after the wave began.
-        whole: all of its processes, or only the first, which the others must follow.
-        again: seconds after which it is killed while it starts again, or None.
-    """
-
-    at: float
-    whole: bool
-    again: float | None
+    at: float  # seconds after the wave began
+    whole: bool  # all of its processes, or only the first, which the others must follow
+    again: float | None  # seconds after which it is killed while it starts again, or None
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests and what befalls the server meanwhile.
+    """Requests and what befalls the server meanwhile."""
 
-    Attributes:
-        name: configuration, seed and number, which make it again.
-        actions: in the order of their times.
-        pauses: seconds after the begin, mode, and how long.
-        abort_all: seconds after the begin at which all requests are aborted, or None.
-        kill: how the server is killed, or None.
-        flush: whether the prefix cache is flushed when all is answered.
-    """
-
-    name: str
-    actions: tuple[Action, ...]
-    pauses: tuple[tuple[float, str, float], ...] = ()
+    name: str  # configuration, seed and number, which make it again
+    actions: tuple[Action, ...]  # in the order of their times
+    pauses: tuple[tuple[float, str, float], ...] = ()  # seconds after the begin, mode, and how long
+    # Seconds after the begin at which all requests are aborted, or None
     abort_all: float | None = None
-    kill: Kill | None = None
-    flush: bool = False
+    kill: Kill | None = None  # how the server is killed, or None
+    flush: bool = False  # whether the prefix cache is flushed when all is answered
 
 
 @dataclass
 class Schedule:
-    """Waves for one server configuration.
+    """Waves for one server configuration."""
 
-    Attributes:
-        name: the configuration's.
-        seed: of all that is random.
-        longest: the most tokens of a prompt and its outputs.
-        stream_tokens: the most outputs of a stream.
-        size: requests in a wave.
-        mixes: whether every other wave asks for tokens only, so that chunks are mixed with decodes.
-    """
-
-    name: str
-    seed: int
-    longest: int = 400
-    stream_tokens: int = 10
-    size: int = WAVE_SIZE
+    name: str  # the configuration's
+    seed: int  # of all that is random
+    longest: int = 400  # the most tokens of a prompt and its outputs
+    stream_tokens: int = 10  # the most outputs of a stream
+    size: int = WAVE_SIZE  # requests in a wave
+    # Whether every other wave asks for tokens only, so that chunks are mixed with decodes
     mixes: bool = False
     _prompts: list[list[int]] = field(default_factory=list)
 
@@ -279,7 +223,7 @@ class Schedule:
             breakers=breakers,
             bias=tuple(bias.items()),
             stop=stop,
-            regex=regex,
+            constraint=None if regex is None else encodings(regex),
             count=rng.choice((2, 3, 5)) if rng.random() < 0.06 else 1,
         )
 

@@ -47,11 +47,7 @@ class TransferEngine:
         return 0
 
     def batch_transfer_sync_write(
-        self,
-        session: str,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        lengths: Sequence[int],
+        self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
         """Copy blocks of memory to the engine at `session` ("host:port"); 0 when they are there."""
         with self._lock:
