@@ -8,8 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from _environment import CLIENTS
 from server import clients_table as tables
 from server.configurations import on
@@ -33,7 +31,6 @@ def lines_of(found: dict[str, Any]) -> str:
     return f"{{\n{between.join(settings)}\n}}\n"
 
 
-@pytest.mark.every_server
 @on(*SETTINGS)
 def test_clients_handle_a_loop_as_the_table_says(server: Server) -> None:
     setting = SETTINGS[server.config.name]
