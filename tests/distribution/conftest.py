@@ -22,33 +22,23 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(SOURCE / room, world.package / room, ignore=skipped)
     shutil.copy(SOURCE / "__main__.py", world.package)
-    (world.package / "__init__.py").write_text('__version__ = "0.1.0"\n')
-    (world.package / "cpu" / "sgl_kernel").mkdir(parents=True)
-    (world.package / "cpu" / "sgl_kernel" / "__init__.py").write_text("run = None\n")
-    (world.package / "cpu" / "requirements.txt").write_text(
-        "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"
-    )
-    for path in ("demo/model/config.json", "demo/reasoner/config.json"):
-        (world.package / path).parent.mkdir(parents=True, exist_ok=True)
-        (world.package / path).write_text("{}\n")
+    ours = {f"demo/{name}/config.json": "{}\n" for name in ("model", "reasoner")}
+    ours |= {"__init__.py": '__version__ = "0.1.0"\n', "cpu/sgl_kernel/__init__.py": "run = None\n"}
+    ours |= {"cpu/requirements.txt": "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"}
+    parts.put(world.package, ours)
     tree = root / "tree"
     tree.mkdir()
     git(tree, "init", "-q")
     names: list[str] = []
     for name in [None, *EDITS]:
         names += [name] if name else []
-        for path, text in patched(names).items():
-            (tree / "python" / path).parent.mkdir(parents=True, exist_ok=True)
-            (tree / "python" / path).write_bytes(text.encode())
+        parts.put(tree / "python", patched(names))
         git(tree, "add", "-A")
         words = f"{name}".partition("/")[2].removesuffix(".patch").replace("-", " ")
         git(tree, "commit", "-qF-", stdin=parts.MESSAGE.format(name=words))
         if name:
-            patch = world.patches / name
-            patch.parent.mkdir(parents=True, exist_ok=True)
-            patch.write_bytes(
-                git(tree, "format-patch", "-1", "--stdout", *parts.FORMAT.split()).encode()
-            )
+            patch = git(tree, "format-patch", "-1", "--stdout", *parts.FORMAT.split())
+            parts.put(world.patches, {name: patch})
     shutil.rmtree(tree)
     (world.patches / "series").write_text("\n".join(EDITS) + "\n")
     parts.write_lock(world.patches / "upstream.lock", world.wheel)

@@ -14,18 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from distribution.world import (
-    EDITS,
-    METADATA,
-    TAGS,
-    UPSTREAM,
-    WHEEL,
-    World,
-    patched,
-    record_hash,
-    write_lock,
-    write_upstream_wheel,
-)
+from distribution import world as parts
+from distribution.world import EDITS, TAGS, UPSTREAM, WHEEL, World, patched, write_lock
+from releases import PATCHES
+from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
+from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 
 pytestmark = pytest.mark.slow
 
@@ -35,11 +28,6 @@ LZ = [name for name in EDITS if not name.startswith("cpu/")]
 def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
-
-
-def headers(wheel: Path) -> email.message.Message:
-    files = contents(wheel)
-    return email.message_from_bytes(files[next(n for n in files if n.endswith("/METADATA"))])
 
 
 @pytest.mark.parametrize("flavour", ["cuda", "cpu"])
@@ -64,49 +52,35 @@ def test_same_input_gives_same_bytes(world: World, flavour: str) -> None:
     assert set(modes.values()) == {0o100644}
 
 
-def test_cuda_flavour_is_upstream_patched(world: World) -> None:
-    wheel = world.build()
-    assert wheel == world.root / "dist" / f"sglang-0.5.23+lz1-{TAGS}.whl"
+@pytest.mark.parametrize(
+    ("flavour", "end", "names", "requires"),
+    [("cuda", "", LZ, None), ("cpu", ".cpu", list(EDITS), ["torch==2.13.0", "numpy"])],
+)
+def test_flavour(
+    world: World, flavour: str, end: str, names: list[str], requires: list[str] | None
+) -> None:
+    wheel, version = world.build("--flavour", flavour), f"0.5.23+lz1{end}"
+    assert wheel == world.root / "dist" / f"sglang-{version}-{TAGS}.whl"
     files = contents(wheel)
-    expected = patched(LZ)
+    for path, text in patched(names).items():
+        assert files[path] == text.encode() or path == "sglang/_version.py", path
     stamped = files["sglang/_version.py"].decode()
-    assert "= '0.5.23+lz1'\n" in stamped
-    assert "= (0, 5, 23, 'lz1')\n" in stamped
-    for path, text in expected.items():
-        if path != "sglang/_version.py":
-            assert files[path] == text.encode(), path
-    assert "sgl_kernel/__init__.py" not in files
-    head = headers(wheel)
-    assert head["Version"] == "0.5.23+lz1"
-    ours = email.message_from_string(METADATA)
-    assert head.get_all("Requires-Dist") == ours.get_all("Requires-Dist")
-    assert head.get_all("Provides-Extra") == ["test"]
-    assert head["License"] == ours["License"]
-    assert head.get_payload() == ours.get_payload()
-
-
-def test_cpu_flavour_has_its_own_requirements_and_kernel(world: World) -> None:
-    wheel = world.build("--flavour", "cpu")
-    assert wheel.name == f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
-    files = contents(wheel)
-    assert files["sglang/kernel.py"] == patched(list(EDITS))["sglang/kernel.py"].encode()
-    assert files["sgl_kernel/__init__.py"] == b"run = None\n"
-    head = headers(wheel)
-    assert head.get_all("Requires-Dist") == ["torch==2.13.0", "numpy"]
-    assert head.get_all("Provides-Extra") is None
-    assert "= (0, 5, 23, 'lz1.cpu')\n" in files["sglang/_version.py"].decode()
-
-
-@pytest.mark.parametrize("flavour", ["cuda", "cpu"])
-def test_metadata_of_the_result_is_valid(world: World, flavour: str) -> None:
-    wheel = world.build("--flavour", flavour)
-    files = contents(wheel)
-    info = f"{wheel.name.split('-cp')[0]}.dist-info"
+    assert f"= '{version}'\n" in stamped
+    assert f"= (0, 5, 23, 'lz1{end}')\n" in stamped
+    assert files.get("sgl_kernel/__init__.py") == (b"run = None\n" if end else None)
+    info = f"sglang-{version}.dist-info"
     assert {name.split("/")[0] for name in files if ".dist-info" in name} == {info}
+    head = email.message_from_bytes(files[f"{info}/METADATA"])
+    theirs = email.message_from_string(parts.METADATA)
+    assert head["Version"] == version
+    assert head.get_all("Requires-Dist") == (requires or theirs.get_all("Requires-Dist"))
+    assert head.get_all("Provides-Extra") == (None if requires else ["test"])
+    assert head.get_all("License-File") == ["LICENSE", "NOTICE.sglang-lz"]
+    assert (head["License"], head.get_payload()) == (theirs["License"], theirs.get_payload())
     record = files.pop(f"{info}/RECORD").decode()
     rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(record))}
     assert rows.pop(f"{info}/RECORD") == ["", ""]
-    assert rows == {name: [record_hash(data), str(len(data))] for name, data in files.items()}
+    assert rows == {name: [parts.record_hash(data), str(len(data))] for name, data in files.items()}
     scripts = files[f"{info}/entry_points.txt"].decode()
     assert "sglang = sglang.cli:main\n" in scripts
     assert "sglang-lz = sglang_lz.distribution.cli:main\n" in scripts
@@ -114,7 +88,6 @@ def test_metadata_of_the_result_is_valid(world: World, flavour: str) -> None:
     notice = files[f"{info}/licenses/NOTICE.sglang-lz"].decode()
     changed = [n for n, t in UPSTREAM.items() if n in files and files[n] != t.encode()]
     assert sorted(re.findall(r"^    (\S+)$", notice, re.M)) == sorted(changed)
-    assert headers(wheel).get_all("License-File") == ["LICENSE", "NOTICE.sglang-lz"]
     assert files["sglang_lz/_patches/0.5.23/series"] == (world.patches / "series").read_bytes()
     assert "sglang_lz/_patches/0.5.23/cpu/stand-in.patch" in files
 
@@ -136,7 +109,7 @@ def test_upstream_with_other_contents(world: World) -> None:
     write_lock(world.patches / "upstream.lock", world.wheel)
     assert "damaged" in world.fails("build", "--wheel", world.wheel)
     files = UPSTREAM | {"sglang/sampler.py": UPSTREAM["sglang/sampler.py"] + "more = 1\n"}
-    write_upstream_wheel(world.wheel, files)
+    parts.write_upstream_wheel(world.wheel, files)
     write_lock(world.patches / "upstream.lock", world.wheel)
     assert "sglang/sampler.py is neither" in world.fails("build", "--wheel", world.wheel)
 
@@ -150,16 +123,8 @@ def test_full_disk(world: World) -> None:
 @pytest.mark.parametrize(("signal", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_interrupt_leaves_nothing(world: World, signal: str, status: int) -> None:
     """Ctrl-C or kill while the wheel is written removes what was written."""
-    world.hook(
-        "import os, signal, zipfile\n"
-        "real, seen = zipfile.ZipFile.writestr, []\n"
-        "def writestr(self, *args, **kwargs):\n"
-        "    seen.append(1)\n"
-        "    if len(seen) == 5:\n"
-        f"        os.kill(os.getpid(), signal.{signal})\n"
-        "    return real(self, *args, **kwargs)\n"
-        "zipfile.ZipFile.writestr = writestr\n"
-    )
+    kill = f"os.kill(os.getpid(), signal.{signal})"
+    world.hook(parts.at_call("zipfile.ZipFile", "writestr", 5, kill))
     done = world.run("build", "--wheel", world.wheel)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
@@ -207,3 +172,45 @@ def test_damaged_checkout(world: World, file: str, text: str | None, words: str)
     path = world.checkout / file
     path.unlink() if text is None else path.write_text(text)
     assert words in world.fails("build", "--wheel", world.wheel, "--flavour", "cpu")
+
+
+# Which files of our package each flavour carries
+
+
+def test_cuda_leaves_out_the_reasoner_and_the_cpu_flavour(world: World) -> None:
+    both = {"demo/model/config.json", "__init__.py", "distribution/overlay.py", "seal.json"}
+    cpu_only = {"demo/reasoner/config.json", "cpu/requirements.txt"}
+    for flavour, there in (("cuda", both), ("cpu", both | cpu_only)):
+        names = contents(world.build("--flavour", flavour)).keys()
+        found = {name.removeprefix("sglang_lz/") for name in names}
+        assert found & (both | cpu_only) == there
+
+
+def test_an_installed_wheel_makes_itself_and_no_cpu_wheel(world: World) -> None:
+    wheel = world.build()
+    site = world.site(wheel)
+    world.ok("doctor", path=site)
+    world.ok("build", "--wheel", world.wheel, "--out", "again", path=site)
+    assert (world.root / "again" / wheel.name).read_bytes() == wheel.read_bytes()
+    sentence = world.fails("build", "--wheel", world.wheel, "--flavour", "cpu", path=site)
+    assert "the CPU flavour is built from a whole checkout" in sentence
+
+
+def uses_of_left_out(flavour: str) -> set[str]:
+    """Which files and patches of a flavour import from a folder of `NOT_FOR_CUDA`."""
+    texts = package_files(flavour, FLAVOUR_GROUPS[flavour])
+    texts = {name: text for name, text in texts.items() if name.endswith(".py")}
+    for patch in PatchSet.load(PATCHES).select(FLAVOUR_GROUPS[flavour]).patches:
+        texts[patch.name] = b"\n".join(re.findall(rb"^\+(.*)", patch.data, re.M))
+    left_out = "|".join(path.strip("/").replace("/", "[.]") for path in NOT_FOR_CUDA)
+    from_where = r"^\s*(?:from|import) (?:\.+|sglang_lz\.)"
+    names = r"^\s*from (?:\.+(?:demo)?|sglang_lz(?:\.demo)?) import .*\b(?:cpu|reasoner)\b"
+    uses = re.compile(rf"{from_where}(?:{left_out})\b|{names}", re.M)
+    return {name for name, text in texts.items() if uses.search(text.decode())}
+
+
+def test_nothing_in_cuda_uses_what_is_left_out() -> None:
+    assert "cpu/environment.patch" in uses_of_left_out("cpu")
+    assert uses_of_left_out("cuda") == set()
+    files = package_files("cuda", FLAVOUR_GROUPS["cuda"])
+    assert {"penalty/kernels/cpu.py", "demo/model/config.json"} <= files.keys()

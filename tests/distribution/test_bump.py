@@ -18,15 +18,12 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("griffe") is None, reason="griffelib is missing"),
 ]
 NEW = "0.5.24"
+INIT = "class f:\n  def __init__(self"
 CONFLICT = {"kernel": ("import sgl_kernel\n", "import sgl_kernel as kernel\n")}
 
 
 def release(world: World, **changed: tuple[str, str]) -> Path:
-    """Write the six platform wheels of `NEW`; return the folder that its patches will have.
-
-    Args:
-        changed: by a module's name, what is replaced in it, and by what.
-    """
+    """Write the six wheels of `NEW`, with text of modules replaced; return the patches' folder."""
     files = {
         path.replace("0.5.23", NEW): text.replace("0.5.23", NEW).replace("5, 23)", "5, 24)")
         for path, text in UPSTREAM.items()
@@ -102,11 +99,8 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
     server = tree / "python/sglang/server.py"
     server.write_bytes(server.read_bytes() + b"\r\n\r\ndef ours():\r\n    return lz\r\n")
     git(tree, "commit", "-qa", "--fixup=HEAD~1")
-    subprocess.run(
-        ["git", "-c", "sequence.editor=true", "rebase", "-q", "-i", "--autosquash", "upstream"],
-        cwd=tree,
-        check=True,
-    )
+    command = "git -c sequence.editor=true rebase -q -i --autosquash upstream"
+    subprocess.run(command.split(), cwd=tree, check=True)
     world.ok("export", tree)
     new = release(world, server=("check, lz, step\r\n", "check, step\r\n"))
     out = stops(world, "--tree", "new")
@@ -168,11 +162,7 @@ def test_refusals(world: World, arguments: tuple[str, ...], words: str) -> None:
         ("def f(a, b=1): ...", "def f(a, c, b=1): ...", "f has other parameters: c"),
         ("def f(a, b=1): ...", "def f(a, b): ...", "f has other parameters: b"),
         ("def f(a, b=1): ...", "def g(a, b=1): ...", "sglang.srt.m has no f"),
-        (
-            "class f:\n  def __init__(self, a, b): ...",
-            "class f:\n  def __init__(self, a): ...",
-            "f has other parameters: b",
-        ),
+        (f"{INIT}, a, b): ...", f"{INIT}, a): ...", "f has other parameters: b"),
         ("def f(a, *, b): ...", "", "sglang.srt.m has no f"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Exact application: between two blob ids, in any surroundings, or not at all."""
+"""Patches apply exactly or not at all, and `check` finds each kind of bad patch."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from distribution.world import EDITS, UPSTREAM, World, git, patched
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.gitapply import transform
+from sglang_lz.distribution.lint import BUDGET, LINES_PER_HUNK, lint
 from sglang_lz.distribution.patchset import Patch, PatchSet
 
 FILES = {path: text.encode() for path, text in UPSTREAM.items()}
@@ -17,15 +19,6 @@ FILES = {path: text.encode() for path, text in UPSTREAM.items()}
 @pytest.fixture
 def patches(world: World) -> PatchSet:
     return PatchSet.load(world.patches)
-
-
-def test_there_and_back(patches: PatchSet) -> None:
-    after = transform(patches, FILES.get, "0.5.23")
-    expected = patched(list(EDITS))
-    assert after == {path: expected[path].encode() for path in patches.blobs}
-    assert b"\r\n    lz()\r\n" in after["sglang/server.py"]
-    before = transform(patches, (FILES | after).get, "0.5.23", reverse=True)
-    assert before == {path: FILES[path] for path in patches.blobs}
 
 
 @pytest.mark.parametrize(
@@ -46,13 +39,6 @@ def test_a_patch_that_is_not_exact(patches: PatchSet, before: str, after: str, w
         transform(wrong, FILES.get, "0.5.23")
 
 
-def test_line_ends_are_bytes(patches: PatchSet) -> None:
-    """A file whose CRLF became LF is another file."""
-    files = FILES | {"sglang/server.py": FILES["sglang/server.py"].replace(b"\r\n", b"\n")}
-    with pytest.raises(DistError, match=r"sglang/server.py is neither"):
-        transform(patches, files.get, "0.5.23")
-
-
 def test_an_untracked_folder_of_a_repository(
     tmp_path: Path, patches: PatchSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,21 +52,81 @@ def test_an_untracked_folder_of_a_repository(
     assert list(folder.iterdir()) == []
 
 
-def test_callers_git_does_not_matter(
+def test_callers_git_does_not_matter_but_must_exist(
     tmp_path: Path, patches: PatchSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the variables of a git hook nor a hostile configuration change the result."""
-    (tmp_path / "config").write_text(
-        "[core]\nautocrlf = true\n[apply]\nwhitespace = fix\nignoreWhitespace = change\n"
-    )
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config"))
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    config = "[core]\nautocrlf = true\n[apply]\nwhitespace = fix\nignoreWhitespace = change\n"
+    (tmp_path / "config").write_text(config)
+    for name, path in (("CONFIG_GLOBAL", "config"), ("DIR", "nowhere"), ("WORK_TREE", "")):
+        monkeypatch.setenv(f"GIT_{name}", str(tmp_path / path))
     after = transform(patches, FILES.get, "0.5.23")
     assert after["sglang/server.py"] == patched(list(EDITS))["sglang/server.py"].encode()
-
-
-def test_no_git(patches: PatchSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DistError, match="git is not installed"):
         transform(patches, FILES.get, "0.5.23")
+
+
+# What `check` finds before it looks at upstream
+
+CALL = "sampling/call.patch"
+LINES = "".join(f"+line {n}\n" for n in range(LINES_PER_HUNK + 1))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "words"),
+    [
+        (r"Subject: .*\n", "", "not an imperative"),
+        (r"(Subject: .*)\n", r"\1\n and more\n", "the Subject is longer"),
+        (r"(Subject: .*)\n", r"\1.\n", "not an imperative"),
+        (r"Why: .*\n .*\n", "", "the field Why: is missing"),
+        (r"Why: .*\n .*\n", "Why:\n", "the field Why: is missing"),
+        (r"From 0+ ", "From 1234 ", "--zero-commit"),
+        (r"\+hook\(\)\n", "+hook()\t\r\n", "ends with a blank"),
+        (r"(\.\.[0-9a-f]{7})[0-9a-f]+", r"\1", "lacks full blob ids"),
+        (r"(index .{40}\.\.)\w{4}", r"\g<1>beef", "call-again.patch does not start at"),
+        (r"(diff .*\n)", r"\1new file mode 100644\n", "does not just modify"),
+        (r"b/python/sglang/sampler", "b/python/sglang/other", "does not just modify"),
+        (r"a/python/sglang/sampler", "a/sglang/sampler", "does not just modify"),
+        (r"sampler\.py", "sampler.json", "does not just modify one .py"),
+        (r"--- a/.*\n", "", "does not just modify"),
+        (r"(?s)diff --git.*", "", "there is no diff"),
+        (r"\+hook\(\)\n", LINES, "move the logic into sglang_lz"),
+    ],
+)
+def test_bad_patch(world: World, pattern: str, replacement: str, words: str) -> None:
+    assert lint(world.patches) == []
+    path = world.patches / CALL
+    text, count = re.subn(pattern, replacement, path.read_text())
+    assert count
+    path.write_text(text, newline="")
+    problems = lint(world.patches)
+    assert len(problems) == 1, problems
+    assert words in problems[0]
+    done = world.run("check")
+    assert (done.returncode, done.stdout) == (1, f"{problems[0]}\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("server/check.patch\n", "", "server/check.patch is not in series; list it or remove it."),
+        (f"{CALL}\n", f"{CALL}\n{CALL}\n", f"lists {CALL} twice"),
+        (f"{CALL}\nsampling/call-again.patch", f"sampling/call-again.patch\n{CALL}", "not start"),
+        ("cpu/stand-in", "cpu/gone", "cpu/gone.patch is missing"),
+        ("cpu/stand-in", "cpu/../gone", "is not group/name.patch"),
+    ],
+)
+def test_bad_series(world: World, before: str, after: str, words: str) -> None:
+    series = world.patches / "series"
+    assert before in series.read_text()
+    series.write_text(series.read_text().replace(before, after))
+    assert words in lint(world.patches)[0]
+
+
+def test_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for what, number in (("patches", 5), ("changed files", 4), ("added lines", 8)):
+        monkeypatch.setitem(BUDGET, what, number - 1)
+        assert lint(world.patches)[0].startswith(f"{number} {what} are more than the budget")
+        monkeypatch.setitem(BUDGET, what, number)
+        assert lint(world.patches) == []

@@ -6,20 +6,14 @@ import csv
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from distribution.world import (
-    EDITS,
-    INFO,
-    SAMPLER,
-    World,
-    append,
-    git,
-    patched,
-    record_hash,
-    snapshot,
-)
+from distribution import world as parts
+from distribution.world import EDITS, SAMPLER, World, git, patched, snapshot
+from sglang_lz.distribution import files
+from sglang_lz.distribution.errors import DistError
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +37,14 @@ def test_installed_there_and_back(world: World) -> None:
 def test_record_tells_the_truth(world: World) -> None:
     site = world.site()
     world.ok("apply", site)
-    with (site / INFO / "RECORD").open(newline="") as file:
+    with (site / parts.INFO / "RECORD").open(newline="") as file:
         rows = {row[0]: row[1:] for row in csv.reader(file)}
     files = snapshot(site)
     scripts = {path for path in files if path.startswith("bin/")}  # pip names them its own way
     assert set(files) - scripts <= set(rows)
     for path, (digest, size) in rows.items():
         if digest and not path.startswith("../"):
-            assert (digest, int(size)) == (record_hash(files[path]), len(files[path])), path
+            assert (digest, int(size)) == (parts.record_hash(files[path]), len(files[path])), path
     code = "from importlib.metadata import version; print(version('sglang'))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, check=True
@@ -98,7 +92,7 @@ def test_default_target_is_the_importable_one(world: World) -> None:
 
 def test_wrong_upstream_version(world: World) -> None:
     site = world.site()
-    metadata = site / INFO / "METADATA"
+    metadata = site / parts.INFO / "METADATA"
     metadata.write_text(metadata.read_text().replace("Version: 0.5.23", "Version: 0.5.22"))
     sentence = world.fails("apply", site)
     assert "has sglang 0.5.22, but the patches are for 0.5.23" in sentence
@@ -112,7 +106,7 @@ def test_dirty_or_half_applied(world: World, command: str) -> None:
         world.ok("apply", site)
     sampler = site / "sglang" / "sampler.py"
     before = sampler.read_bytes()
-    append("sglang/sampler.py", "# mine\r\n")(site)
+    parts.append("sglang/sampler.py", "# mine\r\n")(site)
     sentence = world.fails(command, site)
     assert "sglang/sampler.py is neither" in sentence
     assert "nothing was changed" in sentence
@@ -148,16 +142,8 @@ def test_what_cannot_be_reverted(world: World) -> None:
 def test_failure_while_writing_rolls_back(world: World) -> None:
     """The 30th rename fails: everything is as it was."""
     site = world.site()
-    world.hook(
-        "import os\n"
-        "real, seen = os.replace, []\n"
-        "def replace(*args):\n"
-        "    seen.append(1)\n"
-        "    if len(seen) == 30:\n"
-        "        raise OSError(28, 'No space left on device', str(args[1]))\n"
-        "    return real(*args)\n"
-        "os.replace = replace\n"
-    )
+    error = "OSError(28, 'No space left on device', str(args[1]))"
+    world.hook(parts.at_call("os", "replace", 30, f"raise {error}"))
     sentence = world.fails("apply", site)
     assert "cannot be written (No space left on device)" in sentence
     assert not (site / "sglang_lz").exists()
@@ -169,3 +155,74 @@ def test_hard_links_of_an_installer_cache_are_not_written_through(world: World) 
     cached.hardlink_to(site / "sglang" / "sampler.py")
     world.ok("apply", site)
     assert cached.read_text() == SAMPLER
+
+
+# Several files together
+
+NEW, MADE = b"new", b"made"
+CHANGES = {"a/one": NEW, "b/c/two": MADE, "a/three": None, "four": NEW, "b/five": MADE}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    for path in ("a/one", "a/three", "four"):
+        (tmp_path / path).write_bytes(f"old {path}".encode())
+    (tmp_path / "four").chmod(0o755)
+    return tmp_path
+
+
+def test_all(root: Path) -> None:
+    files.replace_all(root, CHANGES)
+    assert snapshot(root) == {path: data for path, data in CHANGES.items() if data is not None}
+    assert (root / "four").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", range(5))
+def test_none(root: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
+    before = snapshot(root)
+    folders = sorted(path for path in root.rglob("*") if path.is_dir())
+    steps = iter(range(100))
+
+    def failing(real: object) -> object:
+        def call(*args: object, **options: object) -> object:
+            if next(steps) == step:
+                raise error
+            return real(*args, **options)  # type: ignore[operator]
+
+        return call
+
+    monkeypatch.setattr(os, "replace", failing(os.replace))
+    monkeypatch.setattr(Path, "unlink", failing(Path.unlink))
+    expected = DistError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        files.replace_all(root, CHANGES)
+    assert snapshot(root) == before
+    assert sorted(path for path in root.rglob("*") if path.is_dir()) == folders
+
+
+CACHES = (
+    *("one.cpython-311.pyc", "one.cpython-311.pyc.140036812345", "one._step-96.py311.nbi"),
+    *("one._step-96.py311.1.nbc", "one._step-96.py311.1.nbc.tmp.0123456789abcdef"),
+)
+
+
+def test_foreign_files_stay(root: Path) -> None:
+    (root / "a" / "__pycache__").mkdir()
+    for name in (*CACHES, "notes.txt"):
+        (root / "a" / "__pycache__" / name).write_bytes(b"")
+    (root / "a" / "mine.nbi").write_bytes(b"")
+    (root / "a" / "empty").mkdir()
+    files.remove_empty(root / "a")
+    mine = {"one", "three", "mine.nbi", "__pycache__/notes.txt"}
+    assert snapshot(root / "a", caches=True).keys() == mine
+    assert not (root / "a" / "empty").exists()
+    for path in mine:
+        assert files.first_file(root / "a") is not None
+        (root / "a" / path).unlink()
+    for name in CACHES:
+        (root / "a" / "__pycache__" / name).write_bytes(b"")
+    assert files.first_file(root / "a") is None
+    files.remove_empty(root / "a")
+    assert not (root / "a").exists()

@@ -6,35 +6,32 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
-from distribution.world import SOURCE
+from distribution.world import SOURCE, put
+from sglang_lz.distribution import serve
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.seal import Seal
-from sglang_lz.distribution.serve import (
-    DEMO_MODEL,
-    PREFERRED,
-    RECOMMENDED,
-    playground_command,
-    server_arguments,
-    without_end_loops,
-)
+from sglang_lz.distribution.serve import PREFERRED, server_arguments, without_end_loops
 from sglang_lz.server.launch import CannotServe, check_address, check_temporary_folder
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
 MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
 DEFAULT = {"host": "127.0.0.1", "port": "30000", "dtype": "float32", "max_total_tokens": "32768"}
-DEMO = {"model_path": str(DEMO_MODEL), "served_model_name": "demo"}
+DEMO = {"model_path": str(serve.DEMO_MODEL), "served_model_name": "demo"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +63,7 @@ def test_the_users_arguments_win_over_the_defaults(
 def test_nothing_overrides_the_users_configuration_file(mine: list[str]) -> None:
     assert server_arguments("cpu", mine, {}) == mine
     with pytest.raises(DistError, match="must be left out with --config"):
-        playground_command(server_arguments("cpu", mine, {}))
+        serve.playground_command(server_arguments("cpu", mine, {}))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ def test_end_loops_sets_the_preferred_parameters(mine: list[str], own: dict[str,
     assert without_end_loops([*mine, "--port", "1"]) == [*mine, "--port", "1"]
     port, one, name, preferred = without_end_loops([*mine, "--end-loops", "--port", "1"])
     assert (port, one, name) == ("--port", "1", PREFERRED)
-    assert json.loads(preferred) == RECOMMENDED | own
+    assert json.loads(preferred) == serve.RECOMMENDED | own
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def test_end_loops_refuses_parameters_it_cannot_extend(mine: list[str]) -> None:
     ],
 )
 def test_the_playground_talks_to_the_server_beside_it(mine: list[str], server: str) -> None:
-    command = playground_command(server_arguments("cpu", mine, {}))
+    command = serve.playground_command(server_arguments("cpu", mine, {}))
     assert command[-3:] == ["playground", "--server", server]
 
 
@@ -128,24 +125,17 @@ class ServerArgs:
             raise ValueError("--lz-max-window-size must be positive")
 """,
     "sglang/srt/utils/__init__.py": """\
-def get_device():
-    return "cpu"
-
-def kill_process_tree(parent_pid, include_parent):
-    pass
+def get_device(): return "cpu"
+def kill_process_tree(parent_pid, include_parent): pass
 """,
-    "sglang/srt/utils/common.py": """\
-def get_cpu_ids_by_node():
-    return ["0,1,2", "4,5,6,7"]
-""",
+    "sglang/srt/utils/common.py": "def get_cpu_ids_by_node(): return ['0,1,2', '4,5,6,7']",
     "sglang/launch_server.py": """\
 import argparse, json, os, sys
 from sglang.srt.server_args import ServerArgs
 
 NAMES = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
 
-def load_plugins():
-    pass
+def load_plugins(): pass
 
 def prepare_server_args(arguments):
     parser = argparse.ArgumentParser(prog="upstream")
@@ -178,9 +168,7 @@ def site(tmp_path: Path) -> Path:
     shutil.copytree(SOURCE, tmp_path / "sglang_lz", ignore=ignored)
     seal = Seal("1+lz1.cpu", "1", "1", "cpu", "build", (), (), {})
     (tmp_path / "sglang_lz" / "seal.json").write_bytes(seal.dump())
-    for name, text in UPSTREAM.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    put(tmp_path, UPSTREAM)
     return tmp_path
 
 
@@ -196,13 +184,9 @@ def port() -> Iterator[int]:
 def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     unset = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND")
     env = {k: v for k, v in os.environ.items() if k not in unset and "SGLANG_LZ" not in k}
-    return subprocess.Popen(
-        [sys.executable, "-m", "sglang_lz", "serve", *arguments],
-        env=env | {"PYTHONPATH": str(site)} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env |= {"PYTHONPATH": str(site)} | variables
+    command, pipe = [sys.executable, "-m", "sglang_lz", "serve", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def started(process: subprocess.Popen[str]) -> tuple[int, list[str], dict[str, str | None]]:
@@ -228,9 +212,6 @@ def test_it_becomes_the_server(site: Path, port: int) -> None:
     assert arguments[:4] == ["--host", "127.0.0.1", "--port", "30000"]
     assert arguments[-4:] == ["--tp", "2", "--model-path", "a model"]
     assert variables["HF_HUB_OFFLINE"] is variables["OMP_NUM_THREADS"] is None
-
-
-def test_the_demo_model_is_looked_for_nowhere_else(site: Path, port: int) -> None:
     _, arguments, variables = started(start(site, "--port", str(port)))
     assert str(site / "sglang_lz" / "demo" / "model") in arguments
     assert variables["HF_HUB_OFFLINE"] == variables["OMP_NUM_THREADS"] == "1"
@@ -316,9 +297,9 @@ def test_a_wrong_argument(site: Path, port: int, arguments: str, sentence: str) 
     assert said.startswith(sentence.format(port=port))
 
 
-@pytest.mark.parametrize("name", ["owner/model", "owner/model/file.gguf", "s3://bucket/some/model"])
-def test_the_name_of_a_model_is_left_to_upstream(site: Path, port: int, name: str) -> None:
-    assert name in started(start(site, "--port", str(port), "--model-path", name))[1]
+def test_the_name_of_a_model_is_left_to_upstream(site: Path, port: int) -> None:
+    for name in ("owner/model", "owner/model/file.gguf", "s3://bucket/some/model"):
+        assert name in started(start(site, "--port", str(port), "--model-path", name))[1]
 
 
 def test_a_port_in_use(site: Path) -> None:
@@ -346,3 +327,33 @@ def test_a_bug_keeps_its_traceback(site: Path, port: int) -> None:
     process = start(site, "--port", str(port), "--model-path", "a-bug")
     assert process.communicate()[1].endswith("KeyError: 'a bug'\n")
     assert process.returncode == 1
+
+
+# The images' health check
+
+
+def health(port: int) -> tuple[int, str]:
+    command = [sys.executable, "-m", "sglang_lz.distribution.health"]
+    env = os.environ | {"SGLANG_LZ_PORT": str(port)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("status", "says"), [(200, ""), (503, "answered 503\n")])
+def test_the_health_of_a_server_that_answers(status: int, says: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health_generate" else 404)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        line = says and f"/health_generate on port {server.server_port} {says}"
+        assert health(server.server_port) == (int(status != 200), line)
+        server.shutdown()
+
+
+def test_no_server_is_not_healthy(port: int) -> None:
+    status, said = health(port)
+    assert status == 1
+    assert re.fullmatch(rf"no answer on port {port}: .*\n", said)

@@ -116,6 +116,13 @@ def git(folder: Path, *args: str, stdin: str = "") -> str:
     return done.stdout.decode()
 
 
+def put(folder: Path, files: dict[str, str]) -> None:
+    """Write files below a folder, by their paths."""
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text.encode())
+
+
 def record_hash(data: bytes) -> str:
     """Return a file's hash as RECORD writes it."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -144,6 +151,15 @@ def write_lock(path: Path, wheel: Path, python: str = PYTHON, version: str = "0.
         f'name = "sglang"\nversion = "{version}"\nrevision = 1\n\n[[wheel]]\n'
         f'python = "{python}"\narch = "{platform.machine()}"\n'
         f'filename = "{wheel.name}"\nsha256 = "{digest}"\n'
+    )
+
+
+def at_call(owner: str, name: str, calls: int, code: str) -> str:
+    """Return Python text that runs code in the given call of a function."""
+    return (
+        f"import os, signal, zipfile\nreal, seen = {owner}.{name}, []\n"
+        f"def fake(*args, **kwargs):\n    seen.append(1)\n    if len(seen) == {calls}: {code}\n"
+        f"    return real(*args, **kwargs)\n{owner}.{name} = fake\n"
     )
 
 
@@ -178,6 +194,19 @@ def snapshot(folder: Path, *, caches: bool = False) -> dict[str, bytes]:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and not hidden & set(file.parts)
     }
+
+
+def sentence_of(
+    done: subprocess.CompletedProcess[str], status: int, root: Path, before: dict[str, bytes]
+) -> str:
+    """Return the last sentence of a process that has failed and changed no file."""
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert snapshot(root) == before
+    assert not list(root.rglob(".sglang-lz-*"))
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("sglang-lz: ")
+    return sentence
 
 
 @dataclass
@@ -220,13 +249,7 @@ class World:
     def fails(self, *args: object, **options: object) -> str:
         """Run what must fail and change no file; return the one sentence that it says."""
         before = snapshot(self.root)
-        done = self.run(*args, **options)
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
-        assert snapshot(self.root) == before
-        assert not list(self.root.rglob(".sglang-lz-*"))
-        sentence = done.stderr.splitlines()[-1]
-        assert sentence.startswith("sglang-lz: ")
+        sentence = sentence_of(self.run(*args, **options), 2, self.root, before)
         assert sentence.endswith(".")
         return sentence
 
@@ -247,10 +270,7 @@ class World:
     def upstream_checkout(self) -> Path:
         """Make a git checkout of upstream's repository and return it."""
         tree = self.root / "upstream"
-        for path, text in patched([]).items():
-            if path != "sglang/_version.py":
-                (tree / "python" / path).parent.mkdir(parents=True, exist_ok=True)
-                (tree / "python" / path).write_bytes(text.encode())
+        put(tree / "python", {k: v for k, v in patched([]).items() if "_version" not in k})
         git(tree, "init", "-q")
         git(tree, "add", "-A")
         git(tree, "commit", "-qm", "Upstream")
