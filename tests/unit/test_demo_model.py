@@ -19,7 +19,6 @@ from sglang_lz import demo
 from short_trainings import trained_twice
 
 ROOT = Path(__file__).resolve().parents[2]
-MEGABYTE = 10**6
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +31,6 @@ def model() -> Qwen2ForCausalLM:
     return AutoModelForCausalLM.from_pretrained(demo.MODEL_PATH, dtype=torch.float32)
 
 
-# Qwen2's tokenizer normalizes to NFC. The newest Unicode's rules are not the same everywhere, so
-# only the basic plane is drawn from.
 def test_the_chat_template_matches_the_training_text(tokenizer: PreTrainedTokenizerBase) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False)

@@ -16,7 +16,6 @@ from sglang_lz.loops import metrics
 from sglang_lz.loops.detector import FINISH_REASON, Loop
 
 FINE = list(range(100, 140))
-INSIDE = [*FINE, *([1, 2] * 25), *FINE]
 AT_END = [*FINE, *([1, 2] * 25)]
 ENDED_EARLY = [*FINE, *([1, 2] * 13), *FINE]
 

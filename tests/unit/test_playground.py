@@ -199,10 +199,6 @@ def test_a_stream_that_breaks_is_a_sentence(stream: str, sentence: str) -> None:
     assert events(server)[-1] == {"error": sentence}
 
 
-def dead(request: httpx.Request) -> httpx.Response:
-    raise httpx.ConnectError("refused", request=request)
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

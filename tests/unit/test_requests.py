@@ -183,15 +183,6 @@ def test_a_wrong_value_of_another_field_is_named(
     assert caught.value.field == field
 
 
-def test_prompts_without_token_ids_have_no_penalty_that_sees_them(
-    server_config: dict[str, Any],
-) -> None:
-    for fields in ({"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"dry_multiplier": 1}):
-        with pytest.raises(ValueError, match="on input_embeds, which have no token ids"):
-            admitted(embeds=True, **fields)
-    admitted(embeds=True, frequency_penalty=1.0)
-
-
 def test_breakers_need_a_tokenizer(server_config: dict[str, Any]) -> None:
     server_config["skip_tokenizer_init"] = True
     with pytest.raises(ValueError, match="dry_sequence_breakers on a server with --skip-tokenizer"):
@@ -344,10 +335,20 @@ def test_beam_search_refuses_our_fields(
         admitted(beam_width=2, **fields)
 
 
-def test_prompts_without_token_ids_cannot_be_included(server_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="input_embeds"):
-        admit(lz_penalty=0.15, lz_include_prompt=True, embeds=True)
-    assert admit(lz_penalty=0.15, embeds=True) == LZParams(0.15)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}, {"dry_multiplier": 1}),
+        {"lz_penalty": 0.15, "lz_include_prompt": True},
+    ],
+    ids=str,
+)
+def test_prompts_without_token_ids_have_no_penalty_that_sees_them(
+    server_config: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="input_embeds, which have no token ids"):
+        admitted(embeds=True, **fields)
+    assert admit(embeds=True, lz_penalty=0.15, frequency_penalty=1.0) == LZParams(0.15)
 
 
 def test_encoder_decoder_models_refuse_the_penalty(server_config: dict[str, Any]) -> None:
