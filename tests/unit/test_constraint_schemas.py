@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from bench.constraints.cases import schema_cases, schemas, texts
+from bench.constraints.cases import ANY_JSON, RECURSIVE, schema_cases, schemas, texts
 from ebnf import schema_rules
 from proper_sequences import accepts, prepared_of, tokenizer_json
 from sglang_lz.proper.language import Language, Rules, language_of
@@ -36,8 +36,17 @@ def test_the_examples_are_valid(name: str) -> None:
         validator.validate(document)
 
 
+USUAL = {ANY_JSON, RECURSIVE, "chat_request", "geocoding_result"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", schema_cases())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in USUAL else pytest.mark.full)
+        for name in schema_cases()
+    ],
+)
 def test_the_texts_are_accepted(name: str) -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(TOKENIZER))
     product = Product(prepared_of(TOKENIZER), language(name))
