@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import oracle
-from bench.harm import corpora, penalties, result
-from bench.harm.corpora import Piece
-from bench.harm.penalties import LZ_PENALTY, Onset, Outcome, Penalty
+from bench.harm import penalties
+from bench.harm.penalties import LZ_PENALTY, Onset, Outcome
 
 VOCAB = 24
 
@@ -83,31 +82,5 @@ def test_count_penalties_lower_earlier_tokens() -> None:
     assert not by_name["repetition 1.1"].has_nats
 
 
-def test_texts_are_the_same_each_time() -> None:
-    kinds = ("documentation", "logs", "diagrams")
-    texts = corpora.texts(kinds)
-    assert {text.kind for text in texts} == set(kinds)
-    assert corpora.digest(texts) == corpora.digest(corpora.texts(kinds))
-    assert corpora.digest(texts) != corpora.digest(texts[1:])
-    assert len({(text.kind, text.name) for text in texts}) == len(texts)
-    assert max(len(text.text) for text in texts) <= corpora.TEXT_CHARACTERS
-
-
 def outcome(*lowered: float, onset: Onset | None = None) -> Outcome:
     return Outcome(np.array(lowered, dtype=np.float32), onset)
-
-
-def test_rows_say_how_much_of_each_kind_is_lowered() -> None:
-    pieces = [
-        Piece(kind, name, np.zeros(4, dtype=np.int64))
-        for kind, name in (("prose", "a:0"), ("JSON", "b:0"), ("prose", "c:0"))
-    ]
-    outcomes = [outcome(0, 0, 0, 0), outcome(0, 1, 2, 3, onset=Onset(1, 7)), outcome(0, 0, 0, 2)]
-    penalty = Penalty("some", True, lambda texts, vocab: [])
-    assert result.rows(pieces, outcomes, penalty) == [
-        ["prose", "some", 2, 8, 125.0, 0.25, 1, 0],
-        ["JSON", "some", 1, 4, 750.0, 1.5, 1, 1],
-    ]
-    assert result.reached(pieces, outcomes, penalty) == [["some", "JSON", "b:0", 4, 1, 7, 3]]
-    by_logit = Penalty("some", False, lambda texts, vocab: [])
-    assert [row[5] for row in result.rows(pieces, outcomes, by_logit)] == [None, None]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import oracle
-from bench.kernel import cases, host, implementations, timing
+from bench.kernel import host, implementations, timing
 from bench.kernel.inputs import HISTORIES, LZ_PENALTY, Case, Inputs
-from bench.kernel.names import COPY, MEMORY, ONSET_2, OURS, REFERENCE
 from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.reference import steps as reference
 
@@ -47,28 +46,6 @@ def test_a_wrong_implementation_ends_the_run() -> None:
         timing.check(case, "wrong", expected + 1e-2, expected)
     with pytest.raises(SystemExit):
         timing.check(case, "not a number", expected * torch.nan, expected)
-
-
-def test_a_case_gives_a_row_for_each_implementation() -> None:
-    bench = cases.Bench(CPU, timing.Effort(2**20, 2, 3, 1e-3), quick=True)
-    rows = list(bench.measure(Case(rows=2, vocab=VOCAB, window=16, buffer=4)))
-    assert [row["implementation"] for row in rows] == [OURS, ONSET_2, MEMORY, REFERENCE, COPY]
-    assert all(set(row) == set(cases.COLUMNS) for row in rows)
-    assert all(row["median_us"] > 0 for row in rows)
-
-
-def test_host_costs_have_a_row_for_each_case() -> None:
-    rows = list(host.measure(CPU, rounds=2, quick=True))
-    assert all(tuple(row) == host.COLUMNS for row in rows)
-    assert all(row["median_us"] > 0 for row in rows)
-    idle = {row["what"] for row in rows} - {host.PREFILL, host.RESUMED}
-    assert idle == {
-        f"{what}, {held}"
-        for what in (host.NO_PENALTY, host.PREFILL_NO_PENALTY)
-        for held in ("no window held", "a window held elsewhere")
-    }
-    assert {row["seen"] for row in rows if row["what"] == host.PREFILL} == {0, 512}
-    assert {row["seen"] for row in rows if row["what"] == host.RESUMED} == {host.OUTPUTS}
 
 
 @pytest.mark.parametrize("seen", [0, 5])

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.repetition import grid, repetition, run_directory, sampling, scores
+from bench.repetition import grid, repetition, run_directory, scores
 from bench.repetition.items import Item
 from bench.repetition.result import unchanged
-from sglang_lz.fields.lz import LZParams
 
 pytestmark = pytest.mark.slow
 
@@ -146,36 +145,6 @@ def kept(out: Path) -> dict[Any, dict[str, Any]]:
     return found
 
 
-class TestGrid:
-    @pytest.mark.parametrize(
-        ("penalty", "name"),
-        [
-            ("none", "none"),
-            ("lz_penalty=0.150,lz_cost=rate", "lz rate 0.15"),
-            ("lz_penalty=0.15,lz_onset=2,lz_window_size=64", "lz 0.15, window 64, onset 2"),
-            ("frequency_penalty=0.2,repetition_penalty=1.1", "frequency 0.2 + repetition 1.1"),
-            ("lz_penalty=0.1,lz_cost=rate,top_k=5", "lz rate 0.1 + top_k 5"),
-        ],
-    )
-    def test_names(self, penalty: str, name: str) -> None:
-        assert [variant.name for variant in grid.expand([penalty, penalty])] == [name]
-
-    def test_the_cost_is_always_sent(self) -> None:
-        (variant,) = grid.expand(["lz_penalty=0.15"])
-        assert variant.fields == {"lz_penalty": 0.15, "lz_cost": LZParams().cost}
-
-    def test_keys(self) -> None:
-        items = [Item(f"t/{i}", "", None) for i in range(20)]
-        variants = grid.expand(["none", "lz_penalty=0.1"])
-        keys = list(grid.Grid(variants, [0.0, 1.0], 3).keys(items))
-        assert len(keys) == len(set(keys)) == 20 * len(variants) * (1 + 3)
-        greedy, sampled = keys[: 20 * len(variants)], keys[20 * len(variants) :]
-        assert {(key.temperature, key.seed) for key in greedy} == {(0.0, 0)}
-        assert [key.seed for key in sampled] == sorted(key.seed for key in sampled)
-        seeds = {(key.item, key.seed): sampling.request_seed(key) for key in keys}
-        assert len(set(seeds.values())) == len(seeds) == 20 * 3
-
-
 class TestRun:
     def test_a_killed_run_goes_on_without_losing_or_repeating(
         self, stub: Stub, problems: Path, tmp_path: Path
@@ -261,21 +230,6 @@ class TestProbes:
         assert not any("return_token_ids" in body for body in stub.asked[-SAMPLES:])
         result = json.loads((tmp_path / "result.json").read_text())
         assert result["cells"][0]["degenerate"]["mean"] == 0.3333
-
-
-def test_an_items_own_fields_are_sent_and_a_penalty_wins(stub: Stub, tmp_path: Path) -> None:
-    file = tmp_path / "own.jsonl"
-    own = {"regex": "[0-9]+", "lz_penalty": 0.5}
-    rows = [{"id": 0, "prompt": "with", "fields": own}, {"id": 1, "prompt": "without"}]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(stub, file, tmp_path / "out")
-    sent = {
-        (body["messages"][0]["content"], body.get("regex"), body.get("lz_penalty"))
-        for body in stub.asked
-        if body["max_tokens"] == 30
-    }
-    both = {("with", "[0-9]+", 0.5), ("with", "[0-9]+", 0.15)}
-    assert sent == both | {("without", None, None), ("without", None, 0.15)}
 
 
 class TestScores:

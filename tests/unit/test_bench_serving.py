@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import random
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +15,8 @@ from bench.serving.arguments import parse
 from bench.serving.models import MODELS
 from bench.serving.record import Record
 from bench.serving.result import paper_percent, smoke_words
-from bench.serving.runs import measure_static, penalty_arguments, sglang_arguments
-from bench.serving.slowdowns import METRICS, Metric, median_interval, slowdown, summary
-from sglang_lz.fields.lz import FIELDS
-from sglang_lz.upstream_benchmarks import add_arguments
+from bench.serving.runs import measure_static, sglang_arguments
+from bench.serving.slowdowns import METRICS, Metric, slowdown, summary
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -42,15 +38,6 @@ class TestSlowdown:
     def test_a_steady_drift_cancels(self) -> None:
         drifting = block(*(100 + 5 * i for i in range(4)))
         assert slowdown(drifting, THROUGHPUT) == pytest.approx(0)
-
-
-class TestInterval:
-    def test_known_order_statistics(self) -> None:
-        """The 95 % intervals of the sign test, as tables of it give them."""
-        for count, place in ((6, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8)):
-            values = [float(value) for value in range(1, count + 1)]
-            random.Random(count).shuffle(values)
-            assert median_interval(values) == [place, count + 1 - place]
 
 
 class TestSummary:
@@ -109,13 +96,6 @@ class TestCommandLine:
         with pytest.raises(SystemExit):
             parsed(monkeypatch, [], argument, "0")
         assert words in capsys.readouterr().err
-
-    def test_the_penalty_reaches_upstreams_tools_as_arguments(self) -> None:
-        fields = {"lz_penalty": 0.2, "lz_window_size": 64, "lz_include_prompt": True}
-        parser = argparse.ArgumentParser()
-        add_arguments(parser)
-        found = vars(parser.parse_args(penalty_arguments(fields, 0.5)))
-        assert found == {**dict.fromkeys(FIELDS), **fields, "lz_penalty": 0.5}
 
 
 class Tool:

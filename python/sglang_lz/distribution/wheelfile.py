@@ -135,8 +135,10 @@ def edit_metadata(
 
 
 def edit_entry_points(entry_points: bytes) -> bytes:
-    """Return entry_points.txt with our console script added."""
+    """Return entry_points.txt with our console script added; DistError without its section."""
     section = b"[console_scripts]\n"
+    if section not in entry_points:
+        raise DistError("upstream's entry_points.txt has no [console_scripts]; add it here.")
     return entry_points.replace(section, section + SCRIPT + b"\n", 1)
 
 
