@@ -164,11 +164,7 @@ def domino_blocks(newest: list[int], nodes: int, vocab: int) -> list[Tree]:
     ]
 
 
-VERIFIES = {
-    "DFLASH": verify_dflash,
-    "DOMINO": verify_dflash,
-    "DSPARK": verify_dspark,
-}
+VERIFIES = {"DFLASH": verify_dflash, "DOMINO": verify_dflash, "DSPARK": verify_dspark}
 
 
 def adaptive_sizes() -> list[int]:
@@ -275,9 +271,7 @@ def test_every_size_of_an_adaptive_tree_is_warmed_up(monkeypatch: pytest.MonkeyP
     from sglang.srt import runtime_context
 
     spec = SimpleNamespace(
-        speculative_num_draft_tokens=4,
-        speculative_adaptive=False,
-        speculative_adaptive_config=None,
+        speculative_num_draft_tokens=4, speculative_adaptive=False, speculative_adaptive_config=None
     )
     monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
     assert sampling._tree_sizes() == {4}

@@ -205,14 +205,7 @@ def wrap_in_cache(original: Any) -> Any:
     return functools.lru_cache(original)
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        wrap_in_partial,
-        wrap_in_object,
-        wrap_in_cache,
-    ],
-)
+@pytest.mark.parametrize("wrap", [wrap_in_partial, wrap_in_object, wrap_in_cache])
 def test_other_wrappers_are_looked_through(
     registry: Any, monkeypatch: pytest.MonkeyPatch, wrap: Any
 ) -> None:

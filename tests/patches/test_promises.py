@@ -32,12 +32,7 @@ from sglang_lz.guard import FinishRepetition
 from sglang_lz.loops.detector import Loop
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
-GIVEN = {
-    "lz_penalty": 0.2,
-    "lz_buffer_size": 16,
-    "lz_cost": "rate",
-    "repetition_detection": LOOP,
-}
+GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate", "repetition_detection": LOOP}
 ADMIT = "sglang_lz.admission.admit"
 
 

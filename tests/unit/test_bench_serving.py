@@ -65,12 +65,7 @@ class TestCommandLine:
         rows = [f"{name}, batch {size}" for name, size in zip(found.models, sizes, strict=True)]
         assert sizes == [64, 32, 8]
         assert [paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
-        assert sglang_arguments(found) == [
-            "--tp-size",
-            "1",
-            "--attention-backend",
-            "triton",
-        ]
+        assert sglang_arguments(found) == ["--tp-size", "1", "--attention-backend", "triton"]
 
     def test_without_a_gpu_it_is_a_smoke_test_and_says_so(
         self, monkeypatch: pytest.MonkeyPatch

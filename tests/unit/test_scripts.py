@@ -113,10 +113,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     ],
 )
 def test_a_commit_that_passed_whole_is_recorded(
-    calls: Calls,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    case: tuple[str, str, bool],
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[str, str, bool]
 ) -> None:
     """Which scripts/release asks for (tests/distribution/test_release.py)."""
     arguments, outcome, is_recorded = case
