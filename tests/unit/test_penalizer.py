@@ -1326,6 +1326,25 @@ def test_breakers_are_refused_where_the_texts_of_tokens_are_unknown(
     )
 
 
+def test_histories_of_ended_requests_are_freed() -> None:
+    """The histories of requests that ended, and of rows that now belong to other requests."""
+    pool = reserved_pool()
+    for prompt in ([1, 2, 1], [1, 2] * 20, [0, 1, 2, 3] * 300):
+        reqs = [
+            admitted(pool, request(prompt, dry_multiplier=0.5, lz_penalty=0.3 * (i % 2)))
+            for i in range(ROWS)
+        ]
+        assert_all_exact(pool, reqs)
+        assert len(pool.lz_penalizer.histories._places) == ROWS
+        leave(pool, *reqs)
+    plain = admitted(pool, request([1, 1], lz_penalty=0.0))
+    beside = admitted(pool, request([1, 1], lz_penalty=0.0, frequency_penalty=1.0))
+    _, before, after = forward(pool, "extend", [plain, beside], [])
+    assert torch.equal(before[0], after[0])
+    assert_exact(beside, before[1], after[1])
+    assert len(pool.lz_penalizer.histories._places) == 1
+
+
 def test_lists_of_breakers_share_tables_and_replace_unused_ones() -> None:
     pool = reserved_pool()
     lists = (["c"], ["ab"], ["c"], ["bca", "a"])
