@@ -39,7 +39,6 @@ NOT_CALLS = {
     "check_server",  # which does the checking
     "naming_field",  # without it a refusal does not name the field
     "samples_on_cpu",  # without it upstream takes the likeliest token on a CPU
-    "event_maker",  # without it the last event of a stream raises an error
 }
 
 

@@ -7,6 +7,7 @@ token, or there is none.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -273,10 +274,15 @@ def test_wrong_values_are_refused(server: Server, endpoint: Endpoint, stream: bo
 
 
 def counted(server: Server) -> Counter[str]:
-    """Our series on /metrics."""
-    text = HTTP.get(f"{server.url}/metrics").text
+    """Our series on /metrics; prometheus_client fails while a process makes its file of metrics."""
+    for _ in range(20):
+        answer = HTTP.get(f"{server.url}/metrics")
+        if answer.is_success:
+            break
+        time.sleep(0.1)
+    assert answer.is_success
     found: Counter[str] = Counter()
-    for line in text.splitlines():
+    for line in answer.text.splitlines():
         if line.startswith("sglang_lz:"):
             name, _, value = line.rpartition(" ")
             found[name.removeprefix("sglang_lz:")] = int(float(value))
