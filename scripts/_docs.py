@@ -17,7 +17,6 @@ from bench.kernel import names as steps
 from bench.kernel import tables as kernel
 from bench.repetition import tables as repetition
 from hostile import judge
-from server import clients_table
 from sglang_lz.distribution.patchset import GROUPS, PatchSet
 from sglang_lz.distribution.sources import release
 from sglang_lz.fields import histories
@@ -86,7 +85,6 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),
     ("docs/PENALTIES.md", "fields"): lambda: markdown_table(histories.FIELDS),
     **{("docs/PROPER_TOKENS.md", f"proper-{name}"): of for name, of in constraints.TABLES.items()},
-    ("tests/server/clients.md", "clients"): clients_table.clients,
     ("bench/README.md", "harm"): harm.lowered,
     ("bench/README.md", "hostile"): judge.section,
     ("bench/README.md", "step-on-a-gpu"): kernel.step_on_gpu,

@@ -4,7 +4,6 @@ Everything is inside the checkout:
 
     .venv/uv/                uv, which installs all else
     .venv/<flavour>/         the environment in which the patched SGLang runs
-    .venv/clients/           clients of other projects, which the tests serve
     .cache/upstream/         upstream's wheels, downloaded and verified
     .cache/dist/             our wheel
     .cache/stock/            SGLang without the LZ patches, for comparison in tests
@@ -48,8 +47,6 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 TEST_TOOLS, TEST_LOCK = SCRIPTS / "requirements-test.txt", SCRIPTS / "test.lock"
 COMPILER = "ziglang==0.17.1"
 """A C++ compiler: SGLang compiles its n-gram drafts when a server starts."""
-CLIENTS, CLIENTS_LOCK = ROOT / ".venv" / "clients", SCRIPTS / "clients.lock"
-"""The environment of clients of other projects, whose requirements contradict SGLang's."""
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
@@ -311,14 +308,11 @@ class Environment:
         # Upstream's own requirements, of the CUDA flavour, are not locked.
         self._locked = ["--constraints", str(TEST_LOCK)] if flavour == "cpu" else []
 
-    def set_up(
-        self, *, tests: bool = False, clients: bool = False, package_of_checkout: bool = False
-    ) -> None:
+    def set_up(self, *, tests: bool = False, package_of_checkout: bool = False) -> None:
         """Create everything that is missing or older than the checkout; SetupError if it fails.
 
         Args:
             tests: also install the tools for the tests, and build SGLang without the LZ patches.
-            clients: also install the clients of `CLIENTS`.
             package_of_checkout: a wheel with another version of `sglang_lz` is sufficient.
         """
         # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
@@ -342,9 +336,6 @@ class Environment:
             ),
             *(self._test_steps() if tests else []),
         ]
-        if clients:
-            locked = ("--require-hashes", "--requirement", str(CLIENTS_LOCK))
-            steps.append(environment_step(CLIENTS, "the tests' clients", [CLIENTS_LOCK], *locked))
         with temporary_folder():
             do_steps(steps)
 

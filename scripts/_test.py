@@ -31,8 +31,8 @@ Set up the patched SGLang inside this checkout, CPU flavour, and check the patch
 wheel, style and types, and run the tests against the installed wheel, on real servers too.
 
   quick       no servers, images or slow tests
-  all         also images, a browser, clients of other projects, and short runs of the benchmarks;
-              this is what continuous integration runs
+  all         also images, a browser, and short runs of the benchmarks; this is what continuous
+              integration runs
   full        everything, on all servers; a release is signed only after it
   containers  only tests/deploy: lints what deploys the server, builds the images, runs one
   gpu         only on a machine with an NVIDIA GPU: the CUDA flavour, its kernels and its servers
@@ -53,9 +53,8 @@ DEFAULT = "default"
 """The mode without a word or named tests."""
 NAMED = "named"
 """The mode that has no word: tests are named."""
-CLIENTS = "tests/server/test_clients.py"
 ONLY_ALL = (
-    *(_tools.IMAGE_TOOLS.tests, _tools.BROWSER_TOOLS.tests, CLIENTS),
+    *(_tools.IMAGE_TOOLS.tests, _tools.BROWSER_TOOLS.tests),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
 )
 """What only `all` and `full` run, or `containers`."""
@@ -135,13 +134,9 @@ def test(arguments: list[str]) -> int:
         raise SetupError("`scripts/test gpu` needs an NVIDIA GPU, and there is none here.")
     environment = Environment("cuda" if mode == "gpu" else "cpu")
     commit = commit_of_checkout() if mode == "full" and not rest else ""
-    unit, clients = ROOT / "tests" / "unit", ROOT / CLIENTS
+    unit = ROOT / "tests" / "unit"
     from_checkout = mode == NAMED and all(path.resolve().is_relative_to(unit) for path in paths)
-    environment.set_up(
-        tests=True,
-        clients=mode in ("all", "full") or any(map(clients.is_relative_to, paths)),
-        package_of_checkout=from_checkout,
-    )
+    environment.set_up(tests=True, package_of_checkout=from_checkout)
     if mode in ("all", "full", "containers"):
         browser = [] if mode == "containers" else [_tools.BROWSER_TOOLS]
         _tools.install([_tools.IMAGE_TOOLS, *browser])

@@ -6,7 +6,9 @@ token, or there is none.
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import pytest
 
 from bench.http_client import HTTP
 from oracle import first_loop
-from server.client import OFF, Json, Lz, answers, events, post_ok, streaming
+from server.client import OFF, Json, Lz, answers, events, post, post_ok, streaming
 from server.configurations import THINKS, on
 from server.encodings import encode
 from server.endpoints import Endpoint, every_endpoint
@@ -235,6 +237,37 @@ def test_every_endpoint_reports_the_loop(server: Server, endpoint: Endpoint, str
         assert ended["matched_stop"].startswith("repetition_detected pattern_size=")
         assert ended["stop_reason"] == "repetition_detected"
         assert [choice for choice in choices if "stop_reason" in choice] == [ended]
+
+
+@pytest.mark.every_server
+@on(*REASONS)
+def test_a_loop_within_a_call_of_a_tool_leaves_no_call_to_run(server: Server) -> None:
+    """Only `stop` reports `tool_calls`, in a stream."""
+    wanted = REASONS[server.config.name]["finish_reason"]
+    begin = '<tool_call>\n{"name": "f", "arguments": {"v": "'
+    schema = {"type": "object", "properties": {"v": {"type": "string"}}}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "What is a list?"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        **{"max_tokens": 300, "temperature": 0, "repetition_detection": LOOP},
+        "regex": re.escape(begin) + "a+",
+    }
+    (choice,) = post_ok(server, "/v1/chat/completions", body)["choices"]
+    assert choice["finish_reason"] == wanted
+    assert not choice["message"].get("tool_calls")
+    streamed = events(post(server, "/v1/chat/completions", {**body, "stream": True}))
+    choices = [choice for event in streamed for choice in event["choices"]]
+    (reason,) = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls") or []]
+    arguments = "".join(call["function"]["arguments"] or "" for call in calls)
+    assert arguments.startswith('{"v": "aa')
+    if wanted == "stop":
+        assert reason == "tool_calls"
+    else:
+        assert reason == wanted
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(arguments)
 
 
 @on("overlap")

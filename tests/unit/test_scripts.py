@@ -212,13 +212,12 @@ def test_each_input_repeats_the_steps_that_depend_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ROOT", "PATCHES", "CPU", "CPU_REQUIREMENTS", "SCRIPTS", "TEST_TOOLS",
-                 "TEST_LOCK", "UV", "CLIENTS", "CLIENTS_LOCK", "CACHE"):  # fmt: skip
+                 "TEST_LOCK", "UV", "CACHE"):  # fmt: skip
         place = tmp_path / getattr(environment, name).relative_to(SCRIPTS.parent)
         monkeypatch.setattr(environment, name, place)
     files = {
         "scripts/uv.lock": "uv",
         "scripts/requirements-test.txt": "tools",
-        "scripts/clients.lock": "clients",
         "scripts/test.lock": "environment tools",
         "patches/1.0/upstream.lock": "environment package stock",
         "python/sglang_lz/cpu/requirements.txt": "environment package stock",
@@ -235,8 +234,8 @@ def test_each_input_repeats_the_steps_that_depend_on_it(
 
     def steps(**options: bool) -> dict[str, Any]:
         found.clear()
-        environment.Environment("cpu").set_up(tests=True, clients=True, **options)
-        names = ("uv", "environment", "package", "tools", "stock", "clients")
+        environment.Environment("cpu").set_up(tests=True, **options)
+        names = ("uv", "environment", "package", "tools", "stock")
         return dict(zip(names, found, strict=True))
 
     def inputs() -> dict[str, str]:
