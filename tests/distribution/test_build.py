@@ -7,9 +7,7 @@ import email
 import io
 import os
 import re
-import resource
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,10 +90,9 @@ def test_flavour(
     assert "sglang_lz/_patches/0.5.23/cpu/stand-in.patch" in files
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_wrong_hash(world: World, given: bool) -> None:
+def test_wrong_hash(world: World) -> None:
     world.wheel.write_bytes(world.wheel.read_bytes() + b"\0")
-    sentence = world.fails("build", *(["--wheel", world.wheel] if given else []))
+    sentence = world.fails("build", "--wheel", world.wheel)
     assert "not the pinned" in sentence
     assert "delete it and run again" in sentence
 
@@ -112,12 +109,6 @@ def test_upstream_with_other_contents(world: World) -> None:
     parts.write_upstream_wheel(world.wheel, files)
     write_lock(world.patches / "upstream.lock", world.wheel)
     assert "sglang/sampler.py is neither" in world.fails("build", "--wheel", world.wheel)
-
-
-def test_full_disk(world: World) -> None:
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (9000, 9000))
-    sentence = world.fails("build", "--wheel", world.wheel, preexec_fn=limit)
-    assert "cannot be written (File too large)" in sentence
 
 
 @pytest.mark.parametrize(("signal", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -149,29 +140,10 @@ def test_pip_fetches_once_and_what_is_cached_is_verified(world: World) -> None:
         ("--wheel wheels/sglang-0.5.22.whl", "is not a pinned wheel: the patches are for"),
         ("--wheel x --python cp311", "leave --python and --arch out"),
         ("--wheel x --groups sampling", "--groups is 'sampling'; it must be one of"),
-        ("--wheel x --groups fixes", "it must be one of"),
     ],
 )
 def test_arguments(world: World, arguments: str, words: str) -> None:
     assert words in world.fails("build", *arguments.split())
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("patches/0.5.23/upstream.lock", None, "holds 0 releases, not one"),
-        ("patches/0.5.23/upstream.lock", "version = ", "is not a lock file"),
-        ("patches/0.5.23/series", None, "series is missing"),
-        ("patches/0.5.23/sampling/call.patch", None, "call.patch is missing"),
-        ("patches/0.5.23/sampling/call.patch", "no diff\n", "there is no diff in it"),
-        ("python/sglang_lz/cpu/requirements.txt", None, "requirements.txt is missing"),
-        ("python/sglang_lz/cpu/sgl_kernel/__init__.py", None, "sgl_kernel/__init__.py is missing"),
-    ],
-)
-def test_damaged_checkout(world: World, file: str, text: str | None, words: str) -> None:
-    path = world.checkout / file
-    path.unlink() if text is None else path.write_text(text)
-    assert words in world.fails("build", "--wheel", world.wheel, "--flavour", "cpu")
 
 
 # Which files of our package each flavour carries

@@ -10,7 +10,6 @@ import pytest
 
 from distribution.world import TAGS, UPSTREAM, World, git, write_upstream_wheel
 from sglang_lz.distribution import fetch
-from sglang_lz.distribution.bump import missing
 from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
 
 pytestmark = [
@@ -18,7 +17,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("griffe") is None, reason="griffelib is missing"),
 ]
 NEW = "0.5.24"
-INIT = "class f:\n  def __init__(self"
 CONFLICT = {"kernel": ("import sgl_kernel\n", "import sgl_kernel as kernel\n")}
 
 
@@ -112,12 +110,14 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
 @pytest.mark.full
 def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
     (world.package / "reads.py").write_text(
-        "from sglang.srt.server_args import ServerArgs\n"
+        "from sglang.server import start\nfrom sglang.srt.server_args import ServerArgs\n"
         "def read(x):\n    return x.model_path, getattr(x, 'algorithms', None)\n"
     )
     gone = ("class ServerArgs:\n    model_path: str\n", "class Args:\n    path: str\n")
-    new = release(world, **{"srt/server_args": gone})
+    more = ("def start():\r\n", "def start(port, host=None):\r\n")
+    new = release(world, **{"srt/server_args": gone, "server": more})
     out = world.ok("bump", NEW, "--tree", "new")
+    assert "our code: sglang.server.start has other parameters: port\n" in out
     assert "our code: sglang.srt.server_args has no ServerArgs\n" in out
     assert "our code: nothing in the release has the name model_path, which our code reads\n" in out
     assert "algorithms" not in out
@@ -150,32 +150,3 @@ def test_dry_run_changes_nothing(world: World) -> None:
 )
 def test_refusals(world: World, arguments: tuple[str, ...], words: str) -> None:
     assert words in world.fails("bump", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("there", "here", "problem"),
-    [
-        ("def f(a, b=1): ...", "def f(a, *, b=1): ...", None),
-        ("def f(a, b=1): ...", "def f(a, b=1, c=2): ...", None),
-        ("def f(a, b=1): ...", "f = None", "f has other parameters: a, b"),
-        ("def f(a, b=1): ...", "def f(a): ...", "f has other parameters: b"),
-        ("def f(a, b=1): ...", "def f(a, c, b=1): ...", "f has other parameters: c"),
-        ("def f(a, b=1): ...", "def f(a, b): ...", "f has other parameters: b"),
-        ("def f(a, b=1): ...", "def g(a, b=1): ...", "sglang.srt.m has no f"),
-        (f"{INIT}, a, b): ...", f"{INIT}, a): ...", "f has other parameters: b"),
-        ("def f(a, *, b): ...", "", "sglang.srt.m has no f"),
-    ],
-)
-def test_functions_that_a_release_has_otherwise(
-    tmp_path: Path, there: str, here: str, problem: str | None
-) -> None:
-    file = tmp_path / "python/sglang/srt/m.py"
-    file.parent.mkdir(parents=True)
-    git(tmp_path, "init", "-q")
-    for text in (there, here):
-        file.write_text(f"a = b = g = 0\n{text}\n")
-        git(tmp_path, "add", "-A")
-        git(tmp_path, "commit", "-qm", "x")
-    found = list(missing(["from sglang.srt.m import f\n"], tmp_path, "HEAD~", "HEAD"))
-    assert len(found) == (problem is not None), found
-    assert problem is None or problem in found[0]

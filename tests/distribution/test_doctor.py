@@ -41,9 +41,7 @@ def rival(root: Path) -> None:
 
 DAMAGE = {
     "no seal": (remove(SEAL), "seal", "this is a stock sglang"),
-    "no json": (lambda root: (root / SEAL).write_text("{"), "seal", "cannot be read"),
     "patched file edited": (append("sglang/sampler.py", "#\n"), "files", "sglang/sampler.py was"),
-    "stand-in edited": (append("sgl_kernel/__init__.py", "#\n"), "files", "sgl_kernel/__init__"),
     "patch gone": (remove(f"{PATCHES}/cpu/stand-in.patch"), "patches", "stand-in.patch is missing"),
     "resealed": (unseal, "patches", "sampler.py is not what the patches make"),
     "other series": (
@@ -130,17 +128,15 @@ def test_wheel_whole_and_renamed(world: World, flavour: str) -> None:
         ("sglang_lz/_patches/0.5.23/series", {"RECORD", "files", "patches"}),
     ],
 )
-@pytest.mark.parametrize("gone", [True, False])
-def test_wheel_damaged(world: World, path: str, checks: set[str], gone: bool) -> None:
+def test_wheel_damaged(world: World, path: str, checks: set[str]) -> None:
     wheel = world.build()
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     files[path] = b"# " + files[path]
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in files.items():
-            if not (gone and name == path):
-                archive.writestr(name, data)
-    assert checks - {"patches"} <= set(failures(world, "--wheel", wheel)) <= checks
+            archive.writestr(name, data)
+    assert set(failures(world, "--wheel", wheel)) == checks
 
 
 def test_start_up_check(world: World, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,11 @@ import csv
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from distribution import world as parts
 from distribution.world import EDITS, SAMPLER, World, git, patched, snapshot
-from sglang_lz.distribution import files
-from sglang_lz.distribution.errors import DistError
 
 pytestmark = pytest.mark.slow
 
@@ -139,13 +136,20 @@ def test_what_cannot_be_reverted(world: World) -> None:
     assert "install sglang==0.5.23 with pip" in sentence
 
 
-def test_failure_while_writing_rolls_back(world: World) -> None:
-    """The 30th rename fails: everything is as it was."""
-    site = world.site()
-    error = "OSError(28, 'No space left on device', str(args[1]))"
-    world.hook(parts.at_call("os", "replace", 30, f"raise {error}"))
-    sentence = world.fails("apply", site)
-    assert "cannot be written (No space left on device)" in sentence
+@pytest.mark.parametrize("step", [1, 3, 30])
+@pytest.mark.parametrize(("interrupted", "status"), [(False, 2), (True, 130)])
+def test_failure_while_writing_rolls_back(
+    world: World, step: int, interrupted: bool, status: int
+) -> None:
+    """A full disk, or Ctrl-C: everything is as it was."""
+    site, error = world.site(), "OSError(28, 'No space left on device', str(args[1]))"
+    code = "os.kill(os.getpid(), signal.SIGINT)" if interrupted else f"raise {error}"
+    world.hook(parts.at_call("os", "replace", step, code))
+    before, done = snapshot(world.root), world.run("apply", site)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert interrupted or "cannot be written (No space left on device)" in done.stderr
+    assert snapshot(world.root) == before
     assert not (site / "sglang_lz").exists()
 
 
@@ -155,74 +159,3 @@ def test_hard_links_of_an_installer_cache_are_not_written_through(world: World) 
     cached.hardlink_to(site / "sglang" / "sampler.py")
     world.ok("apply", site)
     assert cached.read_text() == SAMPLER
-
-
-# Several files together
-
-NEW, MADE = b"new", b"made"
-CHANGES = {"a/one": NEW, "b/c/two": MADE, "a/three": None, "four": NEW, "b/five": MADE}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "a").mkdir()
-    for path in ("a/one", "a/three", "four"):
-        (tmp_path / path).write_bytes(f"old {path}".encode())
-    (tmp_path / "four").chmod(0o755)
-    return tmp_path
-
-
-def test_all(root: Path) -> None:
-    files.replace_all(root, CHANGES)
-    assert snapshot(root) == {path: data for path, data in CHANGES.items() if data is not None}
-    assert (root / "four").stat().st_mode & 0o777 == 0o755
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("step", range(5))
-def test_none(root: Path, monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
-    before = snapshot(root)
-    folders = sorted(path for path in root.rglob("*") if path.is_dir())
-    steps = iter(range(100))
-
-    def failing(real: object) -> object:
-        def call(*args: object, **options: object) -> object:
-            if next(steps) == step:
-                raise error
-            return real(*args, **options)  # type: ignore[operator]
-
-        return call
-
-    monkeypatch.setattr(os, "replace", failing(os.replace))
-    monkeypatch.setattr(Path, "unlink", failing(Path.unlink))
-    expected = DistError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
-        files.replace_all(root, CHANGES)
-    assert snapshot(root) == before
-    assert sorted(path for path in root.rglob("*") if path.is_dir()) == folders
-
-
-CACHES = (
-    *("one.cpython-311.pyc", "one.cpython-311.pyc.140036812345", "one._step-96.py311.nbi"),
-    *("one._step-96.py311.1.nbc", "one._step-96.py311.1.nbc.tmp.0123456789abcdef"),
-)
-
-
-def test_foreign_files_stay(root: Path) -> None:
-    (root / "a" / "__pycache__").mkdir()
-    for name in (*CACHES, "notes.txt"):
-        (root / "a" / "__pycache__" / name).write_bytes(b"")
-    (root / "a" / "mine.nbi").write_bytes(b"")
-    (root / "a" / "empty").mkdir()
-    files.remove_empty(root / "a")
-    mine = {"one", "three", "mine.nbi", "__pycache__/notes.txt"}
-    assert snapshot(root / "a", caches=True).keys() == mine
-    assert not (root / "a" / "empty").exists()
-    for path in mine:
-        assert files.first_file(root / "a") is not None
-        (root / "a" / path).unlink()
-    for name in CACHES:
-        (root / "a" / "__pycache__" / name).write_bytes(b"")
-    assert files.first_file(root / "a") is None
-    files.remove_empty(root / "a")
-    assert not (root / "a").exists()

@@ -398,26 +398,3 @@ def test_the_text_of_a_key_is_not_read_as_a_path(release: Release, tmp_path: Pat
     done = release.world.run("verify", wheel, "--public-key", right, cwd=tmp_path)
     assert done.returncode == 1
     assert "SHA256SUMS.minisig does not sign SHA256SUMS with this key" in done.stdout
-
-
-def test_no_such_file_and_no_key(released: Release) -> None:
-    no_key = "is no file and no text of a minisign public key"
-    for name, key, words in (
-        ("none.whl", None, "none.whl is not a file; name files of a release"),
-        (CPU, released.secret, f"--public-key {released.secret} {no_key}"),
-        (CPU, "none.pub", f"--public-key none.pub {no_key}"),
-    ):
-        status, said = released.verify(name, key=key)
-        assert status == 2
-        assert words in said
-
-
-def test_without_the_library(
-    released: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "minisign.py").write_text("raise ImportError\n")
-    path = f"{tmp_path}:{released.world.package.parent}"
-    monkeypatch.setitem(released.world.env, "PYTHONPATH", path)
-    status, said = released.verify(CPU)
-    assert status == 2
-    assert "verify needs py-minisign: `pip install py-minisign`" in said

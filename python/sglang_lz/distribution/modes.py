@@ -46,11 +46,3 @@ def judged(root: Path) -> list[str]:
     except FileNotFoundError:
         raise DistError(f"{root / JUDGED} is missing; restore it with git.") from None
     return [line for line in lines if line and not line.startswith("#")]
-
-
-def unjudged(root: Path, present: list[str]) -> list[str]:
-    """Return the modes of a release that are not listed, and listed modes that it does not have."""
-    known = set(judged(root))
-    new = [f"nobody has reviewed {m}: see docs/MAINTAINING.md" for m in present if m not in known]
-    gone = sorted(known.difference(present))
-    return new + [f"{mode} is not in this release: delete the line" for mode in gone]
