@@ -13,7 +13,7 @@ import numba_cache
 from device import DEVICE
 
 # Here, since with pytest-xdist the process that prints for them loads no other conftest.
-pytest_plugins = ["server.summary", "system_tools"]
+pytest_plugins = ["server.summary"]
 
 # Shared machines stall: time limits on single examples would fail for no fault of the code.
 settings.register_profile(

@@ -50,15 +50,11 @@ def probe_paths(container: Json) -> set[str]:
 
 @dataclass(frozen=True)
 class Query:
-    """A query of the dashboard: the series that it reads and the labels that it names.
-
-    ``has_default`` says whether it has a value without any series.
-    """
+    """A query of the dashboard: the series that it reads and the labels that it names."""
 
     panel: str
     series: frozenset[str]
     labels: frozenset[str]
-    has_default: bool
 
 
 def read_query(panel: str, expression: str) -> Query:
@@ -78,13 +74,7 @@ def read_query(panel: str, expression: str) -> Query:
 
     tree = promql_parser.parse(expression.replace("$__rate_interval", "1m"))
     promql_parser.walk(tree, visit)
-    has_default = (
-        isinstance(tree, promql_parser.BinaryExpr)
-        and str(tree.op) == "or"
-        and isinstance(tree.rhs, promql_parser.Call)
-        and tree.rhs.func.name == "vector"
-    )
-    return Query(panel, frozenset(series), frozenset(labels), has_default)
+    return Query(panel, frozenset(series), frozenset(labels))
 
 
 def dashboard_queries() -> list[Query]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -180,10 +179,6 @@ def test_nothing_can_be_written_outside_the_cache(container: Container, folder: 
     assert "Read-only file system" in output
 
 
-def test_the_cache_can_be_written(container: Container) -> None:
-    assert container.execute("touch", "/cache/file") == (0, "")
-
-
 def test_the_doctor_passes(container: Container) -> None:
     status, output = container.execute("sglang-lz", "doctor")
     assert status == 0, output
@@ -195,35 +190,6 @@ def test_installed_packages_are_compatible(container: Container) -> None:
     _, output = container.execute("python3", "-m", "pip", "check")
     (line,) = output.splitlines()
     assert line.endswith("requires datasets, which is not installed.")
-
-
-def test_build_settings_and_mounts_are_not_in_the_image(
-    podman: Podman, image: str, base: str, build_options: list[str]
-) -> None:
-    config = podman.inspect("image", image)["Config"]
-    assert [v for v in config["Env"] if v.startswith(("PIP_", "HF_TOKEN", "SSL_"))] == []
-    # A mount leaves at most an empty file or folder behind.
-    mounted = [o.split(":")[1] for o in build_options if o.startswith("--volume=")]
-    look = "import sys, os\nfor p in sys.argv[1:]: print(os.path.getsize(p) if os.path.isfile(p) "
-    look += "else len(os.listdir(p)) if os.path.isdir(p) else 0)"
-
-    def sizes(name: str) -> list[str]:
-        run = ["run", "--rm", "--entrypoint=python3", "--network=host", name, "-c", look, *mounted]
-        return podman(*run).split()
-
-    before = sizes(base)
-    assert sizes(image) == before
-    assert before[0] == "0"  # pip's configuration
-
-
-def test_the_labels_identify_the_image(podman: Podman, image: str) -> None:
-    labels = podman.inspect("image", image)["Labels"]
-    known = {k.rpartition(".")[2]: v for k, v in labels.items() if "opencontainers" in k}
-    assert known["version"].startswith("0.5.23+lz")
-    assert known["licenses"] == "Apache-2.0"
-    assert known["title"] == "sglang-lz"
-    assert re.match(r"[0-9a-f]{40}", known["revision"])
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", known["created"])
 
 
 def test_sigterm_lets_a_running_request_finish(container: Container) -> None:

@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import jsonschema
 import kubernetes_validate
 import pytest
 
 from deployment import (
     COMPOSE,
-    EVENTS,
     MANIFESTS,
     ROOT,
     Json,
@@ -30,7 +28,6 @@ from deployment import (
     load,
     pod_templates,
     probe_paths,
-    read_query,
 )
 from releases import PATCHES
 from sglang_lz.distribution.lock import Lock
@@ -57,47 +54,15 @@ WORKLOADS = [
     if any(pod_templates(resource))
 ]
 
-# The part of LeaderWorkerSet v1 that we use; pod templates are checked as what they are.
-LEADER_WORKER_SET = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
-        "kind": {"const": "LeaderWorkerSet"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["leaderWorkerTemplate"],
-            "properties": {
-                "replicas": {"type": "integer", "minimum": 0},
-                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
-                "leaderWorkerTemplate": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["workerTemplate"],
-                    "properties": {
-                        "leaderTemplate": {"type": "object"},
-                        "workerTemplate": {"type": "object"},
-                        "size": {"type": "integer", "minimum": 1},
-                        "restartPolicy": {
-                            "enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
-
 
 def validate(resource: Json, version: str) -> None:
-    """Raise jsonschema.ValidationError unless the API server of that release would take it."""
+    """Raise jsonschema.ValidationError unless the API server of that release would take it.
+
+    LeaderWorkerSet is no resource of Kubernetes: its pod templates are checked.
+    """
     if resource["kind"] != "LeaderWorkerSet":
         kubernetes_validate.validate(resource, version, strict=True)
         return
-    jsonschema.validate(resource, LEADER_WORKER_SET)
     head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": resource["metadata"]}
     for template in pod_templates(resource):
         kubernetes_validate.validate({**head, "template": template}, version, strict=True)
@@ -125,8 +90,6 @@ class TestSchemas:
         [
             ("", "", 0),
             ("read_only:", "readonly:", 1),
-            ("capabilities: [gpu]", "capability: [gpu]", 1),
-            ("profiles: [cuda]", "profiles: cuda", 1),
         ],
     )
     def test_compose_accepts_its_file_and_refuses_a_wrong_one(
@@ -307,16 +270,6 @@ class TestImages:
         images = {c["image"] for _, resource in RESOURCES for c in containers(resource)}
         assert images == {image("cuda"), image("router")}
 
-    @pytest.mark.parametrize("flavour", ["cpu", "cuda"])
-    def test_they_have_the_user_and_the_port_that_pods_expect(self, flavour: str) -> None:
-        dockerfile = load(COMPOSE)[0]["services"][flavour]["build"]["dockerfile"]
-        text = (ROOT / dockerfile).read_text()
-        assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == f"{UID}:{UID}"
-        assert re.findall(r"^EXPOSE (\S+)$", text, re.M) == [str(PORT)]
-        assert re.search(r"\bSGLANG_LZ_HOST=0\.0\.0\.0\b", text)
-        assert re.search(rf"\bSGLANG_LZ_PORT={PORT}\b", text)
-        assert re.search(r"^VOLUME /cache$", text, re.M)
-
 
 class TestCompose:
     @pytest.fixture(scope="class")
@@ -332,16 +285,6 @@ class TestCompose:
             for port in service["ports"]:
                 assert compose_default(port).startswith("127.0.0.1:")
             assert not re.search(r"(:latest|/[^:]+)$", service["image"])
-
-    def test_no_secret_has_a_value(self, services: dict[str, Json]) -> None:
-        assert services["cuda"]["environment"] == ["HF_TOKEN"]
-        environment = services["grafana"]["environment"]
-        assert not [name for name in environment if "PASSWORD" in name]
-
-    def test_servers_see_sigterm_and_may_drain(self, services: dict[str, Json]) -> None:
-        for name in ("cpu", "cuda"):
-            assert services[name]["init"] is True
-            assert services[name]["stop_grace_period"] == "5m"
 
     def test_mounted_files_exist(self, services: dict[str, Json]) -> None:
         volumes = load(COMPOSE)[0]["volumes"]
@@ -392,9 +335,3 @@ class TestMonitoring:
         for query in queries:
             assert query.series
             assert query.series <= declared, query.panel
-
-    def test_series_without_events_default_to_zero(self) -> None:
-        events = [query for query in dashboard_queries() if query.series & EVENTS]
-        assert {series for query in events for series in query.series} == EVENTS
-        assert all(query.has_default for query in events)
-        assert not read_query("", "sum (rate(sglang:num_requests_total[1m]))").has_default
