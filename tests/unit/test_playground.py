@@ -163,18 +163,6 @@ def events(server: Server | None = None, **changes: Any) -> list[dict[str, Any]]
     return [json.loads(part.removeprefix("data: ")) for part in response.text.split("\n\n")[:-1]]
 
 
-@pytest.mark.parametrize("column", ["known", "lz"])
-def test_an_output_that_fills_the_context(column: str) -> None:
-    """No prompt may be that long, so `before` lacks the last tokens."""
-    server = Server()
-    server.info["max_req_input_len"] = len(ASKED["prompt"]) + 41
-    told = events(server, column=column)
-    assert server.bodies[-1]["input_ids"][-1] == LOOP[39]
-    (before,) = [event["before"] for event in told if "before" in event]
-    assert len(before) == 40 < len(LOOP)
-    assert told[-1]["end"] == "length"
-
-
 def test_a_server_that_is_not_ours_runs_the_other_columns() -> None:
     assert ask("GET", "/api/server", Server(is_ours=False)).json()["sentence"] == app.STOCK
     refused = ask("POST", "/api/generate", Server(is_ours=False), json=ASKED)
@@ -189,7 +177,6 @@ def test_a_server_that_is_not_ours_runs_the_other_columns() -> None:
     [
         (answer(LOOP[:5], is_last=False), "The server's stream broke off before its end."),
         ("data: {\n\n", "The server's stream is not one of /generate."),
-        ('data: {"a": 1}\n\n', "The server's answer has another form than SGLang's."),
         ('data: {"error": {"message": "full"}}\n\n', "The server says: full"),
     ],
 )
@@ -204,23 +191,13 @@ def test_a_stream_that_breaks_is_a_sentence(stream: str, sentence: str) -> None:
     [
         ({"column": 1}, 'column must be "none", "known" or "lz", got 1.'),
         ({"prompt": ""}, "prompt must be a text of 1 to 65536 characters, got 0 characters."),
-        ({"chat": 1}, "chat must be true or false, got 1."),
         ({"max_new_tokens": 5000}, "max_new_tokens must be an integer in [1, 4096], got 5000."),
-        ({"temperature": None}, "temperature must be a finite number in [0, 2], got None."),
         ({"fields": 3}, "fields must be an object of request fields, got 3."),
         ({"fields": {"lz_penalty": 11}}, "lz_penalty must be a finite number in [0, 10], got 11."),
         (
             {"fields": {"lz_window_size": 601}},
             "lz_window_size must be an integer in [1, 600], the upper end being the server's "
             "--lz-max-window-size, got 601.",
-        ),
-        (
-            {"column": "known", "known_value": 3},
-            "repetition_penalty must be a finite number in [0.01, 2], got 3.",
-        ),
-        (
-            {"column": "known", "known": "x"},
-            f"known must be one of {', '.join(app.KNOWN)}, got 'x'.",
         ),
     ],
 )
@@ -239,9 +216,6 @@ def test_sizes_are_bounded() -> None:
     assert ask("POST", "/api/explain", json=text).json()["error"] == (
         "text must be at most 4096 tokens long, got 4097 tokens."
     )
-    for ids in ([], [V], [1] * 5000, ["x"]):
-        response = ask("POST", "/api/explain", json={"ids": ids, "fields": ASKED["fields"]})
-        assert response.status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -251,7 +225,6 @@ def test_sizes_are_bounded() -> None:
         {"host": "127.0.0.1:80"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
-        {"origin": f"https://{HOST}"},
         {"content-type": "text/plain"},
     ],
 )
@@ -268,13 +241,6 @@ def test_every_answer_has_a_strict_policy(path: str) -> None:
     assert response.status_code == (404 if path == "/absent" else 200)
     assert response.headers["content-security-policy"].startswith("default-src 'none'; ")
     assert "unsafe" not in response.headers["content-security-policy"]
-
-
-def test_wrong_addresses_are_named() -> None:
-    with pytest.raises(ValueError, match="--server must be a URL"):
-        Upstream("ftp://x")
-    with pytest.raises(ValueError, match="--host must be one address or name"):
-        command.hosts("0.0.0.0", 1)
 
 
 def test_one_file_runs_only_its_own_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
