@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import threading
@@ -33,16 +32,15 @@ from sglang_lz.proper import (
     kernels,
     prepared,
     request_field,
-    rules,
     waiting,
 )
 from sglang_lz.proper import product as products
-from sglang_lz.proper.backend import ProperGrammar, ProperTokens, UnmadeProduct, end_without_mask
+from sglang_lz.proper.backend import ProperGrammar, ProperTokens, UnmadeProduct
 from sglang_lz.proper.compiler import Compiler
 from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
 from sglang_lz.proper.product import START, Late, Product, Spent
 from sglang_lz.proper.tokenizer import Unsupported
-from sglang_lz.proper.waiting import A_TOKEN, BRIEFLY, GRACE, PATIENCE, BriefWaiting, Waiting
+from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -152,33 +150,6 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> None:
         constrained_json_disable_any_whitespace=False, constrained_json_max_whitespace_cnt=None
     )
     monkeypatch.setattr("sglang.srt.runtime_context.get_serving", lambda: config)
-
-
-DEEP = '{"type": "object", "properties": {"a": ' * 400 + '{"type": "string"}' + "}}" * 400
-COUNTED = {
-    "type": "object",
-    "maxProperties": 3,
-    "properties": {f"k{i}": {"type": "boolean"} for i in range(400)},
-}
-
-
-@pytest.mark.usefixtures("serving")
-@pytest.mark.parametrize(
-    ("kind", "text", "reason"),
-    [
-        ("json", DEEP, "deeper than"),
-        ("json", "[" * 30_000, "deeper than|cannot be read"),
-        ("json", json.dumps(COUNTED), "counts 400 properties"),
-        ("regex", "a" * 70_000, "70000 characters"),
-        ("structural_tag", '{"format": ' + "[" * 300 + "]" * 300 + "}", "deeper than"),
-        ("structural_tag", "[]", "cannot be read"),
-        ("json", "3", "cannot be read"),
-    ],
-    ids=["deep", "very deep", "counted", "long", "deep tag", "no tag", "number"],
-)
-def test_constraints_that_are_too_large_to_read(kind: str, text: str, reason: str) -> None:
-    with pytest.raises(Unsupported, match=reason):
-        rules.rules_of(kind, text)
 
 
 @pytest.mark.usefixtures("serving")
@@ -295,51 +266,6 @@ class _Stuck(Product):
         return super()._rows_of(text, nfc, steps, is_warming)
 
 
-@pytest.mark.slow
-def test_a_scheduler_gives_up_a_mask_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row allows only a token that cannot come next, and accepting it ends the request."""
-    product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
-    walk = ProperGrammar(product, [0], Allowance(1.0, 0.5))
-    mask = ProperGrammar.allocate_vocab_mask(600, 2, "cpu")
-    mask.zero_()
-    assert walk.forced_run(4) == []
-    walk.fill_vocab_mask(mask, 1)
-    assert (mask[0] == 0).all()
-    (token,) = np.flatnonzero(np.unpackbits(mask[1].numpy().view(np.uint8), bitorder="little"))
-    assert not walk.is_terminated()
-    walk.accept_token(int(token))  # as a draft
-    assert walk.is_terminated()
-    walk.rollback(1)
-    assert not walk.is_terminated()
-    walk.accept_token(int(token))
-    assert walk.failure is not None
-    assert walk.copy().failure == walk.failure
-    walk.accept_token(599)
-    walk.fill_vocab_mask(mask, 1)
-    assert mask[1].count_nonzero() == 1
-    req = SimpleNamespace(
-        grammar=walk,
-        to_finish=None,
-        finished_len=None,
-        output_ids=[5, 6, 7],
-        sampling_params=SimpleNamespace(proper_tokens=True),
-    )
-    end_without_mask(req, 1)
-    reason = req.to_finish.to_json()
-    assert reason["type"] == "abort"
-    assert reason["status_code"] == 400
-    assert "not found in time" in reason["message"]
-    assert req.finished_len == 2
-    product.may_go.set()
-    assert product.mask(START).any()
-    stage = ProperGrammar(product, [0], Allowance(1.0, 0.5))  # of another rank, which has its mask
-    with pytest.raises(ValueError, match="not accepted"):
-        stage.accept_token(599)
-    stage.accept_token(int(token))
-    assert stage.failure == walk.failure
-
-
 def wait_until(is_done: Callable[[], bool]) -> None:
     end = time.monotonic() + PLENTY
     while not is_done():
@@ -377,33 +303,6 @@ def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> N
     walk.fill_vocab_mask(mask, 0)
     assert walk.is_late
     product.may_go.set()
-
-
-def test_a_walk_that_paused_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = _Stuck(tokenizer(), language_of(Rules(rules_json('root ::= (([a-z ]{0, 300} "q"))'))))
-    monkeypatch.setattr(products, "SLICE", 0)
-    monkeypatch.setattr(products, "STEPS", 0)
-    walk, mask = paused_walk(product)
-    walk.pause(0)
-    product.may_go.set()
-    wait_until(lambda: walk.is_ready)
-    walk.resume()
-    walk.fill_vocab_mask(mask, 0)
-    assert not walk.is_late
-    walk.accept_token(product.impossible(START))
-    assert "too much time or memory" in str(walk.failure)
-
-
-def test_a_scheduler_waits_briefly_for_a_request_that_can_pause() -> None:
-    now = [0.0]
-    shared = Allowance(1.0, 0.5, lambda: now[0])
-    one = BriefWaiting(shared)
-    assert not one.is_over(100.0, BRIEFLY - 0.001)
-    assert one.is_over(0.0, BRIEFLY)
-    one.waited(0.0, 0.995)  # whatever it waited for
-    assert one.is_over(0.0, 0.006)
-    now[0] += 1.0
-    assert not one.is_over(0.0, BRIEFLY - 0.001)
 
 
 def test_the_impossible_token_cannot_come_next() -> None:
@@ -464,33 +363,6 @@ def test_a_search_that_takes_long_makes_way_and_is_given_up(
     stuck = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     with pytest.raises(Late):
         stuck.mask(START, Waiting(Allowance(1.0, 0.5)))
-
-
-def test_few_first_states_that_take_long_are_computed_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Many constraints that are hard from the start must leave the processor to other requests."""
-    monkeypatch.setattr(products, "SLICE", 0)
-    lock, running, most = threading.Lock(), [0], [0]
-    fill = Product._fill
-
-    def counted(self: Product, text: int) -> Any:
-        is_slow = threading.current_thread().name.startswith(products._SLOW)
-        with lock:
-            running[0] += is_slow
-            most[0] = max(most[0], running[0])
-        try:
-            return fill(self, text)
-        finally:
-            with lock:
-                running[0] -= is_slow
-
-    monkeypatch.setattr(Product, "_fill", counted)
-    several = [product_of(f"root ::= (([a-z ]{{0, {200 + i}}}))") for i in range(6)]
-    for product in several:
-        product.expect(START)
-    assert all(product.mask(START).any() for product in several)
-    assert 1 <= most[0] <= 2
 
 
 def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
