@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
 import json
 import os
 import pickle
@@ -371,61 +370,6 @@ class TestVerification:
     def test_all_greedy_requests_take_the_likeliest(self) -> None:
         logits = torch.randn(4, 50)
         assert self.verify([0.0] * 4, logits, 0) == logits.argmax(1).tolist()
-
-
-class TestResponsesLength:
-    """fixes/responses-length"""
-
-    def test_max_output_tokens_is_max_new_tokens(self) -> None:
-        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
-
-        for limit in (1, 2, 100):
-            request = ResponsesRequest(input="a", max_output_tokens=limit)
-            assert request.to_sampling_params()["max_new_tokens"] == limit
-        assert ResponsesRequest(input="a").to_sampling_params()["max_new_tokens"] is None
-
-    @pytest.mark.parametrize("limit", [0, -1])
-    def test_max_output_tokens_has_its_own_range(self, limit: int) -> None:
-        from sglang.srt.entrypoints.openai.protocol import ResponsesRequest
-
-        with pytest.raises(ValueError, match="max_output_tokens"):
-            ResponsesRequest(input="a", max_output_tokens=limit)
-
-
-class TestClients:
-    """fixes/stop-regex, fixes/abort-by-whole-id and fixes/session-replace"""
-
-    @pytest.mark.slow
-    def test_a_session_replaces_its_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sglang.srt.managers.io_struct import SessionParams
-        from sglang.srt.session import session_controller
-        from sglang.srt.session.session_controller import Session
-
-        session = Session(1000, "s")
-
-        def turn(name: str, **params: Any) -> None:
-            def make(*values: Any, **fields: Any) -> Any:
-                req = make_request([5])
-                req.rid = name
-                return req
-
-            asked = MagicMock(rid=name, input_ids=array("q", [5]), mm_inputs=None)
-            asked.session_params = SessionParams(id="s", **params)
-            monkeypatch.setattr(session_controller, "Req", make)
-            takes = inspect.signature(session.create_req).parameters
-            factory = {"req_factory": make} if "req_factory" in takes else {}
-            req = session.create_req(asked, None, 100, **factory)
-            assert req.to_finish is None
-            req.finished_reason = SimpleNamespace()
-
-        turn("0")
-        for i in range(1, 1200):
-            turn(str(i), rid=str(i - 1))
-        turn("again", rid="0", replace=True)
-        assert set(session.req_nodes) == {"0", "again"}
-        turn("again", rid="again")
-        turn("last", replace=True)
-        assert set(session.req_nodes) == {"last"}
 
 
 class TestDeadEnds:

@@ -195,29 +195,6 @@ def test_every_exact_algorithm_verifies_in_the_hooked_place() -> None:
     assert fields <= set(FrozenKVMTPVerifyInput.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(("reserved", "kept"), [(4, 4), (8, 5)], ids=["plain", "speculation"])
-def test_a_streaming_session_keeps_an_unfilled_place(reserved: int, kept: int) -> None:
-    """The token sampled last was in no forward pass, so nothing is cached of it. A verify step has
-    reserved its place all the same, and the session's next turn attends to what a rejected draft
-    left there. This is why such sessions are refused: without it, they need not be."""
-    from sglang.srt.managers.schedule_batch import ReqKvInfo
-    from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
-
-    session = StreamingSession(SimpleNamespace(page_size=1, free_kv_row=lambda *_: None))
-    req: Any = SimpleNamespace(
-        session=SimpleNamespace(streaming=True, session_id="s", finish_req=lambda _: None),
-        kv=ReqKvInfo(req_pool_idx=0, kv_allocated_len=reserved),
-        origin_input_ids=[5, 6, 7],
-        output_ids=[8, 9],  # of which 9 is cached nowhere
-        finished_reason=None,
-        finished_len=None,
-        detach_kv=lambda: None,
-    )
-    slot = session.slots["s"] = SessionSlot(kv=req.kv)
-    assert session.try_cache_finished_req(req)
-    assert slot.kv.kv_committed_len == kept
-
-
 def test_an_ollama_seed_does_not_end_in_an_error() -> None:
     """Upstream maps it to a field that SamplingParams does not have."""
     from sglang.srt.entrypoints.ollama.serving import OllamaServing

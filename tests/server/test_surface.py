@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -324,28 +323,6 @@ def test_scores_do_not_depend_on_other_requests(server: Server) -> None:
     expected = scored({"lz_penalty": 0})
     assert scored({}) == [pytest.approx(row, abs=1e-4) for row in expected]
     assert scored({}, {"max_new_tokens": 4}) == [pytest.approx(row, abs=1e-4) for row in expected]
-
-
-@on("defaults")
-def test_scores_under_load_equal_scores_at_rest(server: Server) -> None:
-    rng = random.Random("score")
-    prompts = [repetitive(rng, 24) for _ in range(20)]
-    labels = sorted({*prompts[0]})[:8]
-
-    def score(prompt: list[int]) -> list[float]:
-        body = {"model": "m", "query": prompt, "items": [[3]], "label_token_ids": labels}
-        (scores,) = post_ok(server, "/v1/score", body)["scores"]
-        return list(scores)
-
-    def load(prompt: list[int]) -> None:
-        generate(server, prompt, 24)
-
-    at_rest = [score(prompt) for prompt in prompts]
-    with ThreadPoolExecutor(8) as pool:
-        generated = pool.map(load, prompts)
-        scored = list(pool.map(score, prompts))
-        list(generated)
-    assert scored == [pytest.approx(row, abs=1e-4) for row in at_rest]
 
 
 @on("overlap")

@@ -25,7 +25,6 @@ from sglang_lz.bounds.limits import (
 from sglang_lz.fields.lz import FieldError
 
 V = 2048
-WRONG_IDS = (-1, V, 2**63, 2**70, -(2**70), True, False, 1.0, "5", None, [5], {})
 
 
 def request(**fields: Any) -> SimpleNamespace:
@@ -42,15 +41,6 @@ def refusal(obj: SimpleNamespace, input_ids: Any) -> str:
 
 
 class TestTokenIds:
-    @pytest.mark.parametrize("wrong", WRONG_IDS, ids=repr)
-    @pytest.mark.parametrize("place", [0, 1, 2])
-    def test_a_wrong_id_is_named_with_its_range(self, wrong: object, place: int) -> None:
-        ids: list[Any] = [0, V - 1]
-        ids.insert(place, wrong)
-        message = refusal(request(), ids)
-        assert "input_ids must be token ids in [0, 2047], got " in message
-        assert len(message) < 200
-
     @given(st.lists(st.integers(-3, V + 2) | st.booleans() | st.floats() | st.text(max_size=1)))
     def test_exactly_the_ids_of_the_vocabulary_pass(self, ids: list[Any]) -> None:
         right = all(type(one) is int and 0 <= one < V for one in ids)
@@ -80,14 +70,6 @@ class TestTokenIds:
         check_request(request(media=True, input_ids=[5, 7, 6]), of_the_image, V)
         check_request(request(media=True, input_ids=None), of_the_image, V)
         assert "got -1" in refusal(request(media=True, input_ids=[5, -1, 6]), of_the_image)
-
-    def test_an_empty_prompt_is_refused(self) -> None:
-        """Unless it is embeddings, or the history of a session is the prompt."""
-        assert "at least one token" in refusal(request(), [])
-        assert "at least one token" in refusal(request(session_params={}), [])
-        assert "at least one token" in refusal(request(session_params={"id": None}), [])
-        check_request(request(session_params={"id": "s"}), [], V)
-        check_request(request(), None, V)
 
 
 # By field: values that pass, values that do not, and what is said of those.
@@ -165,28 +147,6 @@ def test_oversized_values_are_refused(
     assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("pattern", "longer"),
-    [
-        ("^[a-z]{2}$", 2),
-        ("a{3}b{0,2}c{4,}", 0),
-        ("(ab{2}){3}", 5),
-        ("(a?){1000}", 3990),
-        ("a*b+", 0),
-        (r"\{9}\(", 0),
-        ("[({9}]x", 0),
-        ("((a{999999999999}){999999999999}){2}", 10**9 - 36),
-        ("(" * 30000, 0),
-        ("a)" * 30000, 0),
-        ("{" * 30000, 0),
-        ("[" * 30000, 0),
-    ],
-    ids=lambda value: None if isinstance(value, str) and len(value) > 40 else str(value),
-)
-def test_how_long_a_pattern_is_with_its_repetitions(pattern: str, longer: int) -> None:
-    assert limits._repeated(pattern) == longer
-
-
 def test_patterns_too_slow_for_xgrammar_are_refused() -> None:
     """It takes twenty seconds and more for each of the first three."""
     many = {f"p{i}": {"type": "string", "pattern": f"(a?){{{300 + i}}}"} for i in range(60)}
@@ -194,6 +154,7 @@ def test_patterns_too_slow_for_xgrammar_are_refused() -> None:
         {"type": "string", "pattern": "(a?){30000}"},
         {"type": "object", "patternProperties": {"(a|b|c){0,9000}": {}}},
         {"anyOf": [{"items": {"pattern": "((?:){60000}){60000}"}}]},
+        {"pattern": "((a{999999999999}){999999999999}){2}"},
         {"type": "object", "properties": many},
     ):
         assert "its patterns are" in str(limits.too_large(schema)), schema
@@ -202,6 +163,8 @@ def test_patterns_too_slow_for_xgrammar_are_refused() -> None:
         {"type": "string", "pattern": "^.{1,2000}$"},
         {"type": "object", "properties": {"pattern": {"enum": ["a{9000}"]}}},
         {"format": {"type": "regex", "pattern": "[a-z]{2,9000}"}},
+        {"pattern": r"\{9999999}\([({9999999}]"},
+        *({"pattern": part * 30_000} for part in ("(", "a)", "{", "[")),
     ):
         assert limits.too_large(schema) is None, schema
 
@@ -224,16 +187,10 @@ def batch(size: int = 1, **fields: Any) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("n", [0, -1, MOST_COPIES + 1, 10**9, None, "2", 1.5, True, [1]])
-def test_copies(n: object) -> None:
-    for made in (batch(sampling_params={"n": n}), batch(2, sampling_params=[{}, {"n": n}])):
-        with pytest.raises(FieldError, match=r"n must be an integer in \[1, 1024\]"):
-            check_batch(made)
-    for right in (None, {}, {"n": 1}, {"n": MOST_COPIES}):
-        check_batch(batch(sampling_params=right))
-
-
 def test_prompts_times_copies_are_bounded() -> None:
+    for n in (0, MOST_COPIES + 1, None, "2", 1.5, True):
+        with pytest.raises(FieldError, match=r"n must be an integer in \[1, 1024\]"):
+            check_batch(batch(2, sampling_params=[{}, {"n": n}]))
     check_batch(batch(MOST_OUTPUTS))
     check_batch(batch(4, sampling_params={"n": MOST_COPIES}))
     with pytest.raises(FieldError, match=r"^n must be at most 4096 divided"):
@@ -271,16 +228,6 @@ def test_the_stop_patterns_of_a_list_count_together() -> None:
     check_batch(batch(3, sampling_params=params[:1] * 3))
 
 
-@pytest.mark.parametrize("rid", ["HEALTH_CHECK", ["a", "HEALTH_CHECK_1"]])
-@pytest.mark.parametrize("place", [("sampling_params",), ()])
-def test_reserved_request_ids_are_refused(
-    rid: object, place: tuple[str, ...], server_config: dict[str, Any]
-) -> None:
-    with pytest.raises(FieldError, match=r"^rid must not begin with HEALTH_CHECK"):
-        gate.check_body({"text": ["a", "b"], "rid": rid}, place)
-    gate.check_body({"text": "a", "rid": "c"}, place)
-
-
 @pytest.mark.parametrize("place", [(), None])
 def test_chat_templates_of_clients(
     place: tuple[str, ...] | None, server_config: dict[str, Any]
@@ -294,24 +241,6 @@ def test_chat_templates_of_clients(
     for name in ("conversation", "tokenize", "tools"):
         with pytest.raises(FieldError, match=f"^chat_template_kwargs must not have {name}"):
             gate.check_body({"input": "a", "chat_template_kwargs": {name: None}}, place)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("min_new_tokens", 2**31), ("top_k", 2**40), ("max_new_tokens", 2**70)),
-        *(("beam_width", 1.5), ("stream_interval", 0)),
-        *(("stop_token_ids", {5, token}) for token in (2**31, 2**70, -(2**40))),
-    ],
-)
-def test_integers_beyond_32_bits(field: str, value: object) -> None:
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    params = SamplingParams(stop_token_ids=[-1, 5, V])
-    limits.check_sampling_integers(params)
-    setattr(params, field, value)
-    with pytest.raises(FieldError, match=field):
-        limits.check_sampling_integers(params)
 
 
 @pytest.mark.parametrize("field", INTERNAL)
