@@ -84,15 +84,6 @@ class TestOneBatch:
             with pytest.raises(ValueError, match=words):
                 one_batch_arguments(*arguments.split())
 
-    def test_a_measurement_may_have_penalties_over_the_whole_history(self, runner: Runner) -> None:
-        self.run_once(runner, {"frequency_penalty": 0.5})
-        assert len(runner.seen) == 12
-        for before, after in runner.seen[1:]:  # before the first, nothing was generated
-            assert not before.equal(after)
-
-    def test_without_arguments_nothing_is_penalized(self) -> None:
-        assert one_batch_arguments().lz_sweep() == [{"lz_penalty": 0.0}]
-
 
 class TestServing:
     """bench/serving"""

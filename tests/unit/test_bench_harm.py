@@ -11,7 +11,7 @@ import pytest
 
 import oracle
 from bench.harm import penalties
-from bench.harm.penalties import LZ_PENALTY, Onset, Outcome
+from bench.harm.penalties import LZ_PENALTY
 
 VOCAB = 24
 
@@ -66,21 +66,3 @@ def test_dry_lowers_tokens_that_extend_a_repetition() -> None:
     # Repetitions may overlap; the longest counts.
     assert lowered(4, 4, 4, 4) == [0, 0, 0, 0.8]
     assert lowered(1, 2, 3, 7, 9, 8, 2, 3, 7, 9, 1, 2, 3, 7)[-1] == pytest.approx(0.8 * 1.75)
-
-
-def test_count_penalties_lower_earlier_tokens() -> None:
-    by_name = {p.name: p for p in penalties.penalties(np.zeros(VOCAB, dtype=bool))}
-    (text,) = texts = as_tokens([[3, 1, 3, 3, 2, 1]])
-    assert penalties.earlier_occurrences(text, VOCAB).tolist() == [0, 0, 1, 2, 0, 1]
-
-    def lowered(name: str) -> list[float]:
-        return by_name[name].outcomes(texts, VOCAB)[0].lowered.tolist()
-
-    assert lowered("frequency 0.5") == [0, 0, 0.5, 1, 0, 0.5]
-    assert lowered("presence 0.5") == [0, 0, 0.5, 0.5, 0, 0.5]
-    assert lowered("repetition 1.1") == lowered("repetition 1.2") == [0, 0, 1, 1, 0, 1]
-    assert not by_name["repetition 1.1"].has_nats
-
-
-def outcome(*lowered: float, onset: Onset | None = None) -> Outcome:
-    return Outcome(np.array(lowered, dtype=np.float32), onset)

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 
 from bench.repetition import grid, repetition, run_directory, scores
-from bench.repetition.items import Item
-from bench.repetition.result import unchanged
 
 pytestmark = pytest.mark.slow
 
@@ -197,21 +195,6 @@ class TestRun:
             assert name in found
         assert (tmp_path / "samples.jsonl").read_bytes() == before
 
-    @pytest.mark.parametrize(
-        ("changed", "said"),
-        [
-            (("--seeds", "0"), "--seeds must be an integer of at least 1, got 0"),
-            (("--field", "max_tokens=3"), "must leave out max_tokens"),
-            (("--penalty", "lz_penalty=-1"), "--penalty: lz_penalty"),
-            (("--penalty", "lz-best"), "--penalty must be none or field=value"),
-        ],
-    )
-    def test_wrong_arguments_are_refused(
-        self, stub: Stub, problems: Path, tmp_path: Path, changed: tuple[str, ...], said: str
-    ) -> None:
-        assert said in refusal(stub, problems, tmp_path / "out", *changed)
-        assert not stub.samples
-
 
 class TestProbes:
     def test_an_endpoint_that_ignores_a_penalty_is_refused(
@@ -220,16 +203,6 @@ class TestProbes:
         stub.known.discard("lz_cost")
         assert "ignores lz_cost" in refusal(stub, problems, tmp_path)
         assert not (tmp_path / "samples.jsonl").exists()
-
-    def test_without_token_ids_characters_are_searched(
-        self, stub: Stub, problems: Path, tmp_path: Path
-    ) -> None:
-        stub.known.discard("return_token_ids")
-        run(stub, problems, tmp_path, "--endpoint", "completions")
-        assert json.loads((tmp_path / "run.json").read_text())["unit"] == "characters"
-        assert not any("return_token_ids" in body for body in stub.asked[-SAMPLES:])
-        result = json.loads((tmp_path / "result.json").read_text())
-        assert result["cells"][0]["degenerate"]["mean"] == 0.3333
 
 
 class TestScores:
@@ -258,36 +231,7 @@ class TestScores:
         assert penalised["loops"]["cut_off"] == penalised["loops"]["longest_period"] == 0
         assert (tmp_path / "overview.png").stat().st_size > 10_000
 
-    def test_summary(self) -> None:
-        values = {"a": {0: 1.0, 1: 0.0}, "b": {0: 1.0, 1: 1.0}, "c": {0: 0.0, 1: 0.0}}
-        found = scores.summary(values)
-        assert found["mean"] == 0.5
-        # Seeds: 2/3 and 1/3.
-        assert found["std"] == round(float(np.std([2 / 3, 1 / 3], ddof=1)), 4)
-        assert found["ci"][0] <= 0.5 <= found["ci"][1]
-        assert scores.summary({"a": {0: 0.25}}) == {"mean": 0.25, "std": None, "ci": [0.25, 0.25]}
-        assert scores.summary({}) is None
-
-    def test_difference_is_paired(self) -> None:
-        base = {f"i{i}": {0: float(i % 2)} for i in range(40)}
-        better = {item: {0: seeds[0] + 0.25} for item, seeds in base.items()} | {"other": {0: 9.0}}
-        assert scores.difference(better, base) == {"mean": 0.25, "ci": [0.25, 0.25]}
-        assert scores.difference({"other": {0: 1.0}}, base) is None
-
     def test_bootstrap_covers_a_known_mean(self) -> None:
         rng = np.random.default_rng(5)
         drawn = [scores.bootstrap(rng.binomial(1, 0.3, 100).astype(float)) for _ in range(200)]
         assert 180 <= sum(low <= 0.3 <= high for low, high in drawn) <= 199
-
-    def test_unchanged_compares_the_same_item_and_seed(self) -> None:
-        def samples(*texts: str) -> list[scores.Scored]:
-            found = {"token_ids": [], "completion_tokens": 0, "finish_reason": "stop"}
-            keys = (grid.Key("t/1", "none", 0.5, seed) for seed in range(len(texts)))
-            lines = [
-                {**key._asdict(), **found, "text": text}
-                for key, text in zip(keys, texts, strict=True)
-            ]
-            return [scores.score(Item("t/1", "p", None), line) for line in lines]
-
-        assert unchanged(samples("a", "b", "c"), samples("a", "c", "b")) == 1
-        assert unchanged(samples("a", "b"), samples("a")) == 1

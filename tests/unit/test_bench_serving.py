@@ -14,7 +14,7 @@ from bench.serving import hardware
 from bench.serving.arguments import parse
 from bench.serving.models import MODELS
 from bench.serving.record import Record
-from bench.serving.result import paper_percent, smoke_words
+from bench.serving.result import paper_percent
 from bench.serving.runs import measure_static, sglang_arguments
 from bench.serving.slowdowns import METRICS, Metric, slowdown, summary
 
@@ -66,31 +66,6 @@ class TestCommandLine:
         assert sizes == [64, 32, 8]
         assert [paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
         assert sglang_arguments(found) == ["--tp-size", "1", "--attention-backend", "triton"]
-
-    def test_without_a_gpu_it_is_a_smoke_test_and_says_so(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        found = parsed(monkeypatch, [])
-        assert found.smoke
-        assert found.models == ["demo"]
-        assert "--device" in sglang_arguments(found)
-        assert "Smoke test" in smoke_words({"smoke": True})
-        assert not smoke_words({"smoke": False})
-
-    @pytest.mark.parametrize(
-        ("argument", "words"),
-        [("--lz-penalty", "must be above 0"), ("--batch-size", "must be at least 1, got 0")],
-    )
-    def test_settings_that_cannot_be_measured_are_refused(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        argument: str,
-        words: str,
-    ) -> None:
-        with pytest.raises(SystemExit):
-            parsed(monkeypatch, [], argument, "0")
-        assert words in capsys.readouterr().err
 
 
 class Tool:
