@@ -144,27 +144,6 @@ def test_null_means_unset_everywhere(client: TestClient, server_config: dict[str
             assert_passed(answer)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("lz_penalti", "lz_penalty"),
-        ("lz_windowsize", "lz_window_size"),
-        ("lz_buffer", "lz_buffer_size"),
-        ("lz_prompt", "lz_include_prompt"),
-        ("lz_costs", "lz_cost"),
-        ("lz_", "lz_cost"),
-    ],
-)
-def test_the_nearest_name_is_told(
-    client: TestClient, server_config: dict[str, Any], wrong: str, right: str
-) -> None:
-    for path, where in TAKERS.items():
-        message = named(client.post(path, json=nested(where, {wrong: 0.5})))
-        assert message == (
-            f"{wrong} must be spelt {right} or left out: no field has that name, got 0.5."
-        )
-
-
 def test_every_route_refuses_them_in_the_url(
     client: TestClient, server_config: dict[str, Any]
 ) -> None:
@@ -239,9 +218,6 @@ class TestTakers:
             "/api/chat": {"error": message},
             "/api/generate": {"error": message},
         }.get(path, {"object": "error", **named})
-
-    def test_a_misspelt_field_is_refused(self, send: Callable[..., Any]) -> None:
-        assert named(send(lz_windowsize=8)).startswith("lz_windowsize must be spelt lz_window_size")
 
     def test_a_field_at_the_top_says_where_it_must_stand(
         self,
@@ -527,6 +503,8 @@ def test_two_constraints_are_refused(client: TestClient, server_config: dict[str
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
+        *(("lz_penalti", "lz_penalty"), ("lz_windowsize", "lz_window_size"), ("lz_", "lz_cost")),
+        *(("lz_buffer", "lz_buffer_size"), ("lz_prompt", "lz_include_prompt")),
         *(("LZ_penalty", "lz_penalty"), ("lzpenalty", "lz_penalty"), ("lz-penalty", "lz_penalty")),
         *(("lzPenalty", "lz_penalty"), ("LZ-Onsett", "lz_onset"), ("Lz_Onset", "lz_onset")),
         *(("DRY_multiplier", "dry_multiplier"), ("dryBase", "dry_base")),
@@ -535,14 +513,14 @@ def test_two_constraints_are_refused(client: TestClient, server_config: dict[str
         *(("repetition-detection", "repetition_detection"), ("penaltyLastN", "penalty_last_n")),
     ],
 )
-def test_names_that_differ_in_case_or_hyphens_are_misspelt(
+def test_the_nearest_name_is_told(
     client: TestClient, server_config: dict[str, Any], wrong: str, right: str
 ) -> None:
     for path, where in TAKERS.items():
         for place in {(), where}:
             answer = client.post(path, json=nested(place, {wrong: 0.5}))
             assert answer.status_code == 400, (path, answer.text)
-            assert f"{wrong} must be spelt {right}" in answer.text
+            assert f"{wrong} must be spelt {right} or left out: no field has" in answer.text
 
 
 @pytest.mark.parametrize("key", ["min_count", "max_pattern_size", "min_pattern_size"])

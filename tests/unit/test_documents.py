@@ -73,16 +73,6 @@ def _git(*arguments: str) -> str | None:
     return None if done.returncode else done.stdout.strip()
 
 
-def test_every_page_is_linked_from_another() -> None:
-    linked = {
-        (page.parent / link.partition("#")[0]).resolve()
-        for page in PAGES
-        for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())
-    }
-    found_by_forges = {ROOT / "README.md", ROOT / "SECURITY.md"}
-    assert set(PAGES) - linked <= found_by_forges
-
-
 @pytest.mark.parametrize("page", sorted({page for page, _ in BLOCKS}))
 def test_generated_blocks_are_up_to_date(page: str) -> None:
     assert (ROOT / page).read_text() == with_blocks(page), "run scripts/format"

@@ -16,7 +16,6 @@ from sglang_lz.fields.repetition import RepetitionDetection
 
 
 def admitted(
-    model_is_encoder_decoder: bool = False,
     embeds: bool = False,
     processor: str | None = None,
     **fields: Any,
@@ -26,7 +25,7 @@ def admitted(
     admission.admit(
         params,
         fields,
-        is_encoder_decoder=model_is_encoder_decoder,
+        is_encoder_decoder=False,
         has_input_embeds=embeds,
         custom_logit_processor=processor,
     )
@@ -46,14 +45,6 @@ def test_the_engines_client_is_told_the_nearest_name(name: str, right: str) -> N
     """As over HTTP; upstream's error would be that of Python."""
     with pytest.raises(ValueError, match=rf"^{name} must be spelt {right} or left out"):
         admission.other_fields({name: 1})
-
-
-def test_a_modifier_without_its_main_field_is_refused(server_config: dict[str, Any]) -> None:
-    """tests/patches/test_gate.py has all of them, over HTTP."""
-    with pytest.raises(ValueError, match=r"^lz_onset needs lz_penalty > 0, got 3 without it"):
-        admitted(lz_onset=3)
-    server_config["preferred_sampling_params"] = {"lz_penalty": 0.15}
-    assert admit(lz_onset=3.0) == LZParams(0.15, onset=3)
 
 
 def test_a_backend_that_cannot_end_at_stop_token_ids_refuses_them(
@@ -349,11 +340,6 @@ def test_prompts_without_token_ids_have_no_penalty_that_sees_them(
     with pytest.raises(ValueError, match="input_embeds, which have no token ids"):
         admitted(embeds=True, **fields)
     assert admit(embeds=True, lz_penalty=0.15, frequency_penalty=1.0) == LZParams(0.15)
-
-
-def test_encoder_decoder_models_refuse_the_penalty(server_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="encoder-decoder"):
-        admit(lz_penalty=0.15, model_is_encoder_decoder=True)
 
 
 def test_the_server_maximum_bounds_the_window(server_config: dict[str, Any]) -> None:
