@@ -15,7 +15,7 @@ from bench.constraints import tables as constraints
 from bench.harm import result as harm
 from bench.kernel import names as steps
 from bench.kernel import tables as kernel
-from bench.repetition import tables as repetition
+from bench.models import tables as repetition
 from hostile import judge
 from sglang_lz.distribution.patchset import GROUPS, PatchSet
 from sglang_lz.distribution.sources import release

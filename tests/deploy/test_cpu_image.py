@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from bench.http_client import HTTP, lines
+from bench.models.detector import is_degenerate
 from bench.processes import free_port
-from bench.repetition.detector import is_degenerate
 from deploy.containers import Podman
 
 pytestmark = pytest.mark.xdist_group("containers")

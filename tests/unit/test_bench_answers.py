@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from bench.repetition.answers import correct, extract
-from bench.repetition.items import Item
+from bench.models.answers import correct, extract
+from bench.models.items import Item
 
 TEXTS = [
     ("Answer: 1\nno\nAnswer: 2 3 5", "2 3 5"),

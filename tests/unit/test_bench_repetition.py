@@ -1,4 +1,4 @@
-"""bench.repetition: its grid, its run directory, its probes and its scores; a stub answers."""
+"""bench.models: its grid, its run directory, its probes and its scores; a stub answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.repetition import grid, repetition, run_directory, scores
+from bench.models import commands, grid, run_directory, scores
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def arguments(stub: Stub, problems: Path, out: Path, *more: str) -> list[str]:
 
 
 def run(stub: Stub, problems: Path, out: Path, *more: str) -> None:
-    repetition.main(arguments(stub, problems, out, *more))
+    commands.main(arguments(stub, problems, out, *more))
 
 
 def refusal(stub: Stub, problems: Path, out: Path, *more: str) -> str:
@@ -156,7 +156,7 @@ class TestRun:
         stub.asked.clear()
         stub.seconds = 0.1
         given = arguments(stub, problems, out, "--concurrency", "4")
-        command = [sys.executable, "-m", "bench.repetition", *given]
+        command = [sys.executable, "-m", "bench.models", *given]
         with subprocess.Popen(command, cwd=ROOT) as started:
             while not (out / "samples.jsonl").exists() or len(kept(out)) < 10:
                 assert started.poll() is None
@@ -183,7 +183,7 @@ class TestRun:
         result = (out / "result.json").read_bytes()
         run(stub, problems, out)
         assert stub.samples.total() == 0
-        repetition.main(["report", str(out)])
+        commands.main(["report", str(out)])
         assert (out / "result.json").read_bytes() == result
 
     def test_other_settings_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from bench.common import DEMO, ROOT
-from bench.repetition import tasks
-from bench.repetition.items import Item
-from bench.repetition.tasks import load
+from bench.models import tasks
+from bench.models.items import Item
+from bench.models.tasks import load
 
 
 def test_prompts_with_and_without_answers(tmp_path: Path) -> None:

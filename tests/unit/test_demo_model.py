@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from bench.demo import corpus, train
-from bench.repetition.detector import is_degenerate
+from bench.models.detector import is_degenerate
 from sglang_lz import demo
 
 ROOT = Path(__file__).resolve().parents[2]

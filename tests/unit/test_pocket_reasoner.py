@@ -19,7 +19,7 @@ def test_held_out_problems_are_the_committed_ones_and_never_trained_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     puzzles.main()
-    assert capsys.readouterr().out == (ROOT / "bench/repetition/pocket.jsonl").read_text()
+    assert capsys.readouterr().out == (ROOT / "bench/models/pocket.jsonl").read_text()
     held_out = puzzles.held_out()
     assert {p.kind for p in held_out[:4]} == set(puzzles.KINDS)
     assert len({puzzle.question for puzzle in held_out}) == len(held_out) >= 200

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.repetition.detector import Repetition, final_loop, is_degenerate, longest_repetition
+from bench.models.detector import Repetition, final_loop, is_degenerate, longest_repetition
 
 
 def naive(tokens: list[int]) -> Repetition:

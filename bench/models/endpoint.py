@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from bench.repetition.grid import Variant
-from bench.repetition.items import Item
+from bench.models.grid import Variant
+from bench.models.items import Item
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 ATTEMPTS = 6

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
+from bench.models.detector import DEGENERATE_REPEATS
+from bench.models.items import Item, task_of
+from bench.models.run_directory import ITEMS, RESULT, RUN, SAMPLES
+from bench.models.scores import DRAWS, INTERVAL, Scored, collect, difference, score, summary
 from bench.records import RecordError
-from bench.repetition.detector import DEGENERATE_REPEATS
-from bench.repetition.items import Item, task_of
-from bench.repetition.run_directory import ITEMS, RESULT, RUN, SAMPLES
-from bench.repetition.scores import DRAWS, INTERVAL, Scored, collect, difference, score, summary
 
 MEASURES = (
     "share of right answers and of degenerate outputs (some unit of {unit} at least "

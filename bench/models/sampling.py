@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import httpx
 from tqdm import tqdm
 
-from bench.repetition.endpoint import Endpoint, EndpointError
-from bench.repetition.grid import Grid, Key
-from bench.repetition.items import Item
-from bench.repetition.run_directory import Record
+from bench.models.endpoint import Endpoint, EndpointError
+from bench.models.grid import Grid, Key
+from bench.models.items import Item
+from bench.models.run_directory import Record
 
 
 def request_seed(key: Key) -> int:

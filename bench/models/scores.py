@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.repetition.answers import correct
-from bench.repetition.detector import (
+from bench.models.answers import correct
+from bench.models.detector import (
     DEGENERATE_REPEATS,
     Repetition,
     final_loop,
     longest_repetition,
 )
-from bench.repetition.grid import Key
-from bench.repetition.items import Item
-from bench.repetition.run_directory import key_of
+from bench.models.grid import Key
+from bench.models.items import Item
+from bench.models.run_directory import key_of
 
 DRAWS = 2000
 INTERVAL = (2.5, 97.5)

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from bench.repetition.repetition import main
+from bench.models.commands import main
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)

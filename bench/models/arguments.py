@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.repetition.endpoint import PATHS
+from bench.models.endpoint import PATHS
 
 AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
 
@@ -17,7 +17,7 @@ Sample a grid, score it and draw the plot (which needs matplotlib).
 
 tasks      jsonl: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
            "fields" are further fields of its request
-           pocket: the held-out problems of the pocket reasoner, bench/repetition/pocket.jsonl
+           pocket: the held-out problems of the pocket reasoner, bench/models/pocket.jsonl
 penalties  none, or request fields, as lz_penalty=0.15,lz_onset=3; several make a combination
 models     for --serve: a path or name as sglang takes it, or demo, or pocket
 key        of an endpoint that wants one: OPENAI_API_KEY of the environment
@@ -32,7 +32,7 @@ recorded; SGLang does with --enable-deterministic-inference only, which --serve 
 def parse(arguments: list[str], description: str) -> argparse.Namespace:
     """Read the command line: `command` and its arguments."""
     parser = argparse.ArgumentParser(
-        "python -m bench.repetition",
+        "python -m bench.models",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -90,6 +90,11 @@ def _add_endpoint(run: argparse.ArgumentParser) -> None:
         "--serve",
         metavar="MODEL",
         help="start a server of this model with scripts/serve, and end it",
+    )
+    where.add_argument(
+        "--in-process",
+        metavar="MODEL",
+        help="sample in this process, on the CPU; --concurrency outputs at a time",
     )
     run.add_argument(
         "--serve-arg",

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.repetition.items import Item
+from bench.models.items import Item
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
 from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
+from sglang_lz.fields.repetition import FIELD as DETECTION
+from sglang_lz.fields.repetition import RECOMMENDED_FIELD
 
 # The LZ fields that a variant's name spells in its own way; the others stand by their names.
 NAMED = ("lz_penalty", "lz_cost", "lz_include_prompt")
@@ -119,6 +121,9 @@ def _variant(fields: dict[str, object]) -> Variant:
     """Check the fields and give them their name."""
     lz = {name: value for name, value in fields.items() if name in LZ_FIELDS}
     others = {name: value for name, value in fields.items() if name not in LZ_FIELDS}
+    copies = others.get(DETECTION)
+    if isinstance(copies, int):
+        others[DETECTION] = {**RECOMMENDED_FIELD, "min_count": copies}
     parts: list[str] = []
     sent = others
     if lz:
@@ -158,5 +163,7 @@ def _other_name(name: str, value: object) -> str:
             raise ValueError(
                 f"--penalty: {name} must be a number in [{low:g}, {high:g}], got {value!r}."
             )
-    kind = name.removesuffix("_penalty")
+    if name == DETECTION and isinstance(value, dict):
+        return f"stop at {value['min_count']} copies"
+    kind = name.removesuffix("_penalty").removesuffix("_multiplier")
     return f"{kind} {value}" if number is None else f"{kind} {number:g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from bench.repetition.items import Item
+from bench.models.items import Item
 
 _INSIDE = r"[^{}]*+"
 for _ in range(4):  # braces nested as deep as anyone writes them

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from bench.repetition.endpoint import OWN_FIELDS
-from bench.repetition.items import Item
+from bench.models.endpoint import OWN_FIELDS
+from bench.models.items import Item
 
 POCKET = Path(__file__).with_name("pocket.jsonl")
 """The held-out problems of the pocket reasoner."""

@@ -4,11 +4,11 @@ Sends the problems of a task to an OpenAI-compatible endpoint under every penalt
 temperature, with every seed, and reports how many outputs fall into a loop and how many answers are
 right, as figures 2, 3 and 4 of the paper do (arXiv 2504.20131).
 
-    python -m bench.repetition run --serve pocket --task pocket --out DIR
-    python -m bench.repetition run --base-url http://127.0.0.1:30000 --out DIR \\
+    python -m bench.models run --serve pocket --task pocket --out DIR
+    python -m bench.models run --base-url http://127.0.0.1:30000 --out DIR \\
         --task jsonl=FILE --penalty none --penalty lz_penalty=0.15,lz_onset=3 \\
         --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
-    python -m bench.repetition report DIR
+    python -m bench.models report DIR
 
 `COMMAND --help` is the manual. However a `run` was stopped, the same command continues it: no
 finished sample is lost and none is asked for twice. DIR holds run.json (settings, machine,
@@ -34,15 +34,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import command, commit, environment, versions
+from bench.models import charts, grid, run_directory, sampling, tasks
+from bench.models import endpoint as endpoints
+from bench.models.arguments import parse
+from bench.models.endpoint import EndpointError
+from bench.models.inprocess import InProcess
+from bench.models.items import Item, digest
+from bench.models.result import write_result
+from bench.models.server import serving
 from bench.processes import ProcessError
 from bench.records import RecordError
-from bench.repetition import charts, grid, run_directory, sampling, tasks
-from bench.repetition import endpoint as endpoints
-from bench.repetition.arguments import parse
-from bench.repetition.endpoint import EndpointError
-from bench.repetition.items import Item, digest
-from bench.repetition.result import write_result
-from bench.repetition.server import serving
 
 PENALTIES = ["none", "lz_penalty=0.15,lz_cost=marginal", "lz_penalty=0.15,lz_cost=rate"]
 
@@ -51,7 +52,9 @@ def run_command(arguments: argparse.Namespace) -> None:
     """Sample what is missing, then score and plot."""
     items = _items(arguments)
     wanted = _grid(arguments)
-    if arguments.serve is None:
+    if arguments.in_process is not None:
+        sample_in_process(arguments, items, wanted)
+    elif arguments.serve is None:
         if arguments.serve_arg:
             raise ValueError("--serve-arg goes with --serve.")
         sample(arguments, items, wanted, arguments.base_url)
@@ -123,7 +126,7 @@ def sample(
         # Not a setting: without seeds, two probes may have different results.
         "seed_honoured": seed_honoured,
         "model": facts["model"] if server else endpoint.model,
-        "command": command("bench.repetition"),
+        "command": command("bench.models"),
         "tasks": arguments.task,
         "commit": commit(),
         "concurrency": arguments.concurrency,
@@ -143,6 +146,43 @@ def sample(
             print(f"{kept.directory}: {len(kept.done)} samples are kept.", file=sys.stderr)
 
 
+def sample_in_process(arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid) -> None:
+    """Sample what is missing, without a server."""
+    folder = Path(arguments.in_process)
+    engine = InProcess(folder, arguments.max_tokens)
+    facts = environment({"model_path": str(folder)})
+    settings = {
+        "endpoint_model": folder.name,
+        "model_sha256": facts.pop("model_sha256"),
+        "endpoint": "in process",
+        "fields": {},
+        "unit": "tokens",
+        **_of_grid(items, wanted, arguments.max_tokens),
+    }
+    facts |= {
+        "seed_honoured": True,
+        "command": command("bench.models"),
+        "tasks": arguments.task,
+        "commit": commit(),
+        "concurrency": arguments.concurrency,
+        **versions("numpy", "transformers"),
+    }
+    with run_directory.record(arguments.out, items, wanted, settings, facts) as kept:
+        engine.sample(items, wanted, kept, slots=arguments.concurrency)
+
+
+def _of_grid(items: list[Item], wanted: grid.Grid, max_tokens: int) -> dict[str, Any]:
+    """What two samples must share to be compared, wherever they were sampled."""
+    return {
+        "items": len(items),
+        "items_sha256": digest(items),
+        "variants": [{"name": v.name, "fields": v.fields} for v in wanted.variants],
+        "temperatures": wanted.temperatures,
+        "seeds": wanted.seeds,
+        "max_tokens": max_tokens,
+    }
+
+
 def _settings(
     endpoint: endpoints.Endpoint, items: list[Item], wanted: grid.Grid, model_sha256: str | None
 ) -> dict[str, Any]:
@@ -151,14 +191,9 @@ def _settings(
         "endpoint_model": endpoint.model,
         "model_sha256": model_sha256,
         "endpoint": endpoints.PATHS[endpoint.kind],
-        "items": len(items),
-        "items_sha256": digest(items),
-        "variants": [{"name": v.name, "fields": v.fields} for v in wanted.variants],
-        "temperatures": wanted.temperatures,
-        "seeds": wanted.seeds,
-        "max_tokens": endpoint.max_tokens,
         "fields": endpoint.fields,
         "unit": "tokens" if endpoint.token_ids else "characters",
+        **_of_grid(items, wanted, endpoint.max_tokens),
     }
 
 
@@ -196,7 +231,7 @@ def main(given: list[str]) -> None:
     try:
         COMMANDS[arguments.command](arguments)
     except (ValueError, OSError, EndpointError, ProcessError, RecordError) as error:
-        raise SystemExit(f"bench.repetition: {error}") from None
+        raise SystemExit(f"bench.models: {error}") from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here.", file=sys.stderr)
         raise SystemExit(130) from None

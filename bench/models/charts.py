@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.repetition.run_directory import RESULT
+from bench.models.run_directory import RESULT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
+from bench.models.grid import Grid, Key
+from bench.models.items import Item
 from bench.records import Lines, RecordError
-from bench.repetition.grid import Grid, Key
-from bench.repetition.items import Item
 
 RUN, ITEMS, SAMPLES, RESULT = "run.json", "items.jsonl", "samples.jsonl", "result.json"
 
