@@ -1,4 +1,4 @@
-r"""Read the answer off an output, and grade it.
+r"""Read the answer or the code off an output.
 
 The last answer counts: the rest of the line after "Answer:", without one the last complete
 `\boxed{...}`. No sentence is searched for a value that it might mean.
@@ -7,6 +7,7 @@ The last answer counts: the rest of the line after "Answer:", without one the la
 from __future__ import annotations
 
 import re
+import textwrap
 
 from bench.models.items import Item
 
@@ -38,6 +39,32 @@ def correct(item: Item, text: str) -> bool | None:
         return None
     found = extract(text)
     return found is not None and _comparable(found) == _comparable(item.answer)
+
+
+def code_of(text: str) -> str:
+    """The code blocks of an output, also an unfinished one; all of it if it has no block."""
+    found = _blocks(text)
+    return "\n".join(code for code, _ in found) if found else text
+
+
+def function(text: str, name: str) -> str | None:
+    """The first finished code block of an output that defines a function; None without one.
+
+    An output without a block counts as one.
+    """
+    found = _blocks(text) or [(text, True)]
+    defines = re.compile(rf"(?:async )?def {re.escape(name)}\b")
+    for code, finished in found:
+        plain = textwrap.dedent(code)
+        if finished and any(map(defines.match, plain.splitlines())):
+            return plain
+    return None
+
+
+def _blocks(text: str) -> list[tuple[str, bool]]:
+    """The code between fences, and whether the second fence is there."""
+    parts = re.split(r"^[ \t]*```.*$", text, flags=re.MULTILINE)
+    return [(code.strip("\n"), 2 * i + 2 < len(parts)) for i, code in enumerate(parts[1::2])]
 
 
 def _read(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The command line of the repetition benchmark."""
+"""The command line of bench.models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TEMPERATURES = [0.0, 0.3, 0.6, 0.8, 1.0, 1.2]
 RUN_HELP = """\
 Sample a grid, score it and draw the plot (which needs matplotlib).
 
-tasks      jsonl: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
+tasks      humaneval: OpenAI's 164 problems, judged by their tests in a sandbox
+           gym=NAME: 200 problems of a data set of reasoning-gym (to be installed), gsm_symbolic,
+           chain_sum or letter_counting for instance
+           jsonl: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
            "fields" are further fields of its request
            pocket: the held-out problems of the pocket reasoner, bench/models/pocket.jsonl
 penalties  none, or request fields, as lz_penalty=0.15,lz_onset=3; several make a combination
@@ -55,12 +58,9 @@ def _add_run(add_command: AddCommand) -> None:
         action="append",
         required=True,
         metavar="TASK",
-        help="jsonl=FILE or pocket; repeatable",
+        help="humaneval, gym=NAME, jsonl=FILE or pocket; repeatable",
     )
     run.add_argument("--limit", type=int, metavar="N", help="only the first N items of each task")
-    run.add_argument(
-        "--skip", type=int, default=0, metavar="N", help="leave out the first N items before that"
-    )
     run.add_argument(
         "--penalty",
         action="append",
@@ -140,5 +140,11 @@ def _add_requests(run: argparse.ArgumentParser) -> None:
 
 
 def _add_report(add_command: AddCommand) -> None:
-    report = add_command("report", help="score and plot again from what is kept")
-    report.add_argument("directory", type=Path, metavar="DIR", help="of a run, or of a result.json")
+    report = add_command("report", help="score and plot again; print the tables of several runs")
+    report.add_argument(
+        "directories",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="of a run, or of a result.json; the plots of several runs go to the first",
+    )

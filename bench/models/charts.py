@@ -1,16 +1,13 @@
-"""The plot of a run: accuracy and loops over temperature."""
+"""The plots of runs: accuracy and loops over temperature, figures 2 to 4 of the paper."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from bench.models.run_directory import RESULT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +16,11 @@ if TYPE_CHECKING:
 Cell = Mapping[str, Any]
 """A task, variant and temperature of the result; an entry of its "cells"."""
 
-MEASURES = {"accuracy": "Accuracy", "degenerate": "Degenerate outputs"}
+MEASURES = {
+    "accuracy": "Accuracy",
+    "degenerate": "Degenerate outputs",
+    "near_copies": "Outputs that end in near-copies",
+}
 
 PANEL = 4.6
 """Inches."""
@@ -52,18 +53,14 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
-def draw(directory: Path) -> list[Path]:
-    """Draw the result of a run; return the plots.
-
-    Reads `directory`/result.json and writes overview.png beside it. With several tasks, each has a
-    plot, and the task is part of its name.
+def draw(directory: Path, cells: Sequence[Cell]) -> list[Path]:
+    """Draw cells into a directory; return the plots: overview.png, or one for each of the tasks.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing.
     """
     import matplotlib as mpl
 
-    cells = json.loads((directory / RESULT).read_text())["cells"]
     tasks = list(dict.fromkeys(cell["task"] for cell in cells))
     written = []
     with mpl.rc_context(SETTINGS):
@@ -75,18 +72,30 @@ def draw(directory: Path) -> list[Path]:
 
 
 def _overview(cells: Sequence[Cell]) -> Figure:
-    """The charts of the measures side by side, with one legend."""
+    """A row of charts for each model, a column for each measure, and one legend."""
     from matplotlib.figure import Figure
 
-    measures = [m for m in MEASURES if any(cell[m] for cell in cells)]
+    measures = [m for m in MEASURES if any(cell.get(m) for cell in cells)]
     variants = list(dict.fromkeys(cell["variant"] for cell in cells))
+    models = list(dict.fromkeys(cell.get("model") for cell in cells))
     count = len(measures)
-    figure = Figure(figsize=(PANEL * count, 3.5), layout="constrained", facecolor="white")
-    for i, measure in enumerate(measures):
-        _draw_lines(figure.add_subplot(1, count, i + 1), cells, variants, measure)
+    figure = Figure(
+        figsize=(PANEL * count, 3.5 * len(models)), layout="constrained", facecolor="white"
+    )
+    for row, model in enumerate(models):
+        own = [cell for cell in cells if cell.get("model") == model]
+        for column, measure in enumerate(measures):
+            axes = figure.add_subplot(len(models), count, row * count + column + 1)
+            _draw_lines(axes, own, variants, measure)
+            title = MEASURES[measure]
+            axes.set_title(f"{title}, {model}" if len(models) > 1 else title)
     columns = count * LEGEND_CHARACTERS // (max(map(len, variants)) + 8)
+    labels = {}
+    for axes in figure.axes:
+        labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(
-        *figure.axes[0].get_legend_handles_labels(),
+        labels.values(),
+        labels,
         loc="outside upper left",
         ncols=max(columns, 1),
         handlelength=2.6,
@@ -99,7 +108,7 @@ def _draw_lines(axes: Axes, cells: Sequence[Cell], variants: Sequence[str], meas
     temperatures = sorted({cell["temperature"] for cell in cells})
     single = len(temperatures) == 1
     for position, variant in enumerate(variants):
-        own = [cell for cell in cells if cell["variant"] == variant and cell[measure]]
+        own = [cell for cell in cells if cell["variant"] == variant and cell.get(measure)]
         own.sort(key=lambda cell: float(cell["temperature"]))
         x = np.array([position if single else cell["temperature"] for cell in own], dtype=float)
         mean = np.array([cell[measure]["mean"] for cell in own], dtype=float)
@@ -128,4 +137,3 @@ def _draw_lines(axes: Axes, cells: Sequence[Cell], variants: Sequence[str], meas
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     axes.tick_params(length=0, pad=7)
     axes.grid(visible=False, axis="x")
-    axes.set_title(MEASURES[measure])

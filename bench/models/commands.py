@@ -34,13 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import command, commit, environment, versions
-from bench.models import charts, grid, run_directory, sampling, tasks
+from bench.models import charts, grid, run_directory, sampling, tables, tasks
 from bench.models import endpoint as endpoints
 from bench.models.arguments import parse
 from bench.models.endpoint import EndpointError
 from bench.models.inprocess import InProcess
 from bench.models.items import Item, digest
 from bench.models.result import write_result
+from bench.models.sandbox import SandboxError
 from bench.models.server import serving
 from bench.processes import ProcessError
 from bench.records import RecordError
@@ -63,19 +64,13 @@ def run_command(arguments: argparse.Namespace) -> None:
         print(f"starting a server of {arguments.serve}; its output: {log}", file=sys.stderr)
         with serving(arguments.serve, arguments.serve_arg, log) as base_url:
             sample(arguments, items, wanted, base_url)
-    finish(arguments.out)
+    report_command(argparse.Namespace(directories=[arguments.out]))
 
 
 def _items(arguments: argparse.Namespace) -> list[Item]:
     if arguments.limit is not None:
         _at_least_1("--limit", arguments.limit)
-    if arguments.skip < 0:
-        raise ValueError(f"--skip must be an integer of 0 or more, got {arguments.skip}.")
-    items = [
-        item
-        for spec in arguments.task
-        for item in tasks.load(spec, arguments.limit, arguments.skip)
-    ]
+    items = [item for spec in arguments.task for item in tasks.load(spec, arguments.limit)]
     twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
     if twice:
         raise ValueError(f"--task: several items have the id {twice[0]!r}; give them other ids.")
@@ -198,27 +193,24 @@ def _settings(
 
 
 def report_command(arguments: argparse.Namespace) -> None:
-    """Score and plot again; of a result kept without its samples, only draw the plots."""
-    directory = arguments.directory
-    if (directory / run_directory.RESULT).exists() and not (directory / run_directory.RUN).exists():
-        draw(directory)
-    else:
-        finish(directory)
+    """Score again what has its samples, print the tables of all results, and draw the plots."""
+    cells: list[dict[str, Any]] = []
+    for directory in arguments.directories:
+        if (directory / run_directory.RUN).exists():
+            found = write_result(directory)
+        else:
+            found = json.loads((directory / run_directory.RESULT).read_text())
+        cells += found["cells"]
+    print("\n".join(tables.of_runs(cells)), end="")
+    draw(arguments.directories[0], cells)
 
 
-def finish(directory: Path) -> None:
-    """Write result.json and, with matplotlib, the plots."""
-    write_result(directory)
-    print(f"{directory / run_directory.RESULT} is written.", file=sys.stderr)
-    draw(directory)
-
-
-def draw(directory: Path) -> None:
-    """Draw the plots of a result.json, if matplotlib is installed."""
+def draw(directory: Path, cells: list[dict[str, Any]]) -> None:
+    """Draw the plots of these cells into a directory, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed.", file=sys.stderr)
         return
-    for path in charts.draw(directory):
+    for path in charts.draw(directory, cells):
         print(f"{path} is written.", file=sys.stderr)
 
 
@@ -230,7 +222,7 @@ def main(given: list[str]) -> None:
     arguments = parse(given, __doc__)
     try:
         COMMANDS[arguments.command](arguments)
-    except (ValueError, OSError, EndpointError, ProcessError, RecordError) as error:
+    except (ValueError, OSError, EndpointError, ProcessError, RecordError, SandboxError) as error:
         raise SystemExit(f"bench.models: {error}") from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here.", file=sys.stderr)

@@ -21,6 +21,8 @@ class Item:
         group: what results are broken down by, "sort" for instance; "" without.
         level: how hard it is, "8" for instance; "" without.
         fields: request fields of its own, a `response_format` for instance.
+        check: how an output is judged if not by `answer`: for code, `function` and the programs
+            `before` and `after` it; for reasoning-gym, `gym` and `entry`.
     """
 
     id: str
@@ -29,13 +31,12 @@ class Item:
     group: str = ""
     level: str = ""
     fields: dict[str, object] = field(default_factory=dict, hash=False)
+    check: dict[str, object] = field(default_factory=dict, hash=False)
 
     def line(self) -> dict[str, Any]:
-        """The item as JSON has it, without `fields` if there are none."""
+        """The item as JSON has it, without `fields` and `check` if they are empty."""
         found = dataclasses.asdict(self)
-        if not self.fields:
-            del found["fields"]
-        return found
+        return {name: value for name, value in found.items() if value != {}}
 
 
 def digest(items: Sequence[Item]) -> str:

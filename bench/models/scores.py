@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +13,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.models.answers import correct
-from bench.models.detector import (
-    DEGENERATE_REPEATS,
-    Repetition,
-    final_loop,
-    longest_repetition,
-)
+from bench.models.answers import code_of
+from bench.models.detector import DEGENERATE_REPEATS, final_loop, longest_repetition
 from bench.models.grid import Key
-from bench.models.items import Item
 from bench.models.run_directory import key_of
 
 DRAWS = 2000
 INTERVAL = (2.5, 97.5)
+NEWEST, COPIED = 400, 0.7
+"""Near-copies: more than this share of so many tokens."""
+LINE_CHARACTERS, TEMPLATE = 8, 0.5
+"""A template: more than this share of the lines that are as long as that."""
+SIMILAR = 0.8
+
+SHARES = (
+    "accuracy",
+    "degenerate",
+    "final_loop",
+    "near_copies",
+    "template",
+    "cut_off",
+)
+SCORES = (
+    *SHARES,
+    *("copied", "templated", "rep_4_gram", "compression_ratio", "tokens"),
+    *("rep_3", "rep_line", "sim_line"),
+)
+"""All scores; of a share, each sample is 0 or 1."""
 
 Values = dict[str, dict[int, float]]
 """One score of a cell's samples: by item, then by seed. Samples without that score are left out."""
@@ -37,42 +53,48 @@ class Scored:
         key: which it is.
         text: the output.
         finish: why it ended.
-        loop: the longest repetition in it, of token ids or characters.
-        cut_off: the loop in which it ran to its token limit, None if it did not.
-        values: each score that it has, by name; shares are 0 or 1.
+        copies: the most copies in a row of anything in it.
+        values: each score that it has, by name.
     """
 
     key: Key
     text: str
     finish: str
-    loop: Repetition
-    cut_off: Repetition | None
+    copies: int
     values: dict[str, float]
 
 
-def score(item: Item, sample: dict[str, Any]) -> Scored:
+def score(sample: dict[str, Any], right: bool | None, *, code: bool) -> Scored:
     """Score one sample.
 
     Args:
-        item: what was asked.
         sample: a line of samples.jsonl.
+        right: whether its answer is right, if that is known.
+        code: whether it is to be code.
     """
     text: str = sample["text"]
     ids: Sequence[int] | None = sample["token_ids"]
     symbols = text if ids is None else ids
-    loop = longest_repetition(symbols)
+    tokens = text.split() if ids is None else ids
+    copies = longest_repetition(symbols).repeats
     finish = str(sample["finish_reason"])
-    cut_off = final_loop(symbols) if finish == "length" else None
-    right = correct(item, text)
+    near, alike = copied(tokens), templated(text)
     found = {
         "accuracy": right,
-        "degenerate": loop.repeats >= DEGENERATE_REPEATS,
-        "tokens": sample["completion_tokens"],
-        "rep_4_gram": rep_n_gram(text.split() if ids is None else ids, 4),
+        "degenerate": copies >= DEGENERATE_REPEATS,
+        "final_loop": final_loop(symbols) is not None,
+        "near_copies": near > COPIED,
+        "template": alike > TEMPLATE,
+        "cut_off": finish == "length",
+        "copied": near,
+        "templated": alike,
+        "rep_4_gram": rep_n_gram(tokens, 4),
         "compression_ratio": compression_ratio(text),
+        "tokens": sample["completion_tokens"],
+        **(repetition_of_code(code_of(text)) if code else {}),
     }
     values = {name: float(value) for name, value in found.items() if value is not None}
-    return Scored(key_of(sample), text, finish, loop, cut_off, values)
+    return Scored(key_of(sample), text, finish, copies, values)
 
 
 def rep_n_gram(tokens: Sequence[int] | Sequence[str], n: int) -> float | None:
@@ -81,10 +103,77 @@ def rep_n_gram(tokens: Sequence[int] | Sequence[str], n: int) -> float | None:
     return 1 - len(set(grams)) / len(grams) if grams else None
 
 
+def copied(tokens: Sequence[int] | Sequence[str]) -> float:
+    """Of the newest 400 tokens, the share that ends an 8-gram which stood before; 0 without one."""
+    seen: set[tuple[int | str, ...]] = set()
+    before = []
+    for end in range(8, len(tokens) + 1):
+        gram = tuple(tokens[end - 8 : end])
+        before.append(gram in seen)
+        seen.add(gram)
+    newest = before[-NEWEST:]
+    return sum(newest) / len(newest) if newest else 0.0
+
+
+def templated(text: str) -> float:
+    """The share of the lines that were there three times before, but for their numbers.
+
+    White space and case make no difference, and lines of fewer than 8 characters do not count. 0
+    without a line.
+    """
+    forms = (
+        " ".join(re.sub(r"\d+(\.\d+)?", "0", line).lower().split()) for line in text.split("\n")
+    )
+    seen: Counter[str] = Counter()
+    again = 0
+    for form in forms:
+        if len(form) >= LINE_CHARACTERS:
+            again += seen[form] >= 3
+            seen[form] += 1
+    return again / seen.total() if seen else 0.0
+
+
 def compression_ratio(text: str) -> float | None:
     """Bytes of the zlib-compressed text for each byte of its UTF-8; None for an empty text."""
     raw = text.encode()
     return len(zlib.compress(raw, 9)) / len(raw) if raw else None
+
+
+def repetition_of_code(code: str) -> dict[str, float | None]:
+    """The metrics of arXiv 2504.12608, as shares: rep-3, rep-line and sim-line.
+
+    A token is a word or another character that is no white space; a line has a token. Lines are
+    similar if their edit distance in tokens is less than a fifth of the longer one's tokens. A
+    line joins the first earlier set whose first line is similar to it. None without code.
+    """
+    lines = [tuple(re.findall(r"\w+|[^\w\s]", line)) for line in code.splitlines()]
+    lines = list(filter(None, lines))
+    if not lines:
+        return {"rep_3": None, "rep_line": None, "sim_line": None}
+    distinct = dict.fromkeys(lines)
+    sets: list[tuple[str, ...]] = []
+    for line in distinct:
+        if not any(_similar(line, first) for first in sets):
+            sets.append(line)
+    return {
+        "rep_3": rep_n_gram([token for line in lines for token in line], 3),
+        "rep_line": 1 - len(distinct) / len(lines),
+        "sim_line": 1 - len(sets) / len(lines),
+    }
+
+
+def _similar(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether the edit distance over the longer length is less than 1 - `SIMILAR`."""
+    longer = max(len(one), len(other))
+    most = int(np.ceil(longer * (1 - SIMILAR) - 1e-9)) - 1
+    if longer - (Counter(one) & Counter(other)).total() > most:
+        return False
+    row = list(range(len(other) + 1))
+    for i, token in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, its in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (token != its))
+    return row[-1] <= most
 
 
 def collect(samples: Sequence[Scored], name: str) -> Values:
@@ -97,26 +186,15 @@ def collect(samples: Sequence[Scored], name: str) -> Values:
 
 
 def summary(values: Values) -> dict[str, Any] | None:
-    """Mean, standard deviation over seeds and bootstrap interval; None without a value.
+    """Mean and bootstrap interval; None without a value.
 
-    An item counts once, by the mean of its seeds. The standard deviation is that of the seeds'
-    means (n - 1 in the denominator; None with one seed): how much another seed would move the
-    figure. The interval is over items: how much other problems of the same kind would.
+    An item counts once, by the mean of its seeds. The interval is over items: how much other
+    problems of the same kind would move the figure.
     """
     if not values:
         return None
     items = _item_means(values)
-    by_seed: dict[int, list[float]] = {}
-    for seeds in values.values():
-        for seed, value in seeds.items():
-            by_seed.setdefault(seed, []).append(value)
-    means = [float(np.mean(of_seed)) for of_seed in by_seed.values()]
-    std = float(np.std(means, ddof=1)) if len(means) > 1 else None
-    return {
-        "mean": _rounded(float(items.mean())),
-        "std": None if std is None else _rounded(std),
-        "ci": bootstrap(items),
-    }
+    return {"mean": _rounded(float(items.mean())), "ci": bootstrap(items)}
 
 
 def difference(values: Values, base: Values) -> dict[str, Any] | None:

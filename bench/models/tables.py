@@ -1,16 +1,73 @@
-"""The documents' tables of committed runs, in Markdown; `scripts/format` writes them."""
+"""Tables of runs in Markdown; `scripts/format` writes those of the documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common import RESULTS
+from bench.models.scores import SHARES
 
 Cell = dict[str, Any]
 
 IN_README = ("none", "lz 0.15, onset 3", "lz 0.15", "repetition 1.1", "frequency 0.1")
+
+
+COLUMNS = {
+    "degenerate": "degenerate",
+    "final_loop": "ends in a loop",
+    "near_copies": "near-copies",
+    "template": "template",
+    "cut_off": "cut off",
+    "unchanged": "unchanged",
+    "accuracy": "accuracy",
+    "change": "against none",
+    "rep_4_gram": "distinct 4-grams",
+    "compression_ratio": "compressed to",
+    "tokens": "tokens",
+    "rep_3": "rep-3",
+    "rep_line": "rep-line",
+    "sim_line": "sim-line",
+}
+INTERVALS = (*SHARES, "unchanged", "change")
+
+
+def of_runs(found: Sequence[Cell]) -> Iterator[str]:
+    """A table for each task: models, penalties and temperatures; shares in percent."""
+    for task in dict.fromkeys(cell["task"] for cell in found):
+        rows = [(cell, _scores(cell)) for cell in found if cell["task"] == task]
+        shown = [name for name in COLUMNS if any(scores[name] for _, scores in rows)]
+        head = ["model", "penalty", "T", "outputs", *(COLUMNS[name] for name in shown)]
+        lines = [
+            [
+                *(cell["model"], cell["variant"], f"{cell['temperature']:g}", str(cell["samples"])),
+                *(scores[name] or "-" for name in shown),
+            ]
+            for cell, scores in rows
+        ]
+        yield f"{task}\n\n{_table(head, lines)}"
+
+
+def _scores(cell: Cell) -> dict[str, str]:
+    """What a row shows of each column, "" for a score that it has not."""
+    against = cell["against_none"] or {}
+    found = {**cell, "unchanged": against.get("unchanged"), "change": against.get("accuracy")}
+    return {name: _shown(name, found.get(name)) for name in COLUMNS}
+
+
+def _shown(name: str, score: Cell | None) -> str:
+    if score is None:
+        return ""
+    mean, (low, high) = score["mean"], score["ci"]
+    if name == "tokens":
+        return f"{mean:.0f}"
+    if name == "rep_4_gram":
+        return f"{100 * (1 - mean):.0f}"
+    if name in INTERVALS:
+        sign = "+" if name == "change" else ""
+        return f"{100 * mean:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+    return f"{100 * mean:.1f}"
 
 
 def cells(name: str) -> Iterator[Cell]:

@@ -215,21 +215,43 @@ class TestScores:
         assert names == [("none", 0.0), ("none", 0.7), (lz, 0.0), (lz, 0.7)]
         none, _, _, penalised = result["cells"]
         assert (none["samples"], penalised["samples"], none["items"]) == (6, 12, 6)
-        assert none["accuracy"] == {"mean": 1.0, "std": None, "ci": [1.0, 1.0]}
+        assert none["accuracy"] == {"mean": 1.0, "ci": [1.0, 1.0]}
         assert none["degenerate"]["mean"] == 0.3333
         assert none["finish"] == {"length": 2, "stop": 4}
         assert none["tokens"]["mean"] == round((2 * 30 + 4 * 5) / 6, 4)
         assert none["against_none"] is None
-        assert penalised["degenerate"] == {"mean": 0.0, "std": 0.0, "ci": [0.0, 0.0]}
-        assert penalised["against_none"]["degenerate"]["mean"] == -0.3333
-        assert penalised["against_none"]["ended_loops"] == {"ended": 4, "right": 4}
-        assert none["groups"]["a"]["degenerate"]["mean"] == 0.3333
-        assert none["groups"]["a"]["rep_4_gram"]["mean"] == round(21 / 27 / 3, 4)
-        looped = {"most_copies": 25, "period": 1, "cut_off": 2, "longest_period": 1}
-        assert none["loops"] == looped
-        assert none["groups"]["a"]["loops"] == looped | {"cut_off": 1}
-        assert penalised["loops"]["cut_off"] == penalised["loops"]["longest_period"] == 0
+        assert none["final_loop"]["mean"] == none["cut_off"]["mean"] == 0.3333
+        assert none["copied"]["mean"] == round(2 / 6 * 17 / 23, 4)
+        assert none["near_copies"]["mean"] == 0.3333
+        assert none["most_copies"] == 25
+        assert penalised["degenerate"] == {"mean": 0.0, "ci": [0.0, 0.0]}
+        against = penalised["against_none"]
+        assert against["degenerate"]["mean"] == against["cut_off"]["mean"] == -0.3333
+        assert against["ended_loops"] == {"ended": 4, "right": 4}
+        assert against["unchanged"] == {"mean": 0.0, "ci": [0.0, 0.0]}
+        assert none["groups"]["a"]["degenerate"] == 0.3333
+        assert none["groups"]["a"]["rep_4_gram"] == round(21 / 27 / 3, 4)
         assert (tmp_path / "overview.png").stat().st_size > 10_000
+
+    def test_the_report_of_several_runs_shows_each(
+        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("one", "two"):
+            run(stub, problems, tmp_path / name)
+        (tmp_path / "two" / "run.json").unlink()  # a result that was kept without its samples
+        capsys.readouterr()
+        commands.main(["report", str(tmp_path / "one"), str(tmp_path / "two")])
+        told = capsys.readouterr().out.splitlines()
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told[2:]]
+        assert told[:2] == ["jsonl", ""]
+        assert rows[0][:5] == ["model", "penalty", "T", "outputs", "degenerate"]
+        assert len(rows) == 2 + 2 * 4
+        assert rows[2:6] == rows[6:]
+        assert rows[2][:4] == ["stub", "none", "0", "6"]
+        assert rows[2][rows[0].index("unchanged")] == "-"
+        assert rows[4][rows[0].index("unchanged")] == "0.0 (0.0 to 0.0)"
+        assert rows[4][rows[0].index("against none")] == "+0.0 (+0.0 to +0.0)"
+        assert rows[2][rows[0].index("distinct 4-grams")] == str(round(100 * (1 - 21 / 27 / 3)))
 
     def test_bootstrap_covers_a_known_mean(self) -> None:
         rng = np.random.default_rng(5)

@@ -27,7 +27,7 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
         Item("jsonl/mine-3", "Tell a story.", None),
         Item("jsonl/mine-4", "1+1?", "2", fields={"regex": "[0-9]"}),
     ]
-    assert load(f"jsonl={path}", 1, 1) == load(f"jsonl={path}")[1:2]
+    assert load(f"jsonl={path}", 1) == load(f"jsonl={path}")[:1]
 
 
 @pytest.mark.parametrize(
