@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from sglang_lz.distribution.processes import ending_with_us
-
 LOG_LINES = 40
 POLL_SECONDS = 0.25
 KILL_SECONDS = 10.0
@@ -49,7 +47,6 @@ class Background:
         cwd: Path | None = None,
         stdin: IO[str] | None = None,
         grace: float = 20.0,
-        ends_with_us: bool = False,
         launch: Callable[..., Any] = subprocess.Popen,
     ) -> None:
         """Start it.
@@ -62,8 +59,6 @@ class Background:
             cwd: its working directory; ours by default.
             stdin: its standard input; empty by default.
             grace: seconds that `stop` leaves the group to end, unless told otherwise.
-            ends_with_us: have the kernel send it a SIGTERM if the thread that starts it dies, even
-                by SIGKILL. Only for a process with a single thread.
             launch: what starts it; called as `subprocess.Popen`, and returns what it does.
         """
         self.name, self.log, self._grace = name, log, grace
@@ -80,7 +75,6 @@ class Background:
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=ending_with_us() if ends_with_us else None,
             )
         self.pid = self._process.pid
 

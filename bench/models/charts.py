@@ -90,12 +90,12 @@ def _overview(cells: Sequence[Cell]) -> Figure:
             title = MEASURES[measure]
             axes.set_title(f"{title}, {model}" if len(models) > 1 else title)
     columns = count * LEGEND_CHARACTERS // (max(map(len, variants)) + 8)
-    labels = {}
+    lines: dict[str, Any] = {}
     for axes in figure.axes:
-        labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        lines |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(
-        labels.values(),
-        labels,
+        list(lines.values()),
+        list(lines),
         loc="outside upper left",
         ncols=max(columns, 1),
         handlelength=2.6,

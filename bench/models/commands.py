@@ -1,21 +1,19 @@
 """Measure degenerate repetition and accuracy, over temperatures and penalties.
 
-Sends the problems of a task to an OpenAI-compatible endpoint under every penalty, at every
-temperature, with every seed, and reports how many outputs fall into a loop and how many answers are
-right, as figures 2, 3 and 4 of the paper do (arXiv 2504.20131).
+Samples the problems of a task under every penalty, at every temperature, with every seed, and
+reports how many outputs fall into a loop and how many answers are right, as figures 2, 3 and 4 of
+the paper do (arXiv 2504.20131).
 
-    python -m bench.models run --serve pocket --task pocket --out DIR
+    python -m bench.models run --in-process FOLDER --task humaneval --out DIR
     python -m bench.models run --base-url http://127.0.0.1:30000 --out DIR \\
         --task jsonl=FILE --penalty none --penalty lz_penalty=0.15,lz_onset=3 \\
         --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
-    python -m bench.models report DIR
+    python -m bench.models report DIR...
 
 `COMMAND --help` is the manual. However a `run` was stopped, the same command continues it: no
 finished sample is lost and none is asked for twice. DIR holds run.json (settings, machine,
-server), items.jsonl, samples.jsonl (the raw outputs), result.json (the scores) and the plot.
-
-An output is degenerate if some unit of its token ids stands at least 20 times in a row
-(`detector.py`, the paper's definition), or of its characters if the endpoint returns no token ids.
+server), items.jsonl, samples.jsonl (the raw outputs), grades.jsonl (verdicts of programs),
+result.json (the scores) and the plot.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import asyncio
 import importlib.util
 import itertools
 import json
-import math
 import os
 import sys
 from collections import Counter
@@ -34,67 +31,122 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import command, commit, environment, versions
-from bench.models import charts, grid, run_directory, sampling, tables, tasks
+from bench.models import charts, grid, run_directory, tables, tasks
 from bench.models import endpoint as endpoints
-from bench.models.arguments import parse
 from bench.models.endpoint import EndpointError
+from bench.models.grid import Item, digest
 from bench.models.inprocess import InProcess
-from bench.models.items import Item, digest
 from bench.models.result import write_result
 from bench.models.sandbox import SandboxError
-from bench.models.server import serving
-from bench.processes import ProcessError
 from bench.records import RecordError
 
-PENALTIES = ["none", "lz_penalty=0.15,lz_cost=marginal", "lz_penalty=0.15,lz_cost=rate"]
+PENALTIES = ["none", "lz_penalty=0.15,lz_onset=3"]
+TEMPERATURES = [0.0, 0.3, 0.6, 1.0]
+RUN_HELP = """\
+Sample a grid, score it and draw the plot (which needs matplotlib).
+
+tasks      humaneval: OpenAI's 164 problems, judged by their tests in a sandbox
+           gym=NAME: 200 problems of a data set of reasoning-gym (to be installed), gsm_symbolic,
+           chain_sum or letter_counting for instance
+           jsonl=FILE: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
+           "fields" are further fields of its request
+           pocket: the held-out problems of the pocket reasoner, bench/models/pocket.jsonl
+penalties  none, or request fields, as lz_penalty=0.15,lz_onset=3; several make a combination
+key        of an endpoint that wants one: OPENAI_API_KEY of the environment
+
+At temperature 0 a seed changes nothing, so every item is sampled once there. Before the first
+sample each penalty's field is sent with a value out of its range. An endpoint that accepts it
+ignores the field, and the run is refused. Whether the endpoint honours seeds is tested too, and
+recorded; SGLang does with --enable-deterministic-inference only.
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line: `command` and its arguments."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m bench.models", description=__doc__, formatter_class=raw
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run", help="sample, score and plot", description=RUN_HELP, formatter_class=raw
+    )
+    add = run.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="the run directory")
+    add(
+        "--task",
+        action="append",
+        required=True,
+        help="humaneval, gym=NAME, jsonl=FILE or pocket; repeatable",
+    )
+    add("--limit", type=_count, metavar="N", help="only the first N items of each task")
+    add(
+        "--penalty",
+        action="append",
+        help=f"none or field=value[,field=value]; repeatable (default: {' and '.join(PENALTIES)})",
+    )
+    add(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=TEMPERATURES,
+        metavar="T",
+        help=f"default: {' '.join(f'{t:g}' for t in TEMPERATURES)}",
+    )
+    add("--seeds", type=_count, default=3, metavar="N", help="default: %(default)s")
+    add("--max-tokens", type=_count, default=512, metavar="N", help="default: %(default)s")
+    add("--concurrency", type=_count, default=32, metavar="N", help="outputs at a time")
+    where = run.add_mutually_exclusive_group()
+    where.add_argument("--base-url", default="http://127.0.0.1:30000", help="default: %(default)s")
+    where.add_argument("--in-process", metavar="FOLDER", help="sample in this process, on the CPU")
+    add("--model", metavar="NAME", help="of the endpoint; default: its only one")
+    add(
+        "--field",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="a further field of every request to the endpoint; repeatable",
+    )
+    report = commands.add_parser(
+        "report", help="score and plot again; print the tables of several runs"
+    )
+    report.add_argument(
+        "directories",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="of a run, or of a result.json; the plots of several runs go to the first",
+    )
+    return parser.parse_args(arguments)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
 
 
 def run_command(arguments: argparse.Namespace) -> None:
     """Sample what is missing, then score and plot."""
-    items = _items(arguments)
-    wanted = _grid(arguments)
-    if arguments.in_process is not None:
-        sample_in_process(arguments, items, wanted)
-    elif arguments.serve is None:
-        if arguments.serve_arg:
-            raise ValueError("--serve-arg goes with --serve.")
-        sample(arguments, items, wanted, arguments.base_url)
-    else:
-        log = arguments.out / "server.log"
-        print(f"starting a server of {arguments.serve}; its output: {log}", file=sys.stderr)
-        with serving(arguments.serve, arguments.serve_arg, log) as base_url:
-            sample(arguments, items, wanted, base_url)
-    report_command(argparse.Namespace(directories=[arguments.out]))
-
-
-def _items(arguments: argparse.Namespace) -> list[Item]:
-    if arguments.limit is not None:
-        _at_least_1("--limit", arguments.limit)
     items = [item for spec in arguments.task for item in tasks.load(spec, arguments.limit)]
     twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
     if twice:
         raise ValueError(f"--task: several items have the id {twice[0]!r}; give them other ids.")
-    return items
-
-
-def _grid(arguments: argparse.Namespace) -> grid.Grid:
     wanted = grid.Grid(
         grid.expand(arguments.penalty or PENALTIES),
         grid.check_temperatures(arguments.temperature),
-        _at_least_1("--seeds", arguments.seeds),
+        arguments.seeds,
     )
-    _at_least_1("--concurrency", arguments.concurrency)
-    _at_least_1("--max-tokens", arguments.max_tokens)
-    if not 0 < arguments.timeout < math.inf:
-        raise ValueError(f"--timeout must be a number above 0, got {arguments.timeout:g}.")
-    return wanted
+    if arguments.in_process is not None:
+        sample_in_process(arguments, items, wanted)
+    else:
+        sample(arguments, items, wanted)
+    report_command(argparse.Namespace(directories=[arguments.out]))
 
 
-def sample(
-    arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid, base_url: str
-) -> None:
+def sample(arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid) -> None:
     """Probe the endpoint, then sample what is missing."""
-    base_url = base_url.rstrip("/").removesuffix("/v1")
+    base_url = arguments.base_url.rstrip("/").removesuffix("/v1")
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     models, server = endpoints.discover(base_url, headers)
@@ -103,7 +155,6 @@ def sample(
     endpoint = endpoints.Endpoint(
         base_url=base_url,
         model=arguments.model or models[0],
-        kind=arguments.endpoint,
         max_tokens=arguments.max_tokens,
         fields=_request_fields(arguments, wanted.variants),
         headers=headers,
@@ -116,27 +167,25 @@ def sample(
             file=sys.stderr,
         )
     facts = environment(server)
-    settings = _settings(endpoint, items, wanted, facts.pop("model_sha256"))
+    settings = {
+        "endpoint_model": endpoint.model,
+        "model_sha256": facts.pop("model_sha256"),
+        "endpoint": endpoints.PATH,
+        "fields": endpoint.fields,
+        "unit": "tokens" if endpoint.token_ids else "characters",
+        **_of_grid(items, wanted, endpoint.max_tokens),
+    }
     facts |= {
         # Not a setting: without seeds, two probes may have different results.
         "seed_honoured": seed_honoured,
         "model": facts["model"] if server else endpoint.model,
-        "command": command("bench.models"),
-        "tasks": arguments.task,
-        "commit": commit(),
-        "concurrency": arguments.concurrency,
-        **versions("httpx", "numpy"),
+        **_of_run(arguments, "httpx"),
     }
     with run_directory.record(arguments.out, items, wanted, settings, facts) as kept:
         try:
-            sampling.sample(
-                endpoint,
-                items,
-                wanted,
-                kept,
-                concurrency=arguments.concurrency,
-                timeout=arguments.timeout,
-            )
+            asyncio.run(endpoints.sample(endpoint, items, wanted, kept, arguments.concurrency))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
         finally:
             print(f"{kept.directory}: {len(kept.done)} samples are kept.", file=sys.stderr)
 
@@ -154,14 +203,7 @@ def sample_in_process(arguments: argparse.Namespace, items: list[Item], wanted: 
         "unit": "tokens",
         **_of_grid(items, wanted, arguments.max_tokens),
     }
-    facts |= {
-        "seed_honoured": True,
-        "command": command("bench.models"),
-        "tasks": arguments.task,
-        "commit": commit(),
-        "concurrency": arguments.concurrency,
-        **versions("numpy", "transformers"),
-    }
+    facts |= {"seed_honoured": True, **_of_run(arguments, "transformers")}
     with run_directory.record(arguments.out, items, wanted, settings, facts) as kept:
         engine.sample(items, wanted, kept, slots=arguments.concurrency)
 
@@ -178,17 +220,13 @@ def _of_grid(items: list[Item], wanted: grid.Grid, max_tokens: int) -> dict[str,
     }
 
 
-def _settings(
-    endpoint: endpoints.Endpoint, items: list[Item], wanted: grid.Grid, model_sha256: str | None
-) -> dict[str, Any]:
-    """Everything that two samples must share to be compared."""
+def _of_run(arguments: argparse.Namespace, library: str) -> dict[str, Any]:
     return {
-        "endpoint_model": endpoint.model,
-        "model_sha256": model_sha256,
-        "endpoint": endpoints.PATHS[endpoint.kind],
-        "fields": endpoint.fields,
-        "unit": "tokens" if endpoint.token_ids else "characters",
-        **_of_grid(items, wanted, endpoint.max_tokens),
+        "command": command("bench.models"),
+        "tasks": arguments.task,
+        "commit": commit(),
+        "concurrency": arguments.concurrency,
+        **versions(library, "numpy"),
     }
 
 
@@ -202,15 +240,10 @@ def report_command(arguments: argparse.Namespace) -> None:
             found = json.loads((directory / run_directory.RESULT).read_text())
         cells += found["cells"]
     print("\n".join(tables.of_runs(cells)), end="")
-    draw(arguments.directories[0], cells)
-
-
-def draw(directory: Path, cells: list[dict[str, Any]]) -> None:
-    """Draw the plots of these cells into a directory, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed.", file=sys.stderr)
         return
-    for path in charts.draw(directory, cells):
+    for path in charts.draw(arguments.directories[0], cells):
         print(f"{path} is written.", file=sys.stderr)
 
 
@@ -219,10 +252,10 @@ COMMANDS = {"run": run_command, "report": report_command}
 
 def main(given: list[str]) -> None:
     """Run the command line with these arguments."""
-    arguments = parse(given, __doc__)
+    arguments = parse(given)
     try:
         COMMANDS[arguments.command](arguments)
-    except (ValueError, OSError, EndpointError, ProcessError, RecordError, SandboxError) as error:
+    except (ValueError, OSError, EndpointError, RecordError, SandboxError) as error:
         raise SystemExit(f"bench.models: {error}") from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here.", file=sys.stderr)
@@ -232,7 +265,7 @@ def main(given: list[str]) -> None:
 def _request_fields(
     arguments: argparse.Namespace, variants: Sequence[grid.Variant]
 ) -> dict[str, object]:
-    fields: dict[str, object] = {"ignore_eos": True} if arguments.ignore_eos else {}
+    fields: dict[str, object] = {}
     for field in arguments.field:
         name, _, value = field.partition("=")
         try:
@@ -243,9 +276,3 @@ def _request_fields(
         if name in endpoints.OWN_FIELDS:
             raise ValueError(f"--field and --penalty must leave out {name}: the run sets it.")
     return fields
-
-
-def _at_least_1(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value}.")
-    return value

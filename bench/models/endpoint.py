@@ -1,20 +1,25 @@
-"""An OpenAI-compatible endpoint: its requests, its answers, and what it supports."""
+"""Sampling from an OpenAI-compatible endpoint: its requests and answers, and what it supports."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from tqdm import tqdm
 
-from bench.models.grid import Variant
-from bench.models.items import Item
+from bench.models.grid import Grid, Item, Key, Variant, request_seed
+from bench.models.run_directory import Record
 
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATH = "/v1/chat/completions"
+TIMEOUT_SECONDS = 3600.0
 ATTEMPTS = 6
 """How often a request is sent that fails with a 5xx or without an answer."""
 FIRST_PAUSE_SECONDS = 0.5
@@ -38,7 +43,7 @@ PROBE_TOKENS = 24
 PROBE_PROMPTS = 4
 
 OWN_FIELDS = {
-    *("model", "messages", "prompt", "n", "stream"),
+    *("model", "messages", "n", "stream"),
     *("max_tokens", "temperature", "seed", "return_token_ids"),
 }
 """Fields of a request that are the run's own to set."""
@@ -55,7 +60,6 @@ class Endpoint:
     Attributes:
         base_url: its address, without "/v1".
         model: the model's name there.
-        kind: "chat" or "completions".
         max_tokens: the most tokens of an answer.
         fields: further fields of every request.
         token_ids: whether it tells the token ids of an answer; without them the detector works on
@@ -65,7 +69,6 @@ class Endpoint:
 
     base_url: str
     model: str
-    kind: str
     max_tokens: int
     fields: dict[str, object]
     token_ids: bool = True
@@ -75,14 +78,9 @@ class Endpoint:
         self, prompt: str, temperature: float, seed: int, penalty: Mapping[str, object]
     ) -> dict[str, object]:
         """The request that asks for one answer."""
-        asked: dict[str, object] = (
-            {"messages": [{"role": "user", "content": prompt}]}
-            if self.kind == "chat"
-            else {"prompt": prompt}
-        )
         return {
             "model": self.model,
-            **asked,
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": self.max_tokens,
             "temperature": temperature,
             "seed": seed,
@@ -97,7 +95,7 @@ class Endpoint:
         Raises:
             EndpointError: it failed `ATTEMPTS` times.
         """
-        url = self.base_url + PATHS[self.kind]
+        url = self.base_url + PATH
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -126,14 +124,11 @@ class Endpoint:
         try:
             answer = found.json()
             (choice,) = answer["choices"]
-            if self.kind == "chat":
-                text = choice["message"]["content"] or ""
-                # A server that splits off the chain of thought: there are the loops.
-                if thought := choice["message"].get("reasoning_content"):
-                    text = f"{thought}</think>{text}"
-            else:
-                text = choice["text"]
-            # SGLang's name in chat completions, then its name in completions and vLLM's.
+            text = choice["message"]["content"] or ""
+            # A server that splits off the chain of thought: there are the loops.
+            if thought := choice["message"].get("reasoning_content"):
+                text = f"{thought}</think>{text}"
+            # SGLang's name, then vLLM's.
             ids = choice.get("response_token_ids") or choice.get("token_ids")
             return {
                 "text": text,
@@ -222,6 +217,61 @@ async def _honours_seeds(
         repeats &= texts[0] == texts[1]
         differs |= len(set(texts[1:])) > 1
     return repeats if differs or not repeats else None
+
+
+async def sample(
+    endpoint: Endpoint, items: Sequence[Item], grid: Grid, kept: Record, concurrency: int
+) -> None:
+    """Ask for what is missing of a run, so many requests at a time.
+
+    SIGINT and SIGTERM cancel it.
+
+    Raises:
+        EndpointError: the endpoint refuses a request, or fails again and again.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
+    asked = {item.id: item for item in items}
+    penalties = {variant.name: variant.fields for variant in grid.variants}
+    keys = list(grid.keys(items))
+    missing = [key for key in keys if key not in kept.done]
+    finished: Counter[str] = Counter()
+
+    async def work(keys: Iterator[Key]) -> None:
+        for key in keys:
+            item = asked[key.item]
+            body = endpoint.body(
+                item.prompt,
+                key.temperature,
+                request_seed(key),
+                {**item.fields, **penalties[key.variant]},
+            )
+            began = time.monotonic()
+            answer = await endpoint.answer(client, body)
+            seconds = round(time.monotonic() - began, 3)
+            kept.add(key, {**answer, "seconds": seconds})
+            finished[str(answer["finish_reason"])] += 1
+            bar.set_postfix(finished, refresh=False)
+            bar.update()
+
+    limits = httpx.Limits(max_connections=concurrency)
+    with tqdm(total=len(keys), initial=len(kept.done), unit="sample", dynamic_ncols=True) as bar:
+        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, limits=limits) as client:
+            # Not beside each other: where one request is greedy, SGLang (seen in 0.5.23) draws the
+            # others' tokens by their rank instead of their id, which gives a seed other tokens.
+            for greedy in (True, False):
+                phase = iter([key for key in missing if (key.temperature == 0) is greedy])
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for _ in range(concurrency):
+                            group.create_task(work(phase))
+                except ExceptionGroup as failures:
+                    refusals, others = failures.split(EndpointError)
+                    if refusals is None or others is not None:
+                        raise
+                    raise refusals.exceptions[0] from None
 
 
 def _message(answer: httpx.Response) -> str:

@@ -1,15 +1,16 @@
-"""The grid: penalties as request fields, temperatures, seeds."""
+"""The grid of a run: problems, penalties as request fields, temperatures, seeds."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from bench.models.items import Item
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
 from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.fields.repetition import FIELD as DETECTION
@@ -23,6 +24,46 @@ COUNT_PENALTIES = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem.
+
+    Attributes:
+        id: "TASK/...", unique in a run.
+        prompt: the user's message.
+        answer: the right one; None where none is known.
+        group: what results are broken down by, "sort" for instance; "" without.
+        level: how hard it is, "8" for instance; "" without.
+        fields: request fields of its own, a `response_format` for instance.
+        check: how an output is judged if not by `answer`: for code, `function` and the programs
+            `before` and `after` it; for reasoning-gym, `gym` and `entry`.
+    """
+
+    id: str
+    prompt: str
+    answer: str | None
+    group: str = ""
+    level: str = ""
+    fields: dict[str, object] = field(default_factory=dict, hash=False)
+    check: dict[str, object] = field(default_factory=dict, hash=False)
+
+    def line(self) -> dict[str, Any]:
+        """The item as JSON has it, without `fields` and `check` if they are empty."""
+        found = dataclasses.asdict(self)
+        return {name: value for name, value in found.items() if value != {}}
+
+
+def digest(items: Sequence[Item]) -> str:
+    """The sha256 of everything in these items."""
+    text = json.dumps([item.line() for item in items])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def task_of(item: str) -> str:
+    """The task in an item's id."""
+    return item.split("/", 1)[0]
 
 
 @dataclass(frozen=True)
@@ -45,6 +86,16 @@ class Key(NamedTuple):
     variant: str
     temperature: float
     seed: int
+
+
+def request_seed(key: Key) -> int:
+    """The seed that a request sends, 31 bits.
+
+    The same under every variant, so that they differ by the penalty alone, and another for each
+    item: servers draw the noise of a position from the seed only.
+    """
+    digest = hashlib.sha256(f"{key.seed} {key.item}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 @dataclass(frozen=True)

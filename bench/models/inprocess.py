@@ -16,10 +16,8 @@ from transformers import AutoTokenizer
 
 from bench.models.decoder import Decoder
 from bench.models.engine import Engine, Request
-from bench.models.grid import Grid, Key
-from bench.models.items import Item
+from bench.models.grid import Grid, Item, Key, request_seed
 from bench.models.run_directory import SAMPLES, Record, key_of
-from bench.models.sampling import request_seed
 from bench.records import read_lines
 from sglang_lz.fields.repetition import FIELD as DETECTION
 from sglang_lz.fields.repetition import RepetitionDetection
@@ -55,7 +53,7 @@ class InProcess:
         """
         torch.set_grad_enabled(False)
         prompts = {item.id: self._encode(item.prompt) for item in items}
-        fields = {variant.name: variant.fields for variant in grid.variants}
+        fields: dict[str, Mapping[str, Any]] = {v.name: v.fields for v in grid.variants}
         longest = max(map(len, prompts.values())) + self.max_tokens
         windows = (own.get("lz_window_size", WINDOW) for own in fields.values())
         decoder = Decoder(self.folder, slots, longest)

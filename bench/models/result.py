@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import common, records
-from bench.models.grades import judge
-from bench.models.items import Item, task_of
+from bench.models.answers import judge
+from bench.models.grid import Item, task_of
 from bench.models.run_directory import ITEMS, RESULT, RUN, SAMPLES
 from bench.models.scores import (
     DRAWS,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
-from bench.models.grid import Grid, Key
-from bench.models.items import Item
+from bench.models.grid import Grid, Item, Key
 from bench.records import Lines, RecordError
 
 RUN, ITEMS, SAMPLES, RESULT = "run.json", "items.jsonl", "samples.jsonl", "result.json"

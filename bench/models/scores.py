@@ -105,7 +105,7 @@ def rep_n_gram(tokens: Sequence[int] | Sequence[str], n: int) -> float | None:
 
 def copied(tokens: Sequence[int] | Sequence[str]) -> float:
     """Of the newest 400 tokens, the share that ends an 8-gram which stood before; 0 without one."""
-    seen: set[tuple[int | str, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     before = []
     for end in range(8, len(tokens) + 1):
         gram = tuple(tokens[end - 8 : end])

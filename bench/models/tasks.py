@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.harm import archives
-from bench.models import grades
+from bench.models import answers
 from bench.models.endpoint import OWN_FIELDS
-from bench.models.items import Item
+from bench.models.grid import Item
 
 POCKET = Path(__file__).with_name("pocket.jsonl")
 """The held-out problems of the pocket reasoner."""
@@ -21,39 +21,6 @@ ASK_FOR_CODE = (
     "block.\n\n"
 )
 ASK_FOR_LINE = '\n\nEnd with a line that says "Answer: " and then only the answer.'
-
-
-class Row:
-    """A line of a file, with its place for an error."""
-
-    def __init__(self, path: Path, number: int, fields: dict[str, object]) -> None:
-        self.path, self.number = path, number
-        self._fields = fields
-
-    def get(self, name: str) -> str:
-        """Return a value as trimmed text, "" if it is not there."""
-        value = self._fields.get(name)
-        if isinstance(value, bool | list | dict):
-            raise self.error(f"{name!r} is neither text nor a number")
-        return "" if value is None else str(value).strip()
-
-    def need(self, name: str) -> str:
-        """As `get`, but an error if it is not there or empty."""
-        text = self.get(name)
-        if not text:
-            raise self.error(f"{name!r} is missing or empty; it has {', '.join(self._fields)}")
-        return text
-
-    def object(self, name: str) -> dict[str, object]:
-        """Return a JSON object, {} if it is not there."""
-        found = self._fields.get(name, {})
-        if not isinstance(found, dict):
-            raise self.error(f"{name!r} is no object")
-        return found
-
-    def error(self, message: str) -> ValueError:
-        """Return a complaint about this row."""
-        return ValueError(f"{self.path}, row {self.number}: {message}")
 
 
 def load(spec: str, limit: int | None = None) -> list[Item]:
@@ -81,16 +48,47 @@ def load(spec: str, limit: int | None = None) -> list[Item]:
 
 
 def _from_file(task: str, path: Path) -> list[Item]:
-    try:
-        items = [_item(task, row) for row in _rows(path)]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
+    items = []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    items.append(_item(task, f"{path.stem}-{number}", json.loads(line)))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}, row {number}: {error}") from None
     if not items:
         raise ValueError(f"{path} has no row")
     name, count = Counter(item.id for item in items).most_common(1)[0]
     if count > 1:
         raise ValueError(f"{path} has {count} rows with the id {name!r}")
     return items
+
+
+def _item(task: str, name: str, row: Any) -> Item:
+    """An item from a row; `name` is its id if it has none."""
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    texts = {}
+    for field in ("prompt", "answer", "id", "group", "level"):
+        value = row.get(field)
+        if isinstance(value, bool | list | dict):
+            raise ValueError(f"{field!r} is neither text nor a number")
+        texts[field] = "" if value is None else str(value).strip()
+    if not texts["prompt"]:
+        raise ValueError(f"'prompt' is missing or empty; it has {', '.join(row)}")
+    fields = row.get("fields", {})
+    if not isinstance(fields, dict):
+        raise ValueError("'fields' is no object")
+    if own := sorted(OWN_FIELDS & fields.keys()):
+        raise ValueError(f"'fields' must leave out {', '.join(own)}: the run sets it")
+    return Item(
+        id=f"{task}/{texts['id'] or name}",
+        prompt=texts["prompt"],
+        answer=texts["answer"] or None,
+        group=texts["group"],
+        level=texts["level"],
+        fields=fields,
+    )
 
 
 def _humaneval() -> list[Item]:
@@ -114,7 +112,7 @@ def _humaneval() -> list[Item]:
 def _gym(name: str, size: int) -> list[Item]:
     """Problems that reasoning-gym generates, judged by its own scores."""
     # As JSON has them, since the run's directory keeps them: a fraction is its text.
-    entries = json.loads(json.dumps(list(grades.gym(name, size)), default=str))
+    entries = json.loads(json.dumps(list(answers.gym(name, size)), default=str))
     return [
         Item(
             id=f"{name}/{number}",
@@ -124,41 +122,3 @@ def _gym(name: str, size: int) -> list[Item]:
         )
         for number, entry in enumerate(entries)
     ]
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file, numbered by line from 1."""
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield Row(path, number, _object(path, number, line))
-
-
-def _object(path: Path, number: int, line: str) -> dict[str, object]:
-    row = Row(path, number, {})
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise row.error(f"not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise row.error("not a JSON object")
-    return fields
-
-
-def _item(task: str, row: Row) -> Item:
-    return Item(
-        # Without an id its file and number, for a task may have several files.
-        id=f"{task}/{row.get('id') or f'{row.path.stem}-{row.number}'}",
-        prompt=row.need("prompt"),
-        answer=row.get("answer") or None,
-        group=row.get("group"),
-        level=row.get("level"),
-        fields=_request_fields(row),
-    )
-
-
-def _request_fields(row: Row) -> dict[str, object]:
-    fields = row.object("fields")
-    if own := sorted(OWN_FIELDS & fields.keys()):
-        raise row.error(f"'fields' must leave out {', '.join(own)}: the run sets it")
-    return fields

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bench.models.answers import correct, extract
-from bench.models.items import Item
+from bench.models.grid import Item
 
 TEXTS = [
     ("Answer: 1\nno\nAnswer: 2 3 5", "2 3 5"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.models import answers, grades, sandbox
-from bench.models.items import Item
+from bench.models import answers, sandbox
+from bench.models.grid import Item
 from bench.models.sandbox import PASSED, SandboxError, _status, passes
 
 pytestmark = pytest.mark.slow
@@ -150,15 +150,15 @@ RIGHT, WRONG = f"```\n{CODE}\n```", "```\ndef f(x): return 4\n```"
 @needs_sandbox
 def test_verdicts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [(ITEM, RIGHT), (ITEM, WRONG), (ITEM, "no code"), (ITEM, RIGHT)]
-    assert grades.judge(tmp_path, asked) == [True, False, False, True]
-    lines = (tmp_path / grades.GRADES).read_text().splitlines()
+    assert answers.judge(tmp_path, asked) == [True, False, False, True]
+    lines = (tmp_path / answers.GRADES).read_text().splitlines()
     assert sorted(json.loads(line)["right"] for line in lines) == [False, True]
     ran = []
     monkeypatch.setattr(sandbox, "passes", lambda program: ran.append(program) or True)
     mixed = [(Item("t/1", "?", "5"), "Answer: 5"), (Item("t/2", "?", None), "so"), *asked]
-    assert grades.judge(tmp_path, mixed) == [True, None, True, False, False, True]
+    assert answers.judge(tmp_path, mixed) == [True, None, True, False, False, True]
     assert not ran
-    assert grades.judge(tmp_path, [(ITEM, RIGHT.replace("x", "y"))]) == [True]
+    assert answers.judge(tmp_path, [(ITEM, RIGHT.replace("x", "y"))]) == [True]
     assert ran == [f"def f(x): ...\n{CODE.replace('x', 'y')}\nassert f(3) == 3\n"]
 
 
@@ -167,9 +167,9 @@ def test_answers_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         def score_answer(self, answer: str, entry: dict[str, str]) -> float:
             return 1.0 if answer == entry["answer"] else 0.5
 
-    monkeypatch.setattr(grades, "gym", lambda name, size: {("sums", 1): Data()}[name, size])
+    monkeypatch.setattr(answers, "gym", lambda name, size: {("sums", 1): Data()}[name, size])
     item = Item("sums/0", "?", None, check={"gym": "sums", "entry": {"answer": "7000"}})
     asked = [
         (item, f"So {said}") for said in ("7.\nAnswer: 7000.", "Answer: 7,000", "Answer: 7", "7000")
     ]
-    assert grades.judge(tmp_path, asked) == [True, True, False, False]
+    assert answers.judge(tmp_path, asked) == [True, True, False, False]

@@ -10,7 +10,7 @@ import yaml
 
 from bench.common import DEMO, ROOT
 from bench.models import tasks
-from bench.models.items import Item
+from bench.models.grid import Item
 from bench.models.tasks import load
 
 
@@ -33,7 +33,7 @@ def test_prompts_with_and_without_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"prompt": "?"}\n{"prompt": \n', "row 2: not JSON"),
+        ('{"prompt": "?"}\n{"prompt": \n', "row 2: Expecting value"),
         ('{"prompt": " "}\n', "row 1: 'prompt' is missing or empty"),
         ('{"prompt": "?", "id": 1}\n' * 2, "2 rows with the id 'jsonl/1'"),
         ('{"prompt": "?", "fields": {"seed": 1}}\n', "must leave out seed"),
