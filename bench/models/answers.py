@@ -133,7 +133,9 @@ def _case(item: Item, text: str) -> str | None:
     check: Mapping[str, Any] = item.check
     if "gym" in check:
         answer = extract(text)
-        return None if answer is None else json.dumps([check, answer.removesuffix(".")])
+        # Of an equation, what it says in the end.
+        value = (answer or "").rpartition("=")[2].strip().removesuffix(".")
+        return json.dumps([check, value]) if value else None
     if "function" in check:
         code = function(text, check["function"])
         return None if code is None else f"{check['before']}\n{code}\n{check['after']}\n"

@@ -169,7 +169,12 @@ def test_answers_of_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(answers, "gym", lambda name, size: {("sums", 1): Data()}[name, size])
     item = Item("sums/0", "?", None, check={"gym": "sums", "entry": {"answer": "7000"}})
-    asked = [
-        (item, f"So {said}") for said in ("7.\nAnswer: 7000.", "Answer: 7,000", "Answer: 7", "7000")
+    said = [
+        "7.\nAnswer: 7000.",
+        "Answer: 7,000",
+        "Answer: x = 9000 - 2000 = 7000",
+        "Answer: 7",
+        "7000",
     ]
-    assert answers.judge(tmp_path, asked) == [True, True, False, False]
+    asked = [(item, f"So {answer}") for answer in said]
+    assert answers.judge(tmp_path, asked) == [True, True, True, False, False]
