@@ -189,12 +189,20 @@ def summary(values: Values) -> dict[str, Any] | None:
     """Mean and bootstrap interval; None without a value.
 
     An item counts once, by the mean of its seeds. The interval is over items: how much other
-    problems of the same kind would move the figure.
+    problems of the same kind would move the figure. Where a share is none or all, a bootstrap
+    knows no other, and the interval is the exact one (Clopper & Pearson 1934).
     """
     if not values:
         return None
     items = _item_means(values)
-    return {"mean": _rounded(float(items.mean())), "ci": bootstrap(items)}
+    mean = float(items.mean())
+    if mean in (0, 1) and (items == mean).all():
+        most = 1 - (INTERVAL[0] / 100) ** (1 / len(items))
+        return {
+            "mean": mean,
+            "ci": [0.0, _rounded(most)] if mean == 0 else [_rounded(1 - most), 1.0],
+        }
+    return {"mean": _rounded(mean), "ci": bootstrap(items)}
 
 
 def difference(values: Values, base: Values) -> dict[str, Any] | None:

@@ -215,7 +215,7 @@ class TestScores:
         assert names == [("none", 0.0), ("none", 0.7), (lz, 0.0), (lz, 0.7)]
         none, _, _, penalised = result["cells"]
         assert (none["samples"], penalised["samples"], none["items"]) == (6, 12, 6)
-        assert none["accuracy"] == {"mean": 1.0, "ci": [1.0, 1.0]}
+        assert none["accuracy"] == {"mean": 1.0, "ci": [0.5407, 1.0]}  # 0.025 ** (1 / 6)
         assert none["degenerate"]["mean"] == 0.3333
         assert none["finish"] == {"length": 2, "stop": 4}
         assert none["tokens"]["mean"] == round((2 * 30 + 4 * 5) / 6, 4)
@@ -224,11 +224,11 @@ class TestScores:
         assert none["copied"]["mean"] == round(2 / 6 * 17 / 23, 4)
         assert none["near_copies"]["mean"] == 0.3333
         assert none["most_copies"] == 25
-        assert penalised["degenerate"] == {"mean": 0.0, "ci": [0.0, 0.0]}
+        assert penalised["degenerate"] == {"mean": 0.0, "ci": [0.0, 0.4593]}
         against = penalised["against_none"]
         assert against["degenerate"]["mean"] == against["cut_off"]["mean"] == -0.3333
         assert against["ended_loops"] == {"ended": 4, "right": 4}
-        assert against["unchanged"] == {"mean": 0.0, "ci": [0.0, 0.0]}
+        assert against["unchanged"] == {"mean": 0.0, "ci": [0.0, 0.4593]}
         assert none["groups"]["a"]["degenerate"] == 0.3333
         assert none["groups"]["a"]["rep_4_gram"] == round(21 / 27 / 3, 4)
         assert (tmp_path / "overview.png").stat().st_size > 10_000
@@ -249,7 +249,7 @@ class TestScores:
         assert rows[2:6] == rows[6:]
         assert rows[2][:4] == ["stub", "none", "0", "6"]
         assert rows[2][rows[0].index("unchanged")] == "-"
-        assert rows[4][rows[0].index("unchanged")] == "0.0 (0.0 to 0.0)"
+        assert rows[4][rows[0].index("unchanged")] == "0.0 (0.0 to 45.9)"
         assert rows[4][rows[0].index("against none")] == "+0.0 (+0.0 to +0.0)"
         assert rows[2][rows[0].index("distinct 4-grams")] == str(round(100 * (1 - 21 / 27 / 3)))
 
