@@ -1,4 +1,4 @@
-# The patched SGLang on a CPU, with the demo model: docker run -p 127.0.0.1:30000:30000 IMAGE
+# The patched SGLang on a CPU, with SmolLM2-135M-Instruct: docker run -p 127.0.0.1:30000:30000 IMAGE
 # `scripts/image cpu` builds it; docs/DEPLOY.md tells more.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
@@ -38,6 +38,10 @@ RUN --mount=type=bind,source=docker,target=/docker \
         "$site"/torch/include "$site"/torch/test "$site"/torch/bin/test_* \
     && { PYTHONHASHSEED=0 python3 -Wignore -m compileall -qq -j0 --invalidation-mode unchecked-hash \
         -x '/sglang/(multimodal_gen|test)/|/transformers/models/.*/mod(eling|ular)_' "$site" || true; }
+
+# The model that is served by default, so that a start needs no network.
+ENV SGLANG_LZ_MODELS=/opt/models
+RUN sglang-lz models smollm2-135m
 
 # useradd writes down the day. Clusters that choose the user themselves choose group 0 for it.
 RUN groupadd --gid 10001 sglang \

@@ -13,19 +13,22 @@ from pathlib import Path
 import _supervise
 from _environment import FLAVOURS, Environment, detect_flavour, main, say, temporary_folder
 
-USAGE = "scripts/serve [--flavour cpu|cuda] [--end-loops] [--playground] [argument ...]"
+USAGE = "scripts/serve [--flavour cpu|cuda] [--end-loops] [--playground] [--demo] [argument ...]"
 DESCRIPTION = """\
 Set up the patched SGLang inside this checkout, once, and start its server on 127.0.0.1:30000.
-Without --model-path it serves the demo model, under the name "demo". Ctrl-C ends everything.
+Without --model-path it serves SmolLM2-135M-Instruct, which it fetches once (93 MB), under the name
+"smollm2-135m". Ctrl-C ends everything.
 """
 EPILOG = """\
   --end-loops          give each request without its own the recommended lz_penalty, lz_onset and
                        loop guard (in --preferred-sampling-params, where your own keys win)
+  --demo               serve the model of the tests, which needs no network and writes nonsense
   --playground         also serve a page that shows the penalty at work, on http://127.0.0.1:30080
 
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
-Its own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
+--model-path also takes a name that `.venv/cpu/bin/sglang-lz models` lists.
+Their own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)

@@ -35,10 +35,10 @@ from bench.models import charts, grid, run_directory, tables, tasks
 from bench.models import endpoint as endpoints
 from bench.models.endpoint import EndpointError
 from bench.models.grid import Item, digest
-from bench.models.inprocess import InProcess
 from bench.models.result import write_result
 from bench.models.sandbox import SandboxError
 from bench.records import RecordError
+from sglang_lz.models.catalogue import ModelError
 
 PENALTIES = ["none", "lz_penalty=0.15,lz_onset=3"]
 TEMPERATURES = [0.0, 0.3, 0.6, 1.0]
@@ -192,8 +192,10 @@ def sample(arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid) 
 
 def sample_in_process(arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid) -> None:
     """Sample what is missing, without a server."""
-    folder = Path(arguments.in_process)
-    engine = InProcess(folder, arguments.max_tokens)
+    from bench.models import inprocess  # needs more than a machine that only asks an endpoint has
+
+    folder = inprocess.folder_of(arguments.in_process)
+    engine = inprocess.InProcess(folder, arguments.max_tokens)
     facts = environment({"model_path": str(folder)})
     settings = {
         "endpoint_model": folder.name,
@@ -255,7 +257,7 @@ def main(given: list[str]) -> None:
     arguments = parse(given)
     try:
         COMMANDS[arguments.command](arguments)
-    except (ValueError, OSError, EndpointError, RecordError, SandboxError) as error:
+    except (ValueError, OSError, EndpointError, ModelError, RecordError, SandboxError) as error:
         raise SystemExit(f"bench.models: {error}") from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here.", file=sys.stderr)

@@ -22,10 +22,21 @@ from bench.records import read_lines
 from sglang_lz.fields.repetition import FIELD as DETECTION
 from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.loops.detector import loops
+from sglang_lz.models import catalogue
 
 WINDOW = 512
 """The largest window size, if no penalty names a larger one."""
 NONE = "none"
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a model: itself, or that of a name or hub id of `sglang_lz.models`."""
+    if Path(model, "config.json").is_file():
+        return Path(model)
+    if (found := catalogue.find(model)) is None:
+        names = ", ".join(catalogue.published())
+        raise ValueError(f"--in-process must be a folder or one of {names}, got {model!r}.")
+    return catalogue.obtain(found)
 
 
 class InProcess:

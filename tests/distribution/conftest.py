@@ -18,7 +18,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = World(root)
     world.wheel.parent.mkdir()
     parts.write_upstream_wheel(world.wheel, parts.UPSTREAM)
-    for room in ("distribution", "fields"):
+    for room in ("distribution", "fields", "models"):
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(SOURCE / room, world.package / room, ignore=skipped)
     shutil.copy(SOURCE / "__main__.py", world.package)

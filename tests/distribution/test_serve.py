@@ -22,36 +22,86 @@ from sglang_lz.distribution import serve
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.seal import Seal
 from sglang_lz.distribution.serve import PREFERRED, server_arguments, without_end_loops
+from sglang_lz.models import catalogue
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
 MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
 DEFAULT = {"host": "127.0.0.1", "port": "30000", "dtype": "float32", "max_total_tokens": "32768"}
-DEMO = {"model_path": str(serve.DEMO_MODEL), "served_model_name": "demo"}
 
 
 @pytest.mark.parametrize(
     ("mine", "flavour", "environ", "expected"),
     [
-        ("", "cpu", {}, DEFAULT | DEMO),
+        ("", "cpu", {}, DEFAULT),
         ("--port=1 --host 0.0.0.0 --dtype bfloat16 --max-total-tokens 9", "cpu", {}, MINE),
         ("", "cuda", {}, {"dtype": None, "max_total_tokens": None}),
         ("", "cpu", ENVIRON, {"host": "0.0.0.0", "port": "8000"}),
         ("--port 1", "cpu", ENVIRON, {"host": "0.0.0.0", "port": "1"}),
-        *(
-            (mine, "cpu", {}, {"model_path": "m", "served_model_name": None})
-            for mine in ("--model-path m", "--model m", "--model-path=m", "--model=m")
-        ),
     ],
 )
 def test_the_users_arguments_win_over_the_defaults(
     mine: str, flavour: str, environ: dict[str, str], expected: dict[str, str | None]
 ) -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--host", "--port", "--dtype", "--max-total-tokens", "--served-model-name"):
+    for name in ("--host", "--port", "--dtype", "--max-total-tokens"):
         parser.add_argument(name)
-    parser.add_argument("--model-path", "--model", dest="model_path")
     options, _ = parser.parse_known_args(server_arguments(flavour, mine.split(), environ))
     assert vars(options) == vars(options) | expected
+
+
+SMOL = ["--model-path", "/models/smollm2-135m", "--served-model-name", "smollm2-135m"]
+DEMO = ["--model-path", str(serve.DEMO_MODEL), "--served-model-name", "demo"]
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Models that are fetched at once; gets whether there is a network, and whether a hub."""
+    network = [True, False]
+
+    def obtain(model: catalogue.Published) -> Path:
+        if not network[0]:
+            raise catalogue.ModelError("No network.")
+        return Path("/models", model.name)
+
+    monkeypatch.setattr(catalogue, "obtain", obtain)
+    monkeypatch.setattr(catalogue, "hub_has", lambda _: network[1])
+    return network
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        ("", SMOL),
+        ("--demo", DEMO),
+        ("--demo --port 1", [*DEMO, "--port", "1"]),
+        *((f"{name} smollm2-135m", SMOL) for name in ("--model-path", "--model")),
+        (f"--model-path={HUB} --port 1", [*SMOL, "--port", "1"]),
+        ("--served-model-name s", [*SMOL, "--served-model-name", "s"]),
+        *((mine, mine.split()) for mine in ("--model /m", "--model-path someone/else")),
+        *((mine, mine.split()) for mine in ("--config c.yaml", "--config=c.yaml --port 1")),
+    ],
+)
+def test_a_model_is_named_by_its_folder(models: list[bool], mine: str, expected: list[str]) -> None:
+    assert serve.with_model(mine.split()) == expected
+
+
+def test_a_hub_that_has_the_model_is_asked(models: list[bool]) -> None:
+    models[1] = True
+    assert serve.with_model(["--model", HUB]) == ["--model", HUB]
+    assert serve.with_model(["--model", "smollm2-135m"]) == SMOL
+
+
+def test_without_a_network_the_demo_model_is_served(
+    models: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models[0] = False
+    assert serve.with_model(["--port", "1"]) == [*DEMO, "--port", "1"]
+    assert capsys.readouterr().err == "sglang-lz: No network. Serving the demo model instead.\n"
+    with pytest.raises(catalogue.ModelError):
+        serve.with_model(["--model-path", "smollm2-135m"])
+    with pytest.raises(DistError, match="--demo must be left out with --model-path"):
+        serve.with_model(["--demo", "--model-path", "m"])
 
 
 @pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])
@@ -167,6 +217,8 @@ def start(site: Path, *arguments: str, **variables: str) -> subprocess.Popen[str
     env = {k: v for k, v in os.environ.items() if k not in unset and "SGLANG_LZ" not in k}
     env |= {"PYTHONPATH": str(site)} | variables
     command, pipe = [sys.executable, "-m", "sglang_lz", "serve", *arguments], subprocess.PIPE
+    if not any(argument.startswith(("--model", "--config")) for argument in arguments):
+        command.append("--demo")
     return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
 
 

@@ -23,6 +23,7 @@ ROOMS = (
     "loops",
     "playground",
     "bounds",
+    "models",
     "distribution",
     "server",
     "proper",

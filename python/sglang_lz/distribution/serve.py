@@ -12,9 +12,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from ..fields import lz, repetition
+from ..models import catalogue
 from .errors import DistError
 from .processes import ending_with_us
 from .seal import SEAL, Seal, reader
@@ -23,7 +25,7 @@ from .sources import PACKAGE
 DEMO_MODEL = PACKAGE / "demo" / "model"
 HOST, PORT = "SGLANG_LZ_HOST", "SGLANG_LZ_PORT"
 
-DEMO = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
+DEMO = "--demo"
 CPU = [
     # Gives the same text on every CPU; in bfloat16, greedy decoding differs between CPUs.
     *["--dtype", "float32"],
@@ -75,6 +77,34 @@ def without_end_loops(arguments: list[str]) -> list[str]:
         raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.") from None
 
 
+def with_model(arguments: list[str]) -> list[str]:
+    """Name a model's folder in place of `DEMO`, of a name of the catalogue, or of nothing.
+
+    An id of the hub is left to upstream, unless the catalogue has it and no hub answers. With
+    --config nothing changes.
+
+    Raises ModelError if a model that was asked for cannot be fetched.
+    """
+    values, rest = take([a for a in arguments if a != DEMO], ("--model-path", "--model"))
+    if DEMO in arguments and values:
+        raise DistError(f"{DEMO} must be left out with {' and '.join(values)}.")
+    if "--config" in take(rest, ("--config",))[0]:
+        return arguments
+    name, folder = "demo", DEMO_MODEL
+    if DEMO not in arguments:
+        asked = [*values.values()][-1] if values else catalogue.DEFAULT
+        model = catalogue.find(asked)
+        if model is None or (asked == model.hub and catalogue.hub_has(asked)):
+            return arguments
+        try:
+            name, folder = model.name, catalogue.obtain(model)
+        except catalogue.ModelError as error:
+            if values:
+                raise
+            print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)
+    return ["--model-path", str(folder), "--served-model-name", name, *rest]
+
+
 def server_arguments(
     flavour: str, arguments: list[str], environ: Mapping[str, str] = os.environ
 ) -> list[str]:
@@ -83,13 +113,11 @@ def server_arguments(
     With --config we add nothing, because arguments take precedence over that file, and ours would
     override the user's settings in it.
     """
-    given, _ = take(arguments, ("--config", "--model-path", "--model"))
-    if "--config" in given:
+    if "--config" in take(arguments, ("--config",))[0]:
         return arguments
     return [
         *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, DEFAULT_PORT)],
         *(CPU if flavour == "cpu" else []),
-        *([] if given else DEMO),
         *arguments,
     ]
 
@@ -116,9 +144,11 @@ def serve(arguments: list[str]) -> NoReturn:
             "checkout use scripts/serve, which builds one."
         )
     own = without_end_loops([argument for argument in arguments if argument != PLAYGROUND])
-    own = server_arguments(Seal.read(read).flavour, own)
-    if str(DEMO_MODEL) in own:
+    own = server_arguments(Seal.read(read).flavour, with_model(own))
+    folder = Path(take(own, ("--model-path", "--model"))[0].get("--model-path", ""))
+    if folder == DEMO_MODEL or folder.parent == catalogue.models_folder():
         os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
+    if folder == DEMO_MODEL:
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.server.launch", *own]

@@ -74,7 +74,9 @@ def convert(file: Path, folder: Path) -> None:
     template = header["tokenizer.chat_template"]
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     shown = tqdm(reader.tensors, desc="converting", unit="tensor", leave=False)
-    save_file(dict(_weights(shown, config)), folder / "model.safetensors", {"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(dict(_weights(shown, config)), weights, {"format": "pt"})
+    weights.chmod(0o644)
 
 
 class _Header:

