@@ -20,11 +20,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 TABLE = "| name | state |\n" + "| worker | ready |\n" * 12 + "| worker | failed |\n"
 LOG = [{"text": "It works. " * 12}, {"text": "That is all that there is to say, and so " * 30}]
-CHOOSE = (
-    "(() => { const span = document.querySelector('#column-lz .output .turn');"
-    " span.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));"
-    " for (const one of document.querySelectorAll('.output')) one.scrollTop = 0; })()"
-)
+CHOOSE = """(() => {
+  const span = document.querySelector('#column-lz .output .turn'), output = span.closest('.output');
+  span.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
+  const away = span.getBoundingClientRect().top - output.getBoundingClientRect().top;
+  const top = output.scrollTop + away - 400;
+  for (const one of document.querySelectorAll('.output')) one.scrollTop = top;
+  scrollTo(0, 320);
+})()"""
 
 
 def main() -> None:

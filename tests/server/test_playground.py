@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +37,31 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-def playground(url: str, log: Path) -> Background:
-    """A running playground; its address is in `name`."""
+@contextmanager
+def playground(browser: Browser, url: str, log: Path) -> Iterator[str]:
+    """The address of a running playground."""
     port = free_port()
     command = [sys.executable, "-m", "sglang_lz", "playground"]
     command += ["--server", url, "--port", str(port)]
     address = f"http://127.0.0.1:{port}/"
-    running = Background(command, name=address, log=log)
-    try:
+    with Background(command, name=address, log=log) as running:
         running.wait_until(lambda: answers(address), SECONDS)
-    except BaseException:
-        running.stop()
-        raise
-    return running
+        try:
+            yield address
+        finally:
+            # A page that stays would ask its server again, and complain during the next test.
+            browser.call("Page.navigate", url="about:blank")
 
 
 @pytest.fixture
 def page(server: Server, browser: Browser, tmp_path: Path) -> Iterator[Browser]:
     """The page of a playground beside the server."""
-    running = playground(server.url, tmp_path / "playground.log")
-    try:
+    with playground(browser, server.url, tmp_path / "playground.log") as address:
         browser.resize(1400, 900)
         browser.messages.clear()
-        browser.open(running.name)
+        browser.open(address)
         yield browser
         assert not complaints(browser)
-    finally:
-        running.stop()
 
 
 def complaints(page: Browser) -> list[dict[str, Any]]:
@@ -210,16 +209,14 @@ def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page
 
 
 def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_path: Path) -> None:
-    running = playground(f"http://127.0.0.1:{free_port()}", tmp_path / "playground.log")
-    try:
-        browser.open(running.name)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with playground(browser, nobody, tmp_path / "playground.log") as address:
+        browser.open(address)
         state = browser.run("document.getElementById('state').textContent")
         assert "No server answers at" in state
         assert "recorded session" in state
         assert marked(browser, "none", "loop")
         assert marked(browser, "lz", "turn")
-    finally:
-        running.stop()
 
 
 def test_one_file_shows_the_session(browser: Browser, tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ KNOWN: Mapping[str, tuple[Kind, float]] = {
 SAMPLING: Mapping[str, tuple[Kind, float]] = {
     "temperature": (number(0, 2), 0),
     "seed": (integer(0, 2**31 - 1), 1),
-    "max_new_tokens": (integer(1, MOST_TOKENS), 200),
+    "max_new_tokens": (integer(1, MOST_TOKENS), 400),
 }
 NONE, OTHER, OURS = "none", "known", "lz"
 EXAMPLES = (
-    ("A loop of two words", "List the keywords of the language."),
-    ("A loop of lines", "Write an example of a class with many methods."),
-    ("A loop of one token", "Explain decorators."),
+    ("A paragraph again and again", "Explain the water cycle to a ten-year-old, step by step."),
+    ("A line again and again", "Write a letter of complaint to an airline about lost luggage."),
+    ("Lines of a poem", "Write a poem of twenty stanzas about the sea."),
 )
 HEADERS = {
     "Content-Security-Policy": (

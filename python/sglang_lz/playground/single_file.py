@@ -14,7 +14,7 @@ from typing import Any
 from sglang_lz.playground.app import PAGE, SESSION, described
 
 NO_SERVER = (
-    "This is a recorded session of the demo model. To run your own prompts, start "
+    "This is a recorded session of SmolLM2-135M-Instruct. To run your own prompts, start "
     "sglang-lz playground."
 )
 

@@ -418,7 +418,7 @@ async function look() {
   }
   state.textContent = server.sentence;
   if (recorded) return;
-  state.textContent += " This is a recorded session of the demo model; scripts/serve starts a server, and this page then finds it.";
+  state.textContent += " This is a recorded session of SmolLM2-135M-Instruct; scripts/serve starts a server, and this page then finds it.";
   setTimeout(look, 3000);
 }
 
