@@ -50,9 +50,10 @@ class Container:
         return Path("/proc", str(self.state()["Pid"]))
 
     def chat(self, **fields: Any) -> httpx.Response:
-        """Ask what the README asks, decoding greedily."""
-        question = {"role": "user", "content": "List the keywords of the language."}
-        body = {"model": "demo", "temperature": 0, "max_tokens": 120, "messages": [question]}
+        """Ask the image's model what makes it loop, decoding greedily."""
+        prompt = "Write a recipe for vegetable soup with exact quantities and ten steps."
+        question = {"role": "user", "content": prompt}
+        body = {"model": "smollm2-135m", "temperature": 0, "max_tokens": 120, "messages": [question]}
         url = f"{self.url}/v1/chat/completions"
         request = HTTP.build_request("POST", url, json=body | fields, timeout=GRACE_SECONDS)
         return HTTP.send(request, stream=fields.get("stream", False))
@@ -104,7 +105,7 @@ def word_ids(text: str) -> list[int]:
     return [words.index(word) for word in words]
 
 
-def test_the_demo_loops_and_the_penalty_ends_it(container: Container) -> None:
+def test_the_model_loops_and_the_penalty_ends_it(container: Container) -> None:
     def answer(**fields: Any) -> str:
         response = container.chat(**fields)
         assert response.status_code == 200, response.text
