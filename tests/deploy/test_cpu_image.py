@@ -52,8 +52,8 @@ class Container:
     def chat(self, **fields: Any) -> httpx.Response:
         """Ask the image's model what makes it loop, decoding greedily."""
         prompt = "Write a recipe for vegetable soup with exact quantities and ten steps."
-        question = {"role": "user", "content": prompt}
-        body = {"model": "smollm2-135m", "temperature": 0, "max_tokens": 120, "messages": [question]}
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "smollm2-135m", "temperature": 0, "max_tokens": 120, "messages": messages}
         url = f"{self.url}/v1/chat/completions"
         request = HTTP.build_request("POST", url, json=body | fields, timeout=GRACE_SECONDS)
         return HTTP.send(request, stream=fields.get("stream", False))
