@@ -20,7 +20,9 @@ ASK_FOR_CODE = (
     "Complete this function. Answer with the whole function and its imports in one Python code "
     "block.\n\n"
 )
-ASK_FOR_LINE = '\n\nThink step by step. Then end with a line that says "Answer: " and the answer.'
+ASK_FOR_LINE = (
+    '\n\nThink step by step. Then end with a line that says "Answer: " and only the answer.'
+)
 
 
 def load(spec: str, limit: int | None = None) -> list[Item]:

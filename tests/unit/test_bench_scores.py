@@ -35,9 +35,9 @@ def test_only_the_newest_tokens_count() -> None:
 
 
 def test_lines_that_differ_in_numbers() -> None:
-    items = [f"{i}. The {2 * i}.5 stars" for i in range(10)]
+    items = [f"{i}. {'The' if i % 2 else 'the'} {i / 2:g}  stars" for i in range(10)]
     assert templated("\n".join(items)) == 7 / 10
-    assert templated("\n".join([*items[:3], "the   STARS of old", *items[3:]])) == 7 / 11
+    assert templated("\n".join([*items[:3], "the stars of old", *items[3:]])) == 7 / 11
     assert templated("- 1\n" * 100) == templated("") == 0  # too short
 
 
@@ -87,4 +87,10 @@ def test_a_sample() -> None:
     assert found == {"degenerate", "final_loop", "near_copies", "cut_off"}
     assert values["rep_line"] == 0.5
     assert values["rep_4_gram"] == pytest.approx(26 / 34)
-    assert "rep_line" not in score(sample, True, code=False).values
+    plain = score(
+        sample | {"text": "\n".join(f"{i}. new line" for i in range(7))}, True, code=False
+    )
+    assert "rep_line" not in plain.values
+    assert (plain.values["accuracy"], plain.values["template"]) == (1, 1)  # 4 of 7 lines
+    six = score(sample | {"text": "\n".join(f"{i}. new line" for i in range(6))}, False, code=False)
+    assert (six.values["accuracy"], six.values["template"]) == (0, 0)  # 3 of 6
