@@ -116,12 +116,15 @@ def judge(directory: Path, asked: Sequence[tuple[Item, str]]) -> list[bool | Non
                 for name, case, (item, _) in zip(names, cases, asked, strict=True)
                 if case is not None and name not in verdicts
             }
-            with ThreadPoolExecutor(cpu_count()) as pool:
+            pool = ThreadPoolExecutor(cpu_count())
+            try:
                 found = pool.map(lambda asked: _right(*asked), waiting.values())
                 pairs = zip(waiting, found, strict=True)
                 for name, right in tqdm(pairs, "judged", len(waiting), disable=not waiting):
                     kept.add({"case": name, "right": right})
                     verdicts[name] = right
+            finally:
+                pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for all of them
     return [
         verdicts.get(name, False) if item.check else correct(item, text)
         for name, (item, text) in zip(names, asked, strict=True)

@@ -186,10 +186,11 @@ async def probe(
 
 
 async def _returns_token_ids(endpoint: Endpoint, client: httpx.AsyncClient, prompt: str) -> bool:
-    body = endpoint.body(prompt, 0.0, 0, {})
-    if (await endpoint.post(client, body)).status_code != httpx.codes.OK:
+    try:
+        answer = await endpoint.answer(client, endpoint.body(prompt, 0.0, 0, {}))
+    except EndpointError:
         return False
-    return (await endpoint.answer(client, body))["token_ids"] is not None
+    return answer["token_ids"] is not None
 
 
 async def _require_known(

@@ -41,7 +41,12 @@ def of_runs(found: Sequence[Cell]) -> Iterator[str]:
         head = ["model", "penalty", "T", "outputs", *(COLUMNS[name] for name in shown)]
         lines = [
             [
-                *(cell["model"], cell["variant"], f"{cell['temperature']:g}", str(cell["samples"])),
+                *(
+                    cell.get("model", "-"),
+                    cell["variant"],
+                    f"{cell['temperature']:g}",
+                    str(cell["samples"]),
+                ),
                 *(scores[name] or "-" for name in shown),
             ]
             for cell, scores in rows
@@ -56,8 +61,8 @@ def _scores(cell: Cell) -> dict[str, str]:
     return {name: _shown(name, found.get(name)) for name in COLUMNS}
 
 
-def _shown(name: str, score: Cell | None) -> str:
-    if score is None:
+def _shown(name: str, score: object) -> str:
+    if not isinstance(score, dict):
         return ""
     mean, (low, high) = score["mean"], score["ci"]
     if name == "tokens":
