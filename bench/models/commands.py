@@ -4,7 +4,7 @@ Samples the problems of a task under every penalty, at every temperature, with e
 reports how many outputs fall into a loop and how many answers are right, as figures 2, 3 and 4 of
 the paper do (arXiv 2504.20131).
 
-    python -m bench.models run --in-process FOLDER --task humaneval --out DIR
+    python -m bench.models run --in-process MODEL --task humaneval --out DIR
     python -m bench.models run --base-url http://127.0.0.1:30000 --out DIR \\
         --task jsonl=FILE --penalty none --penalty lz_penalty=0.15,lz_onset=3 \\
         --penalty repetition_penalty=1.2,frequency_penalty=0.2 --temperature 0 0.6 1
@@ -98,7 +98,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--concurrency", type=_count, default=32, metavar="N", help="outputs at a time")
     where = run.add_mutually_exclusive_group()
     where.add_argument("--base-url", default="http://127.0.0.1:30000", help="default: %(default)s")
-    where.add_argument("--in-process", metavar="FOLDER", help="sample in this process, on the CPU")
+    where.add_argument(
+        "--in-process",
+        metavar="MODEL",
+        help="a folder, or a name of `sglang-lz models`: sample in this process, on the CPU",
+    )
     add("--model", metavar="NAME", help="of the endpoint; default: its only one")
     add(
         "--field",
