@@ -77,8 +77,9 @@ def table_one() -> str:
 
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "fields"): markdown_table,
-    ("README.md", "puzzles"): repetition.readme,
+    ("README.md", "real-model"): repetition.readme,
     ("README.md", "table-one"): table_one,
+    ("docs/RESULTS.md", "real-model"): repetition.real,
     ("docs/RESULTS.md", "puzzles"): repetition.puzzles,
     ("docs/RESULTS.md", "step-summary"): kernel.step_summary,
     ("docs/ARCHITECTURE.md", "patches"): patches,

@@ -30,12 +30,22 @@ def result(
 ) -> dict[str, Any]:
     """The content of result.json.
 
+    An item counts at a temperature once all its samples there exist, so that every variant of a run
+    that was stopped has the same items.
+
     Args:
         run: run.json.
         items: the run's items by id.
         samples: all of them, scored.
     """
     cells: dict[tuple[str, str, float], list[Scored]] = {}
+    sampled = Counter((sample.key.item, sample.key.temperature) for sample in samples)
+    samples = [
+        sample
+        for sample in samples
+        if sampled[sample.key.item, sample.key.temperature]
+        == len(run["variants"]) * (run["seeds"] if sample.key.temperature else 1)
+    ]
     # In the order of their keys, since they are written down in the order of their arrival.
     for sample in sorted(samples, key=lambda sample: sample.key):
         key = sample.key

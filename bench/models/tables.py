@@ -11,8 +11,9 @@ from bench.models.scores import SHARES
 
 Cell = dict[str, Any]
 
-IN_README = ("none", "lz 0.15, onset 3", "lz 0.15", "repetition 1.1", "frequency 0.1")
-
+REAL = "models/smollm2-135m"
+"""The committed run of a real model."""
+IN_README = ("degenerate", "near_copies", "cut_off", "unchanged")
 
 COLUMNS = {
     "degenerate": "degenerate",
@@ -36,22 +37,39 @@ INTERVALS = (*SHARES, "unchanged", "change")
 def of_runs(found: Sequence[Cell]) -> Iterator[str]:
     """A table for each task: models, penalties and temperatures; shares in percent."""
     for task in dict.fromkeys(cell["task"] for cell in found):
-        rows = [(cell, _scores(cell)) for cell in found if cell["task"] == task]
-        shown = [name for name in COLUMNS if any(scores[name] for _, scores in rows)]
-        head = ["model", "penalty", "T", "outputs", *(COLUMNS[name] for name in shown)]
-        lines = [
-            [
-                *(
-                    cell.get("model", "-"),
-                    cell["variant"],
-                    f"{cell['temperature']:g}",
-                    str(cell["samples"]),
-                ),
-                *(scores[name] or "-" for name in shown),
-            ]
-            for cell, scores in rows
+        of_task = [cell for cell in found if cell["task"] == task]
+        about = [
+            [cell.get("model", "-"), f"{cell['temperature']:g}", str(cell["samples"])]
+            for cell in of_task
         ]
-        yield f"{task}\n\n{_table(head, lines)}"
+        head, *rows = _of_cells(of_task)
+        lines = [[*first, *rest] for first, rest in zip(about, rows, strict=True)]
+        yield f"{task}\n\n{_table(['model', 'T', 'outputs', *head], lines)}"
+
+
+def real() -> str:
+    """All scores of the real model's outputs."""
+    head, *rows = _of_cells(list(cells(REAL)))
+    return _table(head, rows)
+
+
+def readme() -> str:
+    """The scores of the real model's outputs that README shows, without intervals."""
+    found = list(cells(REAL))
+    rows = [[cell["variant"], *(_scores(cell)[name] for name in IN_README)] for cell in found]
+    brief = [[name, *(share.partition(" (")[0] or "-" for share in rest)] for name, *rest in rows]
+    return _table(["penalty", *(f"{COLUMNS[name]}, %" for name in IN_README)], brief)
+
+
+def _of_cells(found: Sequence[Cell]) -> list[list[str]]:
+    """The head and the rows of a table: penalties, and the scores that any of them has."""
+    scores = [_scores(cell) for cell in found]
+    shown = [name for name in COLUMNS if any(row[name] for row in scores)]
+    rows = (
+        [cell["variant"], *(row[name] or "-" for name in shown)]
+        for cell, row in zip(found, scores, strict=True)
+    )
+    return [["penalty", *(COLUMNS[name] for name in shown)], *rows]
 
 
 def _scores(cell: Cell) -> dict[str, str]:
@@ -79,19 +97,6 @@ def cells(name: str) -> Iterator[Cell]:
     """The cells of a committed run by temperature: a penalty at a temperature each."""
     found = json.loads((RESULTS / name / "result.json").read_text())["cells"]
     yield from sorted(found, key=lambda cell: float(cell["temperature"]))
-
-
-def readme() -> str:
-    """The greedy answers to the puzzles, a few penalties."""
-    found = {cell["variant"]: cell for cell in cells("pocket") if cell["temperature"] == 0}
-    rows = []
-    for name in IN_README:
-        cell = found[name]
-        against = cell["against_none"]
-        same = f"{100 * against['unchanged'] / cell['samples']:.3g} %" if against else "-"
-        shown = (f"{100 * cell[score]['mean']:.3g} %" for score in ("accuracy", "degenerate"))
-        rows.append([name, *shown, same])
-    return _table(["penalty", "correct answers", "looping answers", "answers unchanged"], rows)
 
 
 def puzzles() -> str:
