@@ -109,6 +109,8 @@ def _config(header: _Header, has_head: bool) -> tuple[dict[str, Any], dict[str, 
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,
         "dtype": "float32",
+        # Without it, transformers warns of an error of Mistral's tokenizers.
+        "transformers_version": "5.0.0",
         "hidden_act": "silu",
         "hidden_size": hidden,
         "head_dim": hidden // heads,
