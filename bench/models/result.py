@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from bench import common, records
 from bench.models.answers import judge
-from bench.models.grid import Item, task_of
+from bench.models.grid import Grid, Item, Key, Variant, task_of
 from bench.models.run_directory import ITEMS, RESULT, RUN, SAMPLES
 from bench.models.scores import (
     DRAWS,
@@ -30,22 +31,23 @@ def result(
 ) -> dict[str, Any]:
     """The content of result.json.
 
-    An item counts at a temperature once all its samples there exist, so that every variant of a run
-    that was stopped has the same items.
+    Of a run that was stopped, only what precedes the first missing sample counts, at each
+    temperature: variants are compared on the same items, and long outputs are not left out.
 
     Args:
         run: run.json.
         items: the run's items by id.
         samples: all of them, scored.
     """
+    variants = [Variant(**variant) for variant in run["variants"]]
+    wanted = list(Grid(variants, run["temperatures"], run["seeds"]).keys(list(items.values())))
+    done, counting = {sample.key for sample in samples}, set[Key]()
+    for temperature in run["temperatures"]:
+        of_temperature = (key for key in wanted if key.temperature == temperature)
+        first = list(takewhile(done.__contains__, of_temperature))
+        counting.update(first[: len(first) // len(variants) * len(variants)])
+    samples = [sample for sample in samples if sample.key in counting]
     cells: dict[tuple[str, str, float], list[Scored]] = {}
-    sampled = Counter((sample.key.item, sample.key.temperature) for sample in samples)
-    samples = [
-        sample
-        for sample in samples
-        if sampled[sample.key.item, sample.key.temperature]
-        == len(run["variants"]) * (run["seeds"] if sample.key.temperature else 1)
-    ]
     # In the order of their keys, since they are written down in the order of their arrival.
     for sample in sorted(samples, key=lambda sample: sample.key):
         key = sample.key

@@ -38,13 +38,19 @@ def of_runs(found: Sequence[Cell]) -> Iterator[str]:
     """A table for each task: models, penalties and temperatures; shares in percent."""
     for task in dict.fromkeys(cell["task"] for cell in found):
         of_task = [cell for cell in found if cell["task"] == task]
-        about = [
-            [cell.get("model", "-"), f"{cell['temperature']:g}", str(cell["samples"])]
-            for cell in of_task
-        ]
         head, *rows = _of_cells(of_task)
-        lines = [[*first, *rest] for first, rest in zip(about, rows, strict=True)]
-        yield f"{task}\n\n{_table(['model', 'T', 'outputs', *head], lines)}"
+        lines = [
+            [
+                cell.get("model", "-"),
+                row[0],
+                f"{cell['temperature']:g}",
+                str(cell["samples"]),
+                *row[1:],
+            ]
+            for cell, row in zip(of_task, rows, strict=True)
+        ]
+        head = ["model", head[0], "T", "outputs", *head[1:]]
+        yield f"{task}\n\n{_table(head, lines)}"
 
 
 def real() -> str:

@@ -233,6 +233,21 @@ class TestScores:
         assert none["groups"]["a"]["rep_4_gram"] == round(21 / 27 / 3, 4)
         assert (tmp_path / "overview.png").stat().st_size > 10_000
 
+    def test_a_stopped_run_has_the_same_items_under_each_penalty(
+        self, stub: Stub, problems: Path, tmp_path: Path
+    ) -> None:
+        """Those before the first missing sample."""
+        run(stub, problems, tmp_path)
+        path = tmp_path / "samples.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        keys = [(line["item"], line["temperature"]) for line in map(json.loads, lines)]
+        third = list(dict.fromkeys(item for item, temperature in keys if temperature == 0))[2]
+        lines.pop(keys.index((third, 0.0)))
+        path.write_text("".join(lines))
+        commands.main(["report", str(tmp_path)])
+        cells = json.loads((tmp_path / "result.json").read_text())["cells"]
+        assert [(cell["temperature"], cell["samples"]) for cell in cells] == [(0, 2), (0.7, 12)] * 2
+
     def test_the_report_of_several_runs_shows_each(
         self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
