@@ -11,8 +11,7 @@ from bench.models.scores import SHARES
 
 Cell = dict[str, Any]
 
-REAL = "models/smollm2-135m"
-"""The committed run of a real model."""
+REAL = RESULTS / "models" / "smollm2-135m" / "result.json"
 IN_README = ("degenerate", "near_copies", "cut_off", "unchanged")
 
 COLUMNS = {
@@ -55,13 +54,13 @@ def of_runs(found: Sequence[Cell]) -> Iterator[str]:
 
 def real() -> str:
     """All scores of the real model's outputs."""
-    head, *rows = _of_cells(list(cells(REAL)))
+    head, *rows = _of_cells(json.loads(REAL.read_text())["cells"])
     return _table(head, rows)
 
 
 def readme() -> str:
     """The scores of the real model's outputs that README shows, without intervals."""
-    found = list(cells(REAL))
+    found = json.loads(REAL.read_text())["cells"]
     rows = [[cell["variant"], *(_scores(cell)[name] for name in IN_README)] for cell in found]
     brief = [[name, *(share.partition(" (")[0] or "-" for share in rest)] for name, *rest in rows]
     return _table(["penalty", *(f"{COLUMNS[name]}, %" for name in IN_README)], brief)
@@ -97,34 +96,6 @@ def _shown(name: str, score: object) -> str:
         sign = "+" if name == "change" else ""
         return f"{100 * mean:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
     return f"{100 * mean:.1f}"
-
-
-def cells(name: str) -> Iterator[Cell]:
-    """The cells of a committed run by temperature: a penalty at a temperature each."""
-    found = json.loads((RESULTS / name / "result.json").read_text())["cells"]
-    yield from sorted(found, key=lambda cell: float(cell["temperature"]))
-
-
-def puzzles() -> str:
-    """Accuracy and loops of the greedy answers with their intervals, and the change at 0.6."""
-    found = {(cell["variant"], cell["temperature"]): cell for cell in cells("pocket")}
-    rows = []
-    for variant, temperature in found:
-        if temperature == 0:
-            cell, sampled = found[variant, 0], found[variant, 0.6]
-            right, loops = (_interval(cell[score], ".2f") for score in ("accuracy", "degenerate"))
-            changes = (
-                _interval(one["against_none"]["accuracy"], "+.2f") if one["against_none"] else "-"
-                for one in (cell, sampled)
-            )
-            rows.append([variant, loops, right, *changes])
-    head = ["penalty", "degenerate", "accuracy", "against none", "against none at temperature 0.6"]
-    return _table(head, rows)
-
-
-def _interval(score: Cell, digits: str) -> str:
-    low, high = score["ci"]
-    return f"{score['mean']:{digits}} ({low:{digits}} to {high:{digits}})"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
