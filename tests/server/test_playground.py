@@ -25,6 +25,8 @@ from sglang_lz.fields.lz import RECOMMENDED
 from sglang_lz.playground.app import EXAMPLES, SESSION
 
 SECONDS = 60
+LOOPING, NEW_TOKENS = "List the keywords of the language.", 200
+"""A prompt at which the model of the tests repeats a few words."""
 MARKUP = '<img src="x" onerror="window.broken = 1"><script>window.broken = 1</script>'
 
 
@@ -97,8 +99,12 @@ def point_at(page: Browser, column: str, index: int) -> str:
     return said
 
 
-def run_first_example(page: Browser) -> None:
-    page.run("document.querySelector('#examples button').click()")
+def run_looping_prompt(page: Browser) -> None:
+    page.run(
+        f"document.getElementById('prompt').value = {json.dumps(LOOPING)};"
+        f"document.getElementById('settings').elements.max_new_tokens.value = {NEW_TOKENS};"
+        "document.getElementById('run').click()"
+    )
     page.wait("document.getElementById('done').textContent === 'Done.'")
 
 
@@ -112,10 +118,10 @@ def explain(page: Browser, text: str) -> None:
 
 
 def example_ids(server: Server) -> list[int]:
-    """The tokens that the server gives for the first example with the penalty."""
-    chat = {"messages": [{"role": "user", "content": EXAMPLES[0][1]}]}
+    """The tokens that the server gives for the looping prompt with the penalty."""
+    chat = {"messages": [{"role": "user", "content": LOOPING}]}
     prompt = HTTP.post(f"{server.url}/tokenize", json=chat, timeout=SECONDS).json()["tokens"]
-    sampling = {"temperature": 0, "max_new_tokens": 200, **RECOMMENDED}
+    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, **RECOMMENDED}
     body = {"input_ids": prompt, "sampling_params": sampling}
     answer = HTTP.post(f"{server.url}/generate", json=body, timeout=SECONDS)
     found: list[int] = answer.json()["output_ids"]
@@ -124,7 +130,11 @@ def example_ids(server: Server) -> list[int]:
 
 @on("overlap")
 def test_one_click_shows_a_loop_its_end_and_the_reason(server: Server, page: Browser) -> None:
-    run_first_example(page)
+    page.run("document.querySelector('#examples button').click()")
+    page.wait("document.getElementById('done').textContent === 'Done.'")
+    assert page.run("document.getElementById('prompt').value") == EXAMPLES[0][1]
+    assert texts(page, "lz")
+    run_looping_prompt(page)
     outputs = {name: texts(page, name) for name in ("none", "known", "lz")}
     assert all(len(output) > 100 for output in outputs.values())
     assert len(marked(page, "none", "loop")) > 2 * len(marked(page, "known", "loop"))
@@ -145,7 +155,7 @@ def test_one_click_shows_a_loop_its_end_and_the_reason(server: Server, page: Bro
 
 @on("overlap")
 def test_the_copy_of_each_lowered_token_is_the_oracle_s(server: Server, page: Browser) -> None:
-    run_first_example(page)
+    run_looping_prompt(page)
     ids = example_ids(server)
     heat = [i for level in range(1, 7) for i in marked(page, "lz", f"h{level}")]
     memory = oracle.memory_of_steps([], ids, False, 512, 3)
