@@ -5,6 +5,7 @@ Everything is inside the checkout:
     .venv/uv/                uv, which installs all else
     .venv/<flavour>/         the environment in which the patched SGLang runs
     .cache/upstream/         upstream's wheels, downloaded and verified
+    .cache/models/           published models, converted
     .cache/dist/             our wheel
     .cache/stock/            SGLang without the LZ patches, for comparison in tests
     .cache/drafts/           draft models for tests, by what they are made from

@@ -28,7 +28,7 @@ EPILOG = """\
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
 --model-path also takes a name that `.venv/cpu/bin/sglang-lz models` lists.
-Their own list, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
+SGLang's own list of arguments, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
 
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)

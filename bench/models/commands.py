@@ -198,6 +198,11 @@ def sample_in_process(arguments: argparse.Namespace, items: list[Item], wanted: 
     """Sample what is missing, without a server."""
     from bench.models import inprocess  # needs more than a machine that only asks an endpoint has
 
+    if arguments.field or any(item.fields for item in items):
+        raise ValueError("--in-process samples items without fields, and without --field.")
+    for name in {name for variant in wanted.variants for name in variant.fields}:
+        if name not in inprocess.KNOWN:
+            raise ValueError(f"--in-process does not know {name}.")
     folder = inprocess.folder_of(arguments.in_process)
     engine = inprocess.InProcess(folder, arguments.max_tokens)
     facts = environment({"model_path": str(folder)})

@@ -43,6 +43,10 @@ class Decoder:
             capacity: the longest context of a slot, in tokens.
         """
         config = json.loads((folder / "config.json").read_text())
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        is_known = config["model_type"] in ("llama", "qwen2") and not config.get("attention_bias")
+        if not is_known or rope.get("rope_type", "default") != "default":
+            raise ValueError(f"{folder} must be a Llama or Qwen2 without scaled positions.")
         weights = {k: v.float() for k, v in load_file(folder / "model.safetensors").items()}
         self.slots = slots
         self._eps = config["rms_norm_eps"]

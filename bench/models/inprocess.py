@@ -15,10 +15,12 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from bench.models.decoder import Decoder
-from bench.models.engine import Engine, Request
+from bench.models.engine import COUNTS, Engine, Request
 from bench.models.grid import Grid, Item, Key, request_seed
 from bench.models.run_directory import SAMPLES, Record, key_of
 from bench.records import read_lines
+from sglang_lz.fields.histories import FIELDS as HISTORY_FIELDS
+from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
 from sglang_lz.fields.repetition import FIELD as DETECTION
 from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.loops.detector import loops
@@ -27,6 +29,8 @@ from sglang_lz.models import catalogue
 WINDOW = 512
 """The largest window size, if no penalty names a larger one."""
 NONE = "none"
+KNOWN = {*LZ_FIELDS, *HISTORY_FIELDS, *COUNTS, DETECTION}
+"""The fields of penalties that a request here may have."""
 
 
 def folder_of(model: str) -> Path:
@@ -138,8 +142,8 @@ class InProcess:
 
 
 def _waits(fields: Mapping[str, Any]) -> bool:
-    """Whether these penalties change nothing before there is a loop."""
-    return all(name.startswith("lz_") for name in fields) and fields.get("lz_onset") != 0
+    """Whether these penalties may leave the beginning of an output as it is without any."""
+    return all(name.startswith("lz_") for name in fields)
 
 
 def _stopped(field: object, ids: list[int], finish: str) -> tuple[list[int], str]:

