@@ -35,6 +35,7 @@ environment:
   SGLANG_LZ_FLAVOUR    as --flavour
   SGLANG_LZ_HOST       as --host (default: 127.0.0.1)
   SGLANG_LZ_PORT       as --port (default: 30000)
+  SGLANG_LZ_MODELS     where models of pip's index are (default: inside the checkout)
   HF_HOME              where downloaded models are (default: inside the checkout)
   UV_..., PIP_...      any setting of uv or pip, such as another index
 """

@@ -57,8 +57,8 @@ class InProcess:
     def sample(self, items: Sequence[Item], grid: Grid, kept: Record, *, slots: int) -> None:
         """Sample what is missing of a run.
 
-        An output under a penalty that waits for a loop is the one without a penalty up to where it
-        acts, so only the rest is sampled.
+        An output under the LZ penalty is the one without a penalty up to where that first acts, so
+        only the rest is sampled.
 
         Args:
             items: all items of the run.
@@ -109,7 +109,7 @@ class InProcess:
                 key = waiting.popleft()
                 own = {k: v for k, v in fields[key.variant].items() if k != DETECTION}
                 base = None
-                if _waits(own) and key.variant != NONE and NONE in fields:
+                if _may_begin_alike(own) and key.variant != NONE and NONE in fields:
                     base = plain.get(key._replace(variant=NONE))
                     if base is None:
                         later.append(key)
@@ -141,7 +141,7 @@ class InProcess:
         return found
 
 
-def _waits(fields: Mapping[str, Any]) -> bool:
+def _may_begin_alike(fields: Mapping[str, Any]) -> bool:
     """Whether these penalties may leave the beginning of an output as it is without any."""
     return all(name.startswith("lz_") for name in fields)
 

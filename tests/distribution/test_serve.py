@@ -65,7 +65,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return Path("/models", model.name)
 
     monkeypatch.setattr(catalogue, "obtain", obtain)
-    monkeypatch.setattr(catalogue, "hub_has", lambda _: network[1])
+    monkeypatch.setattr(catalogue, "is_left_to_hub", lambda _: network[1])
     return network
 
 

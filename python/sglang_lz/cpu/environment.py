@@ -11,8 +11,7 @@ DEFAULTS = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # torch.compile needs a C++ compiler and its headers, which the user may not have.
     "TORCH_COMPILE_DISABLE": "1",
-    # Threads that spin while they wait take the cores from whatever else runs: beside two busy
-    # processes, SmolLM2-135M is then decoded at 4 instead of 10 tokens/s on two cores.
+    # Threads that spin while they wait for each other are slow where other processes also run.
     "OMP_WAIT_POLICY": "PASSIVE",
     # A torch built for CUDA includes NCCL, and upstream would start it on ranks without a GPU.
     "SGLANG_NCCL_SO_PATH": "no-nccl-on-a-cpu",

@@ -100,7 +100,7 @@ def with_model(arguments: list[str]) -> list[str]:
         if model is None or (values and Path(asked).is_dir()):
             return arguments
         if asked == model.hub:
-            if catalogue.hub_has(asked):
+            if catalogue.is_left_to_hub(asked):
                 return arguments
             print(
                 f"sglang-lz: no hub of models answers; serving {asked} in {model.quantization}, "

