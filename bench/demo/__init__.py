@@ -1,1 +1,1 @@
-"""How the small models were made: text, puzzles and training; and their draft models."""
+"""The draft models of the tests."""

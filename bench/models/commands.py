@@ -50,7 +50,6 @@ tasks      humaneval: OpenAI's 164 problems, judged by their tests in a sandbox
            chain_sum or letter_counting for instance
            jsonl=FILE: a file of {"prompt", "answer"?, "id"?, "group"?, "level"?, "fields"?}, where
            "fields" are further fields of its request
-           pocket: the held-out problems of the pocket reasoner, bench/models/pocket.jsonl
 penalties  none, or request fields, as lz_penalty=0.15,lz_onset=3; several make a combination
 key        of an endpoint that wants one: OPENAI_API_KEY of the environment
 
@@ -77,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--task",
         action="append",
         required=True,
-        help="humaneval, gym=NAME, jsonl=FILE or pocket; repeatable",
+        help="humaneval, gym=NAME or jsonl=FILE; repeatable",
     )
     add("--limit", type=_count, metavar="N", help="only the first N items of each task")
     add(

@@ -13,8 +13,6 @@ from bench.models import answers
 from bench.models.endpoint import OWN_FIELDS
 from bench.models.grid import Item
 
-POCKET = Path(__file__).with_name("pocket.jsonl")
-"""The held-out problems of the pocket reasoner."""
 GYM_SIZE = 200
 ASK_FOR_CODE = (
     "Complete this function. Answer with the whole function and its imports in one Python code "
@@ -28,9 +26,8 @@ ASK_FOR_LINE = (
 def load(spec: str, limit: int | None = None) -> list[Item]:
     """Return the items of a task, the first `limit` of them if it is given.
 
-    `spec` is `pocket`, `jsonl=FILE`, `humaneval` or `gym=NAME`. A line of the file has `prompt`
-    and may have `answer`, `id`, `group`, `level` and `fields`, an object of request fields. Text
-    is trimmed.
+    `spec` is `jsonl=FILE`, `humaneval` or `gym=NAME`. A line of the file has `prompt` and may have
+    `answer`, `id`, `group`, `level` and `fields`, an object of request fields. Text is trimmed.
 
     Raises ValueError, in one line, for what is wrong with the spec or a row, and without
     reasoning-gym; OSError for a file that cannot be read.
@@ -40,22 +37,20 @@ def load(spec: str, limit: int | None = None) -> list[Item]:
         items = _gym(source, GYM_SIZE if limit is None else limit)
     elif spec == "humaneval":
         items = _humaneval()
-    elif spec == "pocket" or (task == "jsonl" and source):
-        items = _from_file(task, Path(source) if source else POCKET)
+    elif task == "jsonl" and source:
+        items = _from_file(Path(source))
     else:
-        raise ValueError(
-            f"{spec!r} is no task; a task is pocket, jsonl=FILE, humaneval or gym=NAME"
-        )
+        raise ValueError(f"{spec!r} is no task; a task is jsonl=FILE, humaneval or gym=NAME")
     return items[:limit]
 
 
-def _from_file(task: str, path: Path) -> list[Item]:
+def _from_file(path: Path) -> list[Item]:
     items = []
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    items.append(_item(task, f"{path.stem}-{number}", json.loads(line)))
+                    items.append(_item(f"{path.stem}-{number}", json.loads(line)))
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, row {number}: {error}") from None
     if not items:
@@ -66,7 +61,7 @@ def _from_file(task: str, path: Path) -> list[Item]:
     return items
 
 
-def _item(task: str, name: str, row: Any) -> Item:
+def _item(name: str, row: Any) -> Item:
     """An item from a row; `name` is its id if it has none."""
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
@@ -84,7 +79,7 @@ def _item(task: str, name: str, row: Any) -> Item:
     if own := sorted(OWN_FIELDS & fields.keys()):
         raise ValueError(f"'fields' must leave out {', '.join(own)}: the run sets it")
     return Item(
-        id=f"{task}/{texts['id'] or name}",
+        id=f"jsonl/{texts['id'] or name}",
         prompt=texts["prompt"],
         answer=texts["answer"] or None,
         group=texts["group"],

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jinja2
 import pytest
-import yaml
 
-from bench.common import DEMO, ROOT
-from bench.models import tasks
 from bench.models.grid import Item
 from bench.models.tasks import load
 
@@ -45,15 +41,3 @@ def test_a_bad_file_is_named_with_row_and_field(tmp_path: Path, content: str, me
     with pytest.raises(ValueError, match=r"x\.jsonl") as error:
         load(f"jsonl={path}")
     assert message in str(error.value)
-
-
-def test_the_lm_eval_task_matches_the_reasoners_training() -> None:
-    task = yaml.safe_load((ROOT / "bench/lm_eval/pocket.yaml").read_text())
-    assert ROOT / task["dataset_kwargs"]["data_files"]["test"] == tasks.POCKET
-    (item,) = load("pocket", 1)
-    template = jinja2.Template((DEMO / "reasoner/chat_template.jinja").read_text())
-    messages = [{"role": "user", "content": item.prompt}]
-    asked = jinja2.Template(task["doc_to_text"], keep_trailing_newline=True)
-    assert asked.render(prompt=item.prompt) == template.render(
-        messages=messages, add_generation_prompt=True
-    )
