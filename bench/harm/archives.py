@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -14,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from bench.common import ROOT
+from sglang_lz.models.packages import PackageError, download
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 FOLDER = ROOT / ".cache" / "archives"
@@ -71,22 +70,19 @@ def _fetched(package: str) -> Path:
     if not kept.is_dir():
         FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-            asked = Path(folder, "requirements.txt")
-            asked.write_text(pin)
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            requirement, _, sha = pin.partition(" --hash=sha256:")
             # pip asks a source archive for its metadata: with the build tools that are here.
-            command += ["--require-hashes", "--no-build-isolation"]
-            command += [f"--no-binary={','.join(SOURCES)}"]
-            command += ["--dest", f"{folder}/archive", "--requirement", str(asked)]
+            options = ["--no-build-isolation", f"--no-binary={','.join(SOURCES)}"]
             backend = Path(folder, "hatchling")
             backend.mkdir()
             (backend / "__init__.py").touch()
             (backend / "build.py").write_text(_METADATA)
-            env = {**os.environ, "PYTHONPATH": folder}
-            if subprocess.run(command, check=False, stdout=sys.stderr, env=env).returncode:
-                raise SystemExit(
-                    f"pip could not download {package}; check the network and its index."
-                )
-            os.rename(f"{folder}/archive", kept)
+            archive = Path(folder, "archive")
+            environ = {**os.environ, "PYTHONPATH": folder}
+            try:
+                download({requirement: sha}, archive, *options, environ=environ)
+            except PackageError as error:
+                raise SystemExit(str(error)) from None
+            archive.rename(kept)
     (archive,) = kept.iterdir()
     return archive

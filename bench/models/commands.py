@@ -38,7 +38,7 @@ from bench.models.grid import Item, digest
 from bench.models.result import write_result
 from bench.models.sandbox import SandboxError
 from bench.records import RecordError
-from sglang_lz.models.catalogue import ModelError
+from sglang_lz.models.packages import PackageError
 
 PENALTIES = ["none", "lz_penalty=0.15,lz_onset=3"]
 TEMPERATURES = [0.0, 0.3, 0.6, 1.0]
@@ -265,7 +265,7 @@ def main(given: list[str]) -> None:
     arguments = parse(given)
     try:
         COMMANDS[arguments.command](arguments)
-    except (ValueError, OSError, EndpointError, ModelError, RecordError, SandboxError) as error:
+    except (ValueError, OSError, EndpointError, PackageError, RecordError, SandboxError) as error:
         raise SystemExit(f"bench.models: {error}") from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here.", file=sys.stderr)

@@ -141,8 +141,8 @@ def test_dry_run_changes_nothing(world: World) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("9.9.9",), "pip could not download sglang 9.9.9"),
-        (("9.9.9", "--dry-run"), "pip could not download sglang 9.9.9"),
+        (("9.9.9",), "pip could not download sglang==9.9.9"),
+        (("9.9.9", "--dry-run"), "pip could not download sglang==9.9.9"),
         (("../x",), "'../x' is not a release of upstream"),
         (("0.5.23",), "The patches are for sglang 0.5.23 already"),
         ((NEW, "--continue"), "is not where `sglang-lz bump 0.5.24` stopped"),

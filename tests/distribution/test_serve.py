@@ -22,7 +22,7 @@ from sglang_lz.distribution import serve
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.seal import Seal
 from sglang_lz.distribution.serve import PREFERRED, server_arguments, without_end_loops
-from sglang_lz.models import catalogue
+from sglang_lz.models import catalogue, packages
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
 MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
@@ -61,7 +61,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def obtain(model: catalogue.Published) -> Path:
         if not network[0]:
-            raise catalogue.UnreachableError("No network.")
+            raise packages.UnreachableError("No network.")
         return Path("/models", model.name)
 
     monkeypatch.setattr(catalogue, "obtain", obtain)
@@ -99,7 +99,7 @@ def test_without_a_network_the_demo_model_is_served(
     models[0] = False
     assert serve.with_model(["--port", "1"]) == [*DEMO, "--port", "1"]
     assert capsys.readouterr().err == "sglang-lz: No network. Serving the demo model instead.\n"
-    with pytest.raises(catalogue.ModelError):
+    with pytest.raises(packages.PackageError):
         serve.with_model(["--model-path", "smollm2-135m"])
     for other in ("--model-path", "--config"):
         with pytest.raises(DistError, match=f"--demo must be left out with {other}"):

