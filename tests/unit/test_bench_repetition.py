@@ -15,10 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.models import commands, grid, run_directory, scores
+from bench.models import commands, grid, run_directory
 
 pytestmark = pytest.mark.slow
 
@@ -186,15 +185,6 @@ class TestRun:
         commands.main(["report", str(out)])
         assert (out / "result.json").read_bytes() == result
 
-    def test_other_settings_are_refused(self, stub: Stub, problems: Path, tmp_path: Path) -> None:
-        run(stub, problems, tmp_path)
-        before = (tmp_path / "samples.jsonl").read_bytes()
-        changed = ("--max-tokens", "31", "--field", "top_k=5", "--limit", "3")
-        found = refusal(stub, problems, tmp_path, *changed)
-        for name in ("max_tokens was 30 and is 31", "fields was {} and is", "items was 6 and is 3"):
-            assert name in found
-        assert (tmp_path / "samples.jsonl").read_bytes() == before
-
 
 class TestProbes:
     def test_an_endpoint_that_ignores_a_penalty_is_refused(
@@ -247,28 +237,3 @@ class TestScores:
         commands.main(["report", str(tmp_path)])
         cells = json.loads((tmp_path / "result.json").read_text())["cells"]
         assert [(cell["temperature"], cell["samples"]) for cell in cells] == [(0, 2), (0.7, 12)] * 2
-
-    def test_the_report_of_several_runs_shows_each(
-        self, stub: Stub, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for name in ("one", "two"):
-            run(stub, problems, tmp_path / name)
-        (tmp_path / "two" / "run.json").unlink()  # a result that was kept without its samples
-        capsys.readouterr()
-        commands.main(["report", str(tmp_path / "one"), str(tmp_path / "two")])
-        told = capsys.readouterr().out.splitlines()
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told[2:]]
-        assert told[:2] == ["jsonl", ""]
-        assert rows[0][:5] == ["model", "penalty", "T", "outputs", "degenerate"]
-        assert len(rows) == 2 + 2 * 4
-        assert rows[2:6] == rows[6:]
-        assert rows[2][:4] == ["stub", "none", "0", "6"]
-        assert rows[2][rows[0].index("unchanged")] == "-"
-        assert rows[4][rows[0].index("unchanged")] == "0.0 (0.0 to 45.9)"
-        assert rows[4][rows[0].index("against none")] == "+0.0 (+0.0 to +0.0)"
-        assert rows[2][rows[0].index("distinct 4-grams")] == str(round(100 * (1 - 21 / 27 / 3)))
-
-    def test_bootstrap_covers_a_known_mean(self) -> None:
-        rng = np.random.default_rng(5)
-        drawn = [scores.bootstrap(rng.binomial(1, 0.3, 100).astype(float)) for _ in range(200)]
-        assert 180 <= sum(low <= 0.3 <= high for low, high in drawn) <= 199

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +11,9 @@ import pytest
 from bench.serving import hardware
 from bench.serving.arguments import parse
 from bench.serving.models import MODELS
-from bench.serving.record import Record
 from bench.serving.result import paper_percent
-from bench.serving.runs import measure_static, sglang_arguments
-from bench.serving.slowdowns import METRICS, Metric, slowdown, summary
+from bench.serving.runs import sglang_arguments
+from bench.serving.slowdowns import Metric, slowdown, summary
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -66,47 +63,3 @@ class TestCommandLine:
         assert sizes == [64, 32, 8]
         assert [paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
         assert sglang_arguments(found) == ["--tp-size", "1", "--attention-backend", "triton"]
-
-
-class Tool:
-    """A stand-in for upstream's one-batch tool: a run is slower the more it has to do."""
-
-    def __init__(self, command: list[str], **_: Any) -> None:
-        first, last = command.index("--lz-variants") + 1, command.index("--device")
-        file = Path(command[command.index("--result-filename") + 1])
-        speed = {"{}": 100.0, '{"lz_penalty": 0.15}': 99.0, '{"frequency_penalty": 0.1}': 90.0}
-        lines = [
-            json.loads(variant)
-            | {metric.key: speed.get(variant, 100.0) for metric in METRICS["static"]}
-            for variant in command[first:last]
-        ]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def __enter__(self) -> Tool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def poll(self) -> int | None:
-        return 0
-
-
-def test_each_variant_is_compared_with_no_penalty(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("bench.serving.runs.Background", Tool)
-    monkeypatch.setattr("bench.serving.runs.model_arguments", lambda *_: [])
-    asked = ("--beside", "waiting", "frequency", "--blocks", "6")
-    arguments = parsed(monkeypatch, [], *asked)
-    with Record(tmp_path / "record.jsonl", {}) as record:
-        progress = SimpleNamespace(update=lambda: None)
-        measure_static("demo", arguments, record, tmp_path, progress)
-        found = {row: summary(blocks, METRICS["static"]) for row, blocks in record.blocks.items()}
-    lost = {row: metrics["overall_throughput"]["percent"] for row, metrics in found.items()}
-    assert lost == {
-        "demo, batch 4, LZ always on": 1,
-        "demo, batch 4, LZ waiting, lz_onset 2": 0,
-        "demo, batch 4, frequency penalty 0.1": 10,
-    }
-    assert all(len(blocks) == 6 for blocks in record.blocks.values())
