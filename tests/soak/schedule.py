@@ -19,7 +19,6 @@ STREAM = "stream"
 HANG_UP = "stream left by its client"
 LEAVE = "request left by its client"
 ABORT = "abort"
-KILLED_CLIENT = "client killed"
 TOKENS = "greedy tokens"
 PROMPT = "prompt"
 REFUSED = "refused"
@@ -32,10 +31,9 @@ sampled is not checked, only that of the others."""
 SHARES: Mapping[str, float] = {
     ANSWER: 0.66,
     STREAM: 0.04,
-    HANG_UP: 0.02,
+    HANG_UP: 0.025,
     LEAVE: 0.02,
     ABORT: 0.06,
-    KILLED_CLIENT: 0.005,
     TOKENS: 0.08,
     PROMPT: 0.04,
     REFUSED: 0.045,
@@ -185,7 +183,7 @@ class Schedule:
             request = replace(request, temperature=0.0)
         if how == ABORT:
             request = replace(request, new_tokens=2 * request.new_tokens + 20)
-        if how in (STREAM, HANG_UP, KILLED_CLIENT):
+        if how in (STREAM, HANG_UP):
             request = replace(request, new_tokens=min(request.new_tokens, self.stream_tokens))
         if how != ANSWER:
             request = replace(request, count=1)
