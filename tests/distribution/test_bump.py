@@ -78,18 +78,6 @@ def test_a_conflict_that_a_person_settles(world: World) -> None:
 
 
 @pytest.mark.full
-def test_patches_that_the_release_does_not_need(world: World) -> None:
-    """One that a person leaves out, and one whose change upstream has made too."""
-    fields = ("    top_p = 1.0\n", "    top_p = 1.0\n    lz = 0.0\n")
-    new = release(world, fields=fields, **CONFLICT)
-    stops(world, "--tree", "new")
-    out = world.ok("bump", NEW, "--tree", "new", "--skip")
-    assert "left out  requests/field.patch\nleft out  cpu/stand-in.patch\n3 patches carried" in out
-    assert len((new / "series").read_text().split()) == 3
-    world.ok("check")
-
-
-@pytest.mark.full
 def test_clean_but_a_name_is_missing(world: World) -> None:
     """The release imports inside a function what it imported at the top of the module."""
     tree = world.root / "tree"
@@ -123,19 +111,6 @@ def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
     assert "algorithms" not in out
     assert "argument path is new: judge it, then add it to patches/0.5.24/judged\n" in out
     assert (new / "judged").read_text() == "algorithm NGRAM\n"
-
-
-@pytest.mark.full
-def test_dry_run_changes_nothing(world: World) -> None:
-    new = release(world, **CONFLICT)
-    before = {path.name for path in world.root.iterdir()}
-    out = stops(world, "--dry-run")
-    assert "conflict  cpu/stand-in.patch" in out
-    assert "4 patches carried" in out
-    assert {path.name for path in world.root.iterdir()} == before
-    assert not new.exists()
-    release(world)
-    assert "5 patches carried" in world.ok("bump", NEW, "--dry-run")
 
 
 @pytest.mark.parametrize(

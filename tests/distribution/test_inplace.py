@@ -79,14 +79,6 @@ def test_checkout_there_and_back(world: World) -> None:
     assert git(tree, "status", "--porcelain") == ""
 
 
-def test_default_target_is_the_importable_one(world: World) -> None:
-    site = world.site()
-    (site / "sglang" / "__init__.py").write_text("raise SystemExit('imported')\n")
-    world.env["PYTHONPATH"] = f"{world.package.parent}:{site}"
-    assert str(site) in world.ok("apply")
-    assert str(site) in world.ok("revert")
-
-
 def test_wrong_upstream_version(world: World) -> None:
     site = world.site()
     metadata = site / parts.INFO / "METADATA"
@@ -151,11 +143,3 @@ def test_failure_while_writing_rolls_back(
     assert interrupted or "cannot be written (No space left on device)" in done.stderr
     assert snapshot(world.root) == before
     assert not (site / "sglang_lz").exists()
-
-
-def test_hard_links_of_an_installer_cache_are_not_written_through(world: World) -> None:
-    site = world.site()
-    cached = world.root / "cached.py"
-    cached.hardlink_to(site / "sglang" / "sampler.py")
-    world.ok("apply", site)
-    assert cached.read_text() == SAMPLER

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,28 +23,14 @@ PAGES = (
 DOCUMENTS = (*PAGES, ROOT / "CHANGELOG.md", *sorted(ROOT.glob("python/**/*.md")))
 
 
-@cache
-def anchors(page: Path) -> set[str]:
-    """The anchors that a forge gives a page's headings."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
-    titles = re.findall(r"^#+ +(.+?) *$", text, re.M)
-    plain = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
-    assert len(set(plain)) == len(plain), f"{page.name}: a forge numbers headings that are alike"
-    return set(plain)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
-    for link in links:
-        if link.startswith(("https://", "http://")):
-            continue
-        file, _, anchor = link.partition("#")
+    for file, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         target = (page.parent / file).resolve() if file else page
-        assert target.is_relative_to(ROOT), link
-        assert target.exists(), link
-        if anchor:
-            assert anchor in anchors(target), link
+        assert target.exists(), file
+        titles = re.findall(r"^#+ +(.+?) *$", target.read_text(), re.M) if anchor else []
+        found = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert anchor in ["", *found], anchor
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())

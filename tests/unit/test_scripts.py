@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,37 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60
 Patch = pytest.MonkeyPatch
 Captured = pytest.CaptureFixture[str]
-
-FITS = 'case "$*" in *import*|*exit*) ;; *) echo "$0 $*" ;; esac'
-TOO_OLD = "exit 1"
-HAS_NO_VENV = 'case "$*" in *ensurepip*) exit 1 ;; *print*) echo 3.12 ;; esac'
-SOME_FIT = {"python3.12": TOO_OLD, "python3.11": HAS_NO_VENV, "python3": FITS, "mine": FITS}
-
-
-@pytest.mark.parametrize(
-    ("pythons", "mine", "said"),
-    [
-        (SOME_FIT, "", "{folder}/python3 -B script.py a b c"),
-        (SOME_FIT, "{folder}/mine", "{folder}/mine -B script.py a b c"),
-        ({"python3": TOO_OLD}, "", "no Python 3.11, 3.12 or 3.13 found; install one"),
-        ({"python3": TOO_OLD}, "python3", "PYTHON=python3 is not a Python 3.11, 3.12 or 3.13"),
-        ({"python3": HAS_NO_VENV}, "", "apt-get install python3.12-venv"),
-    ],
-)
-def test_the_first_fitting_python_runs(tmp_path: Path, pythons: Any, mine: str, said: str) -> None:
-    """If none does, one sentence says why."""
-    for name, script in pythons.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    command = ["/bin/sh", "-c", f". {ROOT}/scripts/_python.sh; run script.py a 'b c'"]
-    env = {"PATH": str(tmp_path), "PYTHON": mine.format(folder=tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if pythons == SOME_FIT:
-        ran = said.format(folder=tmp_path) + "\n"
-        assert (done.returncode, done.stdout, done.stderr) == (0, ran, "")
-    else:
-        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
-        assert said in done.stderr
 
 
 @pytest.mark.parametrize("case", ["full", "full failed", "full changed", "full -k window", "all"])
@@ -113,21 +79,6 @@ def test_a_step_is_done_again_when_inputs_changed_or_it_was_interrupted(done: li
     assert all_done(step(done, "b", "2")) == "abbbbb"
 
 
-def test_two_processes_do_not_set_up_at_once(done: list[str], capsys: Captured) -> None:
-    with (environment.CACHE / "setup.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=environment.do_steps, args=([step(done, "a")],))
-        waiting.start()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while "waiting for another" not in capsys.readouterr().err:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert done == []
-        step(done, "a").do()
-    waiting.join(timeout=PATIENCE_SECONDS)
-    assert done == ["a"]  # by the other one
-
-
 def test_each_input_repeats_the_steps_that_depend_on_it(tmp_path: Path, monkeypatch: Patch) -> None:
     for name, place in [*vars(environment).items()]:
         if isinstance(place, Path):
@@ -173,23 +124,6 @@ def test_each_input_repeats_the_steps_that_depend_on_it(tmp_path: Path, monkeypa
     assert not steps(package_of_checkout=True)["package"].is_done()
 
 
-def test_uv_has_the_settings_of_pip() -> None:
-    listed = r"""
-:env:.find-links='/wheels'
-global.cert='/ca.crt'
-global.extra-index-url='\nfile:///a\nfile:///b'
-global.find-links='/other'
-install.no-compile='true'
-global.timeout='60'"""
-    assert environment.uv_settings(listed) == {
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-        "UV_FIND_LINKS": "/wheels",
-        "UV_INDEX": "file:///a file:///b",
-        "SSL_CERT_FILE": "/ca.crt",
-        "UV_HTTP_TIMEOUT": "60",
-    }
-
-
 @pytest.mark.parametrize(
     ("fails", "sentence"),
     [
@@ -208,29 +142,6 @@ def test_a_failure_is_one_sentence_and_changes_nothing(
     assert said.startswith("sglang-lz: ")
     assert sentence in said
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_changed_source_dates_all_that_numba_compiles(tmp_path: Path) -> None:
-    """Numba looks at the time of a function's own file only."""
-    names = ("compiled.py", "fields/lz.py", "penalty/window.py", "penalty/kernels/cpu.py")
-    *compiled, other = (tmp_path / name for name in (*names, "server/launch.py"))
-    for source in (*compiled, other):
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.touch()
-
-    def dated() -> float:
-        environment.date_by_contents(tmp_path)
-        (seconds,) = {source.stat().st_mtime for source in compiled}
-        return seconds
-
-    found = {dated(), dated()}
-    for source in compiled:
-        source.write_text("SIZE = 2")
-        found.add(dated())
-    assert len(found) == 1 + len(compiled)
-    other.write_text("SIZE = 2")
-    assert dated() in found
-    assert other.stat().st_mtime not in found
 
 
 SUPERVISOR = """
