@@ -34,11 +34,7 @@ def date() -> str:
 
 def machine() -> dict[str, Any]:
     """The processor, its cores and the Python of this machine."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def provenance(module: str) -> dict[str, Any]:

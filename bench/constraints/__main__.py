@@ -7,7 +7,7 @@ a published tokenizer (`bench.published`). It is prepared, and read again as pre
 engine gets every constraint, and follows the same texts, each as the tokenizer spells it, one
 engine at a time in one thread: how long until the first mask, how long a mask takes, and how much
 memory the engine holds in the end. The first pass over texts meets new states, the second only
-known ones. llguidance and outlines_core are measured where they are installed.
+known ones. llguidance is measured where it is installed.
 
 Each engine gets each constraint in a fork of this process, which is ended if it takes longer than a
 minute to the first mask or more than 8 GB, because a call of a library cannot be interrupted.
@@ -42,8 +42,6 @@ from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
 from sglang_lz.proper.product import BYTES_PER_LANGUAGE, START, Product
 
 PATIENCE_SECONDS = 60
-WHITESPACE = r"[ \n\t]*"
-"""As XGrammar allows it where any whitespace is allowed."""
 MOST_BYTES = 8 << 30
 """The most memory of a fork, beyond what this process has."""
 
@@ -69,11 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write (default: print the rows)")
     parser.add_argument("--folder", type=Path, default=Path(".cache/vocabularies"))
     parser.add_argument(
-        "--tokenizer",
-        nargs="+",
-        choices=SOURCES,
-        default=["qwen"],
-        help="default: qwen",
+        "--tokenizer", nargs="+", choices=SOURCES, default=["qwen"], help="default: qwen"
     )
     parser.add_argument("--case", nargs="+", help="measure only these of them")
     arguments = parser.parse_args()
@@ -86,7 +80,7 @@ def main() -> None:
     result = {
         "measures": "constraints with proper tokens, and engines with any tokens; one at a time",
         **provenance("bench.constraints"),
-        **versions("tokenizers", "numba", "xgrammar", "llguidance", "outlines_core"),
+        **versions("tokenizers", "numba", "xgrammar", "llguidance"),
         "texts": {case: len(texts(case)) for case in cases},
         "bytes_per_constraint": BYTES_PER_LANGUAGE,
         "tokenizers": tokenizers,
@@ -290,8 +284,6 @@ def engines(text: str, own: Prepared) -> dict[str, Engine]:
     }
     if importlib.util.find_spec("llguidance"):
         found["llguidance"] = _llguidance(hugging)
-    if importlib.util.find_spec("outlines_core"):
-        found["outlines_core"] = _outlines(tokenizer)
     return found
 
 
@@ -303,7 +295,7 @@ def rules(kind: str, constraint: str) -> Any:
     """XGrammar's rules of a constraint."""
     if kind == "regex":
         return xgrammar.Grammar.from_regex(constraint)
-    return xgrammar.Grammar.from_json_schema(constraint, any_whitespace=kind == "json")
+    return xgrammar.Grammar.from_json_schema(constraint, any_whitespace=True)
 
 
 def _xgrammar(hugging: Any) -> Engine:
@@ -342,31 +334,6 @@ def _llguidance(hugging: Any) -> Engine:
                 raise ValueError(matcher.get_error())
             fill = llguidance.numpy.fill_next_token_bitmask
             return Walk(lambda: fill(matcher, mask, 0), matcher.consume_token)
-
-        return begin
-
-    return make
-
-
-def _outlines(tokenizer: Any) -> Engine:
-    from outlines_core import Guide, Index, Vocabulary
-    from outlines_core.json_schema import build_regex_from_schema
-
-    from sglang_lz.proper.tokenizer import read
-
-    tokens = read(tokenizer.to_str()).tokens
-    by_text: dict[bytes, list[int]] = {}
-    for token, content in enumerate(tokens):
-        if content:
-            by_text.setdefault(content, []).append(token)
-    words = Vocabulary(tokenizer.token_to_id("<|endoftext|>"), by_text)
-
-    def make(kind: str, constraint: str) -> Callable[[], Walk]:
-        index = Index(build_regex_from_schema(constraint, WHITESPACE), words)
-
-        def begin() -> Walk:
-            guide = Guide(index)
-            return Walk(guide.get_tokens, lambda token: guide.advance(token, False))
 
         return begin
 

@@ -79,7 +79,4 @@ def _cell(row: dict[str, Any] | None) -> str:
     )
 
 
-TABLES = {
-    "published-exact": published_exact,
-    "schemas": schemas,
-}
+TABLES = {"published-exact": published_exact, "schemas": schemas}

@@ -12,15 +12,7 @@ import torch
 from bench.kernel.implementations import Copy, Implementation, Step, Upstream
 from bench.kernel.inputs import HISTORIES, Case, Inputs, touched_bytes
 from bench.kernel.names import COPY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
-from bench.kernel.timing import (
-    Effort,
-    Times,
-    amount,
-    check,
-    cpu_times,
-    gpu_times,
-    outputs,
-)
+from bench.kernel.timing import Effort, Times, amount, check, cpu_times, gpu_times, outputs
 from sglang_lz.penalty.kernels import import_for
 from sglang_lz.penalty.reference import steps as reference
 

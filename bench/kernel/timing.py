@@ -33,10 +33,7 @@ class Effort:
     seconds: float
 
 
-EFFORTS = {
-    "cuda": Effort(8 * 2**30, 32, 30, 0.3),
-    "cpu": Effort(160 * 2**20, 8, 30, 0.5),
-}
+EFFORTS = {"cuda": Effort(8 * 2**30, 32, 30, 0.3), "cpu": Effort(160 * 2**20, 8, 30, 0.5)}
 
 
 @dataclass(frozen=True)

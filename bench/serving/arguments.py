@@ -13,13 +13,7 @@ from bench.serving.runs import sglang_arguments
 from sglang_lz.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.upstream_benchmarks import add_arguments
 
-SMOKE = {
-    "models": ["demo"],
-    "input_len": 64,
-    "output_len": 32,
-    "rates": [4.0],
-    "num_prompts": 16,
-}
+SMOKE = {"models": ["demo"], "input_len": 64, "output_len": 32, "rates": [4.0], "num_prompts": 16}
 FULL = {
     "models": [name for name, model in MODELS.items() if model.paper is not None],
     "input_len": PAPER_SIZES[0],

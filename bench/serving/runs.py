@@ -159,13 +159,7 @@ def measure_live(
 
 
 def run_client(
-    url: str,
-    arguments: argparse.Namespace,
-    work: Path,
-    *,
-    rate: float,
-    strength: float,
-    seed: int,
+    url: str, arguments: argparse.Namespace, work: Path, *, rate: float, strength: float, seed: int
 ) -> dict[str, Any]:
     """Run upstream's serving benchmark once and return the figures of its result line.
 

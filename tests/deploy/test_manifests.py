@@ -16,15 +16,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from deployment import (
-    COMPOSE,
-    MANIFESTS,
-    Json,
-    containers,
-    load,
-    pod_templates,
-    probe_paths,
-)
+from deployment import COMPOSE, MANIFESTS, Json, containers, load, pod_templates, probe_paths
 from releases import PATCHES
 from sglang_lz.distribution.lock import Lock
 from sglang_lz.distribution.serve import RECOMMENDED, without_end_loops
@@ -82,11 +74,7 @@ class TestSchemas:
             validate(resource, version)
 
     @pytest.mark.parametrize(
-        ("old", "new", "status"),
-        [
-            ("", "", 0),
-            ("read_only:", "readonly:", 1),
-        ],
+        ("old", "new", "status"), [("", "", 0), ("read_only:", "readonly:", 1)]
     )
     def test_compose_accepts_its_file_and_refuses_a_wrong_one(
         self, tmp_path: Path, old: str, new: str, status: int

@@ -25,15 +25,7 @@ from sglang_lz.bounds import ranks
 from sglang_lz.bounds.threads import Allowance, Stopwatch
 from sglang_lz.compiled import is_kept
 from sglang_lz.fields.lz import FieldError
-from sglang_lz.proper import (
-    apart,
-    backend,
-    compiler,
-    kernels,
-    prepared,
-    request_field,
-    waiting,
-)
+from sglang_lz.proper import apart, backend, compiler, kernels, prepared, request_field, waiting
 from sglang_lz.proper import product as products
 from sglang_lz.proper.backend import ProperGrammar, ProperTokens, UnmadeProduct
 from sglang_lz.proper.compiler import Compiler

@@ -15,11 +15,7 @@ from sglang_lz.fields.lz import LZParams
 from sglang_lz.fields.repetition import RepetitionDetection
 
 
-def admitted(
-    embeds: bool = False,
-    processor: str | None = None,
-    **fields: Any,
-) -> SamplingParams:
+def admitted(embeds: bool = False, processor: str | None = None, **fields: Any) -> SamplingParams:
     """The sampling parameters of a request as they reach the scheduler."""
     params = SamplingParams(**admission.other_fields(fields))
     admission.admit(
