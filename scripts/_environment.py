@@ -2,17 +2,11 @@
 
 Everything is inside the checkout:
 
-    .venv/uv/                uv, which installs all else
-    .venv/<flavour>/         the environment in which the patched SGLang runs
-    .cache/upstream/         upstream's wheels, downloaded and verified
-    .cache/models/           published models, converted
-    .cache/dist/             our wheel
-    .cache/stock/            SGLang without the LZ patches, for comparison in tests
-    .cache/drafts/           draft models for tests, by what they are made from
-    .cache/uv/, .cache/pip/  what was downloaded
-    .cache/numba-installed/  what numba compiled of the installed package
-    .cache/home/             HOME of child processes, so that no library writes to the user's home
-    .cache/tmp/<pid>/        TMPDIR of child processes
+    .venv/uv/, .venv/<flavour>/   uv, which installs all else; the environment of the patched SGLang
+    .cache/upstream/, .cache/dist/, .cache/stock/   upstream's wheels, ours, SGLang to compare with
+    .cache/models/, .cache/drafts/   published models, converted; draft models for tests
+    .cache/uv/, .cache/pip/, .cache/numba-installed/   what was downloaded, what numba compiled
+    .cache/home/, .cache/tmp/<pid>/   HOME and TMPDIR of child processes
 """
 
 from __future__ import annotations
@@ -96,33 +90,20 @@ def detect_flavour(
 
 @dataclass(frozen=True)
 class Step:
-    """One set-up step, which is repeated whenever its inputs have changed.
+    """One set-up step, which is repeated whenever its inputs have changed."""
 
-    Attributes:
-        title: for the user.
-        stamp: a file with the `made_from` of the last completed run.
-        made_from: a digest of the inputs.
-        action: does the step; it can be repeated after an interruption at any point.
-        made: a file without which the step is not done.
-        suffices: the prefix of `made_from` that must be unchanged; all of it if empty.
-    """
-
-    title: str
-    stamp: Path
-    made_from: str
-    action: Callable[[], None]
-    made: Path = ROOT
-    suffices: str = ""
+    title: str  # for the user
+    stamp: Path  # a file with the `made_from` of the last completed run
+    made_from: str  # a digest of the inputs
+    action: Callable[[], None]  # can be repeated after an interruption at any point
+    made: Path = ROOT  # a file without which the step is not done
+    suffices: str = ""  # the prefix of `made_from` that must be unchanged; all of it if empty
 
     def is_done(self) -> bool:
         """Whether the step was completed with the current inputs."""
-        try:
-            made_from = self.stamp.read_text()
-        except OSError:
-            return False
-        is_same = made_from == self.made_from
+        made_from = self.stamp.read_text() if self.stamp.exists() else ""
         is_enough = bool(self.suffices) and made_from.startswith(self.suffices)
-        return (is_same or is_enough) and self.made.exists()
+        return (made_from == self.made_from or is_enough) and self.made.exists()
 
     def do(self) -> None:
         """Do the step. The stamp is deleted before it and created by a rename afterwards."""
@@ -422,11 +403,11 @@ def say(text: str) -> None:
 
 def main(program: Callable[[list[str]], int]) -> None:
     """Run a script's `program` with its arguments; exit with a status and never a traceback."""
+    status = 1
     try:
         status = program(sys.argv[1:])
     except DistError as error:
         say(str(error))
-        status = 1
     except _supervise.Ended as ended:
         say(f"ended by {ended}")
         status = ended.status
@@ -434,5 +415,4 @@ def main(program: Callable[[list[str]], int]) -> None:
         status = 130
     except OSError as error:
         say(f"{error.filename or 'the system'}: {error.strerror}.")
-        status = 1
     sys.exit(status)

@@ -12,8 +12,7 @@ from _test import variables
 USAGE = """\
 usage: scripts/format
 
-Fix what ruff can fix, format, and check style and types, in this checkout, and write the tables
-of the documents that come from code, patches and result files. scripts/test checks all of this.
+Fix what ruff can fix, format, check style and types, and write the documents' generated blocks.
 """
 
 

@@ -9,12 +9,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 
 import _supervise
 from _checkout import ROOT
 from _environment import PATCHES, SetupError, main, say
 from sglang_lz.distribution import sources
+from sglang_lz.distribution.lock import Lock
 
 ENGINES = ("docker", "podman", "buildah")
 PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
@@ -39,10 +39,8 @@ def find_engine(wanted: str | None = None) -> str:
             for reason in passed_over:
                 say(f"{reason}; building with {engine} instead.")
             return engine
-        lines = [line.strip() for line in info.stderr.splitlines()]
-        first = next(filter(None, lines), f"exit status {info.returncode}")
-        complaint = first.removeprefix("ERROR: ").rstrip(".")
-        passed_over.append(f"`{engine} info` fails ({complaint})")
+        complaint, *_ = [*info.stderr.split("\n"), f"exit status {info.returncode}"]
+        passed_over.append(f"`{engine} info` fails ({complaint.removeprefix('ERROR: ')})")
     if passed_over:
         raise SetupError(f"{' and '.join(passed_over)}, so there is nothing to build with.")
     missing = f"{wanted} is not installed" if wanted else "no container engine is installed"
@@ -71,8 +69,8 @@ def build_command(
 
 def version() -> str:
     """Return our version of the upstream release, for example ``0.5.23+lz1``."""
-    lock = tomllib.loads((PATCHES / sources.release(PATCHES) / sources.LOCK).read_text())
-    return f"{lock['version']}+lz{lock['revision']}"
+    lock = Lock.load(PATCHES / sources.release(PATCHES) / sources.LOCK)
+    return lock.local_version(lock.revision, "cuda")
 
 
 def labels() -> dict[str, str]:
@@ -128,11 +126,8 @@ def image(arguments: list[str]) -> int:
     add = parser.add_argument
     add("which", choices=("cpu", "cuda", "router"))
     add("--engine", choices=ENGINES, help="default: the first of them that works")
-    add(
-        "--base",
-        metavar="NAME@sha256:DIGEST",
-        help="default: what the Dockerfile pins (cuda: none)",
-    )
+    pinned = "default: what the Dockerfile pins (cuda: none)"
+    add("--base", metavar="NAME@sha256:DIGEST", help=pinned)
     add("--tag", metavar="NAME", help="default: sglang-lz:cpu (:cuda, :router), and the version's")
     add("--print", action="store_true", help="show the command, build nothing")
     split = arguments.index("--") if "--" in arguments else len(arguments)

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import minisign
 
@@ -30,8 +29,7 @@ from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, exa
 PROJECT = "pkg:generic/sglang-lz"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A wheel to build: the lock and the wheel of upstream that it is built from, its flavour."""
 
     lock: Lock
@@ -191,8 +189,8 @@ def _check(files: Path, secret: minisign.SecretKey | None) -> None:
     checks = [c for file in made if file.suffix == ".whl" for c in examine_wheel(file)]
     if secret:
         checks = list(examine_files(made, secret.get_public_key().to_base64().decode()))
-    if failed := [check for check in checks if not check.ok]:
-        raise SetupError(f"what was made does not pass its checks: {failed[0]}.")
+    for failed in (check for check in checks if not check.ok):
+        raise SetupError(f"what was made does not pass its checks: {failed}.")
 
 
 def _secret_key(path: Path) -> minisign.SecretKey:

@@ -21,24 +21,12 @@ DESCRIPTION = """\
 Make all files of a release from the commit that is checked out, and sign them; docs/MAINTAINING.md
 describes them. The same commit gives the same bytes. A checkout with changes is refused.
 """
-EPILOG = f"""\
-environment:
-  {PASSWORD}  the key's password; without it, it is asked for
-
-examples:
-  scripts/release --key ~/sglang-lz.key --out dist/release
-  scripts/release --out /tmp/again                      no key: to compare SHA256SUMS
-"""
+EPILOG = f"{PASSWORD} is the key's password; without it, it is asked for."
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return the arguments: `out`, `key` and `only`."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/release",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("scripts/release", None, DESCRIPTION, EPILOG)
     out = "a folder that does not exist yet (default: dist/release)"
     parser.add_argument("--out", type=Path, metavar="DIR", default=ROOT / "dist/release", help=out)
     key = "a secret key of minisign; `scripts/test full` must have passed"

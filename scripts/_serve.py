@@ -20,15 +20,13 @@ Without --model-path it serves SmolLM2-135M-Instruct, which it fetches once (93 
 "smollm2-135m". Ctrl-C ends everything.
 """
 EPILOG = """\
-  --end-loops          give each request without its own the recommended lz_penalty, lz_onset and
-                       loop guard (in --preferred-sampling-params, where your own keys win)
+  --end-loops          end loops: the recommended lz_penalty, lz_onset and loop guard for all
   --demo               serve the model of the tests, which needs no network and writes nonsense
   --playground         also serve a page that shows the penalty at work, on http://127.0.0.1:30080
 
 All other arguments go to sglang.launch_server and win over what this script sets:
     scripts/serve --end-loops --port 8000 --model-path Qwen/Qwen2.5-0.5B-Instruct
---model-path also takes a name that `.venv/cpu/bin/sglang-lz models` lists.
-SGLang's own list of arguments, once set up: .venv/cpu/bin/python -m sglang.launch_server --help
+Once set up, `.venv/cpu/bin/sglang-lz models` lists other names that --model-path takes.
 
 environment:
   PYTHON               the Python 3.11, 3.12 or 3.13 to use (default: the first that is found)
@@ -43,16 +41,10 @@ environment:
 
 def serve(arguments: list[str]) -> int:
     """Run the script; return its exit status."""
-    parser = argparse.ArgumentParser(
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--flavour", choices=FLAVOURS, help="default: cuda on a machine with an NVIDIA GPU"
-    )
+    plain, texts = argparse.RawDescriptionHelpFormatter, (USAGE, DESCRIPTION, EPILOG)
+    parser = argparse.ArgumentParser(None, *texts, formatter_class=plain, allow_abbrev=False)
+    default = "default: cuda on a machine with an NVIDIA GPU"
+    parser.add_argument("--flavour", choices=FLAVOURS, help=default)
     given, rest = parser.parse_known_args(arguments)
     environment = Environment(given.flavour or detect_flavour(os.environ))
     environment.set_up()

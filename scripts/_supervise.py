@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -130,19 +131,13 @@ def _shared_memory(pids: list[int]) -> set[Path]:
 
 def _descendants(root: int) -> list[int]:
     """Pids of all processes below `root`, parents before children, from /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text()
-        except OSError:  # it ended while we looked
-            continue
-        parent = int(stat.rpartition(")")[2].split()[1])  # the name before ")" may contain anything
-        children.setdefault(parent, []).append(int(entry.name))
-    found, pending = [], [root]
-    while pending:
-        below = children.get(pending.pop(), [])
-        found += below
-        pending += below
-    return found
+    children = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            # The name, before ")", may contain anything.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(stat.parent.name))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found[1:]

@@ -41,18 +41,13 @@ If you name tests without one of these words, they run alone, and nothing else i
 below tests/unit then import sglang_lz from the checkout, so that a change in it builds no wheel.
 
 As root on Debian and Ubuntu, `all`, `full` and `containers` also install podman and Chromium.
-Elsewhere the tests that need them are skipped, and the last lines say which and how to run them;
-with CI set in the environment, and in `full`, they are errors.
-
--m replaces what leaves slow tests out. The tests run on up to 4 cores, those of one file that is
-named alone on one; -n 0 runs one after the other.
+Elsewhere the tests that need them are skipped; with CI set, and in `full`, they are errors.
+-m replaces what leaves slow tests out; -n 0 runs one test after the other.
 """
 
 MODES = ("quick", "all", "full", "containers", "gpu")
-DEFAULT = "default"
-"""The mode without a word or named tests."""
-NAMED = "named"
-"""The mode that has no word: tests are named."""
+DEFAULT, NAMED = "default", "named"
+"""The modes without a word: without named tests, and with them."""
 ONLY_ALL = (
     *(_tools.IMAGE_TOOLS.tests, _tools.BROWSER_TOOLS.tests),
     *("tests/server/test_*_bench.py", "tests/server/test_hostile.py", "tests/server/test_soak.py"),
@@ -161,13 +156,11 @@ def test(arguments: list[str]) -> int:
 
 def commit_of_checkout() -> str:
     """The commit that is checked out; empty if the checkout differs from it, or has none."""
-    commands = (["git", "status", "--porcelain"], ["git", "rev-parse", "HEAD"])
     changes, commit = (
-        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        for command in commands
+        subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        for words in (("status", "--porcelain"), ("rev-parse", "--verify", "HEAD"))
     )
-    failed = changes.returncode or commit.returncode
-    return "" if failed or changes.stdout else commit.stdout.strip()
+    return "" if changes.returncode or changes.stdout else commit.stdout.strip()
 
 
 def variables(environment: Environment) -> dict[str, str]:

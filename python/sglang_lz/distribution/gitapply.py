@@ -21,15 +21,9 @@ from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
 Read = Callable[[str], bytes | None]
 """Reads a file by its path below the wheel's root; None if there is none."""
 
-IDENTITY = {
-    f"GIT_{who}_{key}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for key, value in (
-        ("NAME", "sglang-lz maintainers"),
-        ("EMAIL", "maintainers@sglang-lz.invalid"),
-        ("DATE", "2025-11-20T00:00:00+0000"),
-    )
-}
+_NAME, _EMAIL = "sglang-lz maintainers", "maintainers@sglang-lz.invalid"
+_WHO = {"NAME": _NAME, "EMAIL": _EMAIL, "DATE": "2025-11-20T00:00:00+0000"}
+IDENTITY = {f"GIT_{who}_{key}": _WHO[key] for who in ("AUTHOR", "COMMITTER") for key in _WHO}
 """Every patch has the same author and date. Our own git history records who changed it and when."""
 
 

@@ -41,8 +41,7 @@ def modes(names: Iterable[str], read: Read) -> list[str]:
 
 def judged(root: Path) -> list[str]:
     """Return the modes listed in ``root``/judged; DistError if it is missing."""
-    try:
-        lines = (root / JUDGED).read_text("utf-8").splitlines()
-    except FileNotFoundError:
-        raise DistError(f"{root / JUDGED} is missing; restore it with git.") from None
+    if not (root / JUDGED).exists():
+        raise DistError(f"{root / JUDGED} is missing; restore it with git.")
+    lines = (root / JUDGED).read_text("utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]

@@ -138,10 +138,7 @@ def playground_command(arguments: list[str]) -> list[str]:
     """The command of the playground beside a server; DistError if that gets --config."""
     values, _ = take(arguments, ("--host", "--port", "--config"))
     if "--config" in values:
-        raise DistError(
-            f"{PLAYGROUND} must be left out with --config; run `sglang-lz playground --server URL` "
-            "beside the server."
-        )
+        raise DistError(f"{PLAYGROUND} must be left out with --config; run it beside the server.")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(values["--host"], values["--host"])
     server = f"http://{f'[{host}]' if ':' in host else host}:{values['--port']}"
     return [sys.executable, "-m", "sglang_lz", "playground", "--server", server]
@@ -165,9 +162,7 @@ def serve(arguments: list[str]) -> NoReturn:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.server.launch", *own]
     if PLAYGROUND in arguments:
-        subprocess.Popen(
-            playground_command(own),
-            preexec_fn=ending_with_us(),  # noqa: PLW1509, we have one thread
-        )
+        # We have one thread.
+        subprocess.Popen(playground_command(own), preexec_fn=ending_with_us())  # noqa: PLW1509
     print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)
