@@ -28,18 +28,6 @@ def test_every_base_image_is_pinned_or_required(file: Path) -> None:
     assert set(re.findall(r"^FROM (\S+)", text, re.M)) <= bases
 
 
-def test_both_servers_serve_alike() -> None:
-    """The same user, cache, ports, health check and labels; only words and patience differ."""
-    cpu, cuda = (
-        re.sub(r"on a CPU|on CUDA|--start-period=\S+| +FLASHINFER_\S+ \\\n|^WORKDIR /\n", "", tail)
-        for tail in (
-            (ROOT / "docker" / name).read_text().partition("RUN groupadd")[2]
-            for name in ("cpu.Dockerfile", "cuda.Dockerfile")
-        )
-    )
-    assert cpu.replace("WORKDIR /\n", "") == cuda
-
-
 def test_the_lock_covers_the_wheels_requirements_and_names_no_index() -> None:
     lock = "".join((ROOT / "docker" / name).read_text() for name in ("cpu.lock", "torch.lock"))
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.M))

@@ -185,26 +185,19 @@ def test_a_copy_without_the_call_is_found(registry: Any, monkeypatch: pytest.Mon
     assert [text.rsplit(" ", 1)[1] for text in hooks.missing()] == ["verify_step", "accept_step"]
 
 
-def wrap_in_partial(original: Any) -> Any:
+class Caller:
+    def __init__(self, original: Any) -> None:
+        self.wrapped = original
+
+    def __call__(self, *args: Any) -> Any:
+        return self.wrapped(*args)
+
+
+def in_partial(original: Any) -> Any:
     return functools.partial(lambda wrapped, *args: wrapped(*args), original)
 
 
-def wrap_in_object(original: Any) -> Any:
-    class Caller:
-        def __init__(self) -> None:
-            self.wrapped = original
-
-        def __call__(self, *args: Any) -> Any:
-            return self.wrapped(*args)
-
-    return Caller()
-
-
-def wrap_in_cache(original: Any) -> Any:
-    return functools.lru_cache(original)
-
-
-@pytest.mark.parametrize("wrap", [wrap_in_partial, wrap_in_object, wrap_in_cache])
+@pytest.mark.parametrize("wrap", [in_partial, Caller, functools.lru_cache])
 def test_other_wrappers_are_looked_through(
     registry: Any, monkeypatch: pytest.MonkeyPatch, wrap: Any
 ) -> None:

@@ -247,13 +247,6 @@ def test_streams_and_whole_answers_have_the_same_thinking_section() -> None:
     assert opened > 100
 
 
-def test_thinking_that_opens_again_is_content() -> None:
-    from sglang.srt.parser.reasoning_parser import ReasoningParser
-
-    parser = ReasoningParser("deepseek-r1", force_reasoning=True)
-    assert parser.parse_non_stream("a</think>b<think>c") == ("a", "b<think>c")
-
-
 def test_a_parser_that_fails_passes_the_text_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
     from sglang.srt.parser.reasoning_parser import ReasoningParser

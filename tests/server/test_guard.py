@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -285,25 +284,6 @@ def test_several_outputs_of_a_request_and_streams(server: Server) -> None:
         last = events(streamed)[-1]
     assert last["meta_info"]["finish_reason"]["type"] == "repetition"
     assert request.loop_of(last["output_ids"])[0] == len(last["output_ids"])  # type: ignore[index]
-
-
-WRONG: tuple[Any, ...] = (
-    *(True, [], "x", {"max_pattern_size": 8}, {"max_pattern_size": 8, "min_count": 1}),
-    *({"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}, {"size": 3}),
-    *({**LOOP, "action": "abort"}, {**LOOP, "action": "end_thinking"}, {"max_pattern_size": 8193}),
-)
-
-
-@on("overlap")
-@every_endpoint
-@pytest.mark.parametrize("stream", [False, True], ids=["answer", "stream"])
-def test_wrong_values_are_refused(server: Server, endpoint: Endpoint, stream: bool) -> None:
-    """That server has no reasoning parser, so nothing can end a thinking section."""
-    for value in WRONG:
-        fields = {"repetition_detection": value}
-        answer = endpoint.send(server, "a b c", 2, fields, stream=stream)
-        assert answer.status_code == 400, value
-        assert "repetition_detection" in answer.text
 
 
 def counted(server: Server) -> Counter[str]:

@@ -186,14 +186,6 @@ def test_outputs_are_the_tokenizers_own(server: Server) -> None:
         run_mixed(server, rng, 16)
 
 
-@on("overlap")
-def test_several_outputs_of_one_request(server: Server) -> None:
-    fields = {"n": 4, "temperature": 1.5, "max_new_tokens": 60, "regex": "[a-z ]{5,30}", **PROPER}
-    body = {"text": "A date: ", "sampling_params": fields}
-    texts = {assert_proper(answer) for answer in post_ok(server, "/generate", body)}
-    assert len(texts) > 1
-
-
 @pytest.mark.each_kind
 @on(
     *("eagle-tree", "ngram", "eagle", "eagle-tp2", "dflash", "dspark"),

@@ -266,23 +266,6 @@ def test_a_schema_that_would_not_be_enforced_is_refused_by_name(
         assert "anyOf at #/properties/v: minimum, type beside it" in refusal(server, path, body)
 
 
-@on("overlap")
-@pytest.mark.parametrize("proper", [False, True])
-@pytest.mark.parametrize("favoured", ["\t\t", "\x1f"], ids=repr)
-def test_strings_with_a_length_are_json(server: Server, favoured: str, proper: bool) -> None:
-    """XGrammar would allow control characters in them."""
-    tokens = post(server, "/v1/tokenize", {"model": "m", "prompt": favoured}).json()["tokens"]
-    asked: Json = {
-        "json_schema": json.dumps({"type": "string", "minLength": 2, "maxLength": 4}),
-        "logit_bias": {str(token): 80 for token in tokens},
-        "proper_tokens": proper,
-        "temperature": 0,
-    }
-    answer = post(server, "/generate", request_body([5, 6, 7], 40, **asked))
-    assert answer.status_code == 200, answer.text[:500]
-    assert 2 <= len(json.loads(answer.json()["text"])) <= 4
-
-
 @on("adapters")
 def test_a_processor_that_cannot_be_loaded_ends_its_request(server: Server) -> None:
     """Upstream's server ended with it."""

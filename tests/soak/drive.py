@@ -117,14 +117,9 @@ class Served:
         self.server = _Server(self.config, self.folder / name)
         return self.server
 
-    def start_again(self, kill_after: float | None) -> None:
-        """End what is left of it and start it, killed once while it starts if there are seconds."""
+    def start_again(self) -> None:
+        """End what is left of it and start it."""
         self.server.stop()
-        if kill_after is not None:
-            self._begin()
-            time.sleep(kill_after)
-            self.server.process.stop(grace=0)
-            self.log.note("server killed while it started")
         self.start()
         self.log.note("server started again")
 
@@ -191,11 +186,11 @@ class Driver:
             over.set()
             acting.result()
         if self.served.killed:
-            self.served.start_again(wave.kill.again if wave.kill else None)
+            self.served.start_again()
         elif self.broken and (status := self.served.server.process.wait(END_SECONDS)) is not None:
             tail = self.served.server.log_tail()
             self.log.error(f"the server ended with status {status}", wave=wave.name, log=tail)
-            self.served.start_again(None)
+            self.served.start_again()
         elif wave.flush:
             self._flush(wave)
 

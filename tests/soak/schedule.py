@@ -46,23 +46,14 @@ WAVE_SIZE = 360
 STOPS = ("e", "the", "\n", ". ", "0", "zz")
 WRONG: tuple[tuple[Json, str], ...] = (
     ({"lz_penalty": -0.1}, "lz_penalty must be a finite number in [0, 10]"),
-    ({"lz_penalty": "0.5"}, "lz_penalty must be a finite number in [0, 10]"),
-    ({"lz_penalty": True}, "lz_penalty must be a finite number in [0, 10]"),
-    ({"lz_window_size": 0}, "lz_window_size must be an integer in [1, 1024]"),
     ({"lz_window_size": 4097}, "lz_window_size must be an integer in [1, 1024]"),
     ({"lz_window_size": 8, "lz_buffer_size": 9}, "lz_buffer_size must be an integer in [1, 8]"),
-    ({"lz_include_prompt": 1}, "lz_include_prompt must be true or false"),
     ({"lz_cost": "cheap"}, "lz_cost must be"),
-    ({"lz_onset": 65}, "lz_onset must be an integer in [0, 64]"),
     ({"lz_penalti": 0.5}, "lz_penalti must be spelt lz_penalty"),
     ({"dry_multiplier": 101}, "dry_multiplier must be a finite number in [0, 100]"),
-    ({"dry_sequence_breakers": "abc"}, "dry_sequence_breakers must be"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be an integer"),
-    ({"penalty_last_n": 1.5}, "penalty_last_n must be an integer"),
     ({"frequency_penalty": 2.5}, "frequency_penalty must be a finite number in [-2, 2]"),
-    ({"proper_tokens": "yes"}, "proper_tokens must be true or false"),
     ({"proper_tokens": True, "ebnf": "root ::= ("}, "proper_tokens must be false with"),
-    ({"proper_tokens": True, "regex": "(a"}, "proper_tokens must be false with"),
     ({"lz_penalty": 0.5, "beam_width": 2}, "lz_penalty must be 0 with beam search"),
 )
 """Fields that must be refused, and a part of the sentence that must say why."""
@@ -110,7 +101,6 @@ class Kill:
 
     at: float  # seconds after the wave began
     whole: bool  # all of its processes, or only the first, which the others must follow
-    again: float | None  # seconds after which it is killed while it starts again, or None
 
 
 @dataclass(frozen=True)
@@ -151,11 +141,7 @@ class Schedule:
         for _ in range(self.size):
             at += rng.expovariate(1 / gap) if gap else 0.0
             actions.append(self._action(rng, at, shares))
-        killed = Kill(
-            rng.uniform(0.5, 6.0),
-            rng.random() < 0.5,
-            rng.uniform(2.0, 20.0) if rng.random() < 0.3 else None,
-        )
+        killed = Kill(rng.uniform(0.5, 6.0), rng.random() < 0.5)
         pauses = tuple(
             (rng.uniform(0.2, 6.0), rng.choice(("in_place", "retract")), rng.uniform(0.02, 0.3))
             for _ in range(rng.choice((0, 0, 1, 3)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from bench.serving.models import MODELS
 from bench.serving.result import paper_percent
 from bench.serving.runs import sglang_arguments
 from bench.serving.slowdowns import Metric, slowdown, summary
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 THROUGHPUT = Metric("throughput", "throughput lost", True)
 LATENCY = Metric("latency", "latency added", False)

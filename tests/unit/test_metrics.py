@@ -13,7 +13,7 @@ from sglang_lz import guard
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.loops import metrics
-from sglang_lz.loops.detector import FINISH_REASON, Loop
+from sglang_lz.loops.detector import FINISH_REASON
 
 FINE = list(range(100, 140))
 AT_END = [*FINE, *([1, 2] * 25)]
@@ -68,31 +68,6 @@ def test_loops_ended_by_the_penalty_are_counted(counted: Counter[tuple[str, ...]
     metrics.finished(request(AT_END, **penalised), None, None)
     assert counted["overcome",] == 1
     assert counted["observed", "nowhere", "onset"] == counted["observed", "end", "onset"] == 1
-
-
-def test_actions_of_the_guard_are_counted(counted: Counter[tuple[str, ...]]) -> None:
-    tokens = [7, *([1, 2] * 4), 3]
-    req = request(tokens, lz_penalty=0.15)
-    req.sampling_params.min_new_tokens = 0
-    req.sampling_params.repetition_detection = RepetitionDetection(4, 0, 3)
-    req.loop_guard = guard.guard_of(req.sampling_params)
-    req.grammar = SimpleNamespace(loop=Loop(1, 0, 4))
-    req.output_ids_through_stop = req.output_ids[:7]
-    guard.after_step(req)
-    assert req.finished_len == 7
-    assert req.finished_reason.to_json() == {
-        "type": "repetition",
-        "matched": "repetition_detected pattern_size=2 count=3 begin=1",
-        "pattern_size": 2,
-        "count": 3,
-        "begin": 1,
-    }
-    assert counted == {
-        ("ended", "stop", "always"): 1,
-        ("ended", "end_thinking", "always"): 1,
-        ("tokens", "always"): 4 + 3,
-        ("observed", "end", "always"): 1,
-    }
 
 
 @pytest.mark.parametrize(

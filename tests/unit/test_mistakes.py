@@ -73,14 +73,6 @@ def test_cancellation_is_not_converted() -> None:
     asyncio.run(run())
 
 
-def test_a_message_of_upstreams_is_kept() -> None:
-    def read() -> None:
-        raise ValueError("temperature must be a number.")
-
-    with pytest.raises(ValueError, match=r"^temperature must be a number\.$"):
-        reading(read)()
-
-
 def test_an_error_in_building_the_answer_is_the_servers() -> None:
     class Answer(pydantic.BaseModel):
         text: str

@@ -297,20 +297,6 @@ def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> N
     product.may_go.set()
 
 
-def test_the_impossible_token_cannot_come_next() -> None:
-    """Between characters and within them."""
-    product = product_of("root ::= (([\\0-\\U0010ffff]*))")
-    states = [START]
-    for byte in "é한😀".encode():
-        after = product.next(states[-1], int(tokenizer().tables.byte_ids[byte]))
-        assert after is not None
-        states.append(after)
-    for state in states:
-        token = product.impossible(state)
-        assert product.next(state, token) is None
-        assert not product.mask(state)[token >> 5] >> (token & 31) & 1
-
-
 def test_ranks_give_up_and_draft_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask or draft that another rank does not have counts as missing here too."""
     product = product_of('root ::= (("abababab"))')

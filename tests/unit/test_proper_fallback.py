@@ -112,16 +112,6 @@ def test_exactly_the_encodings_are_accepted(kind: str, language: str) -> None:
     assert found == wanted, (sorted(found ^ wanted)[:3], len(found), len(wanted))
 
 
-def test_bytes_lead_only_to_allowed_characters() -> None:
-    """The bytes of a character are allowed only if one that has no token begins with them."""
-    for kind in KINDS:
-        text = file_of(kind)
-        for characters in ("\u65e5a", "\u00fc\U0001f600", "\u65e5\u65e6", "\u00e9\u00fc"):
-            rules = f"root ::= (({one_of(characters)}{{2, 2}}))"
-            wanted = encodings(text, [a + b for a in characters for b in characters])
-            assert set(sequences(product_of(text, rules))) == wanted
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_text_is_accepted_as_the_tokenizer_spells_it(kind: str) -> None:
     """Random texts, and sequences similar to their encodings, are accepted iff they are proper."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import random
 from collections.abc import Mapping
 
-import sentencepiece
 from tokenizers import Tokenizer
 
-from bench.published import byte_fallback, byte_level
+from bench.published import byte_level
 
 
 def by_ranks(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
@@ -49,35 +47,3 @@ def test_a_tokenizer_from_ranks_encodes_as_the_ranks_do() -> None:
             assert tokenizer.encode(word).ids == wanted
             assert tokenizer.decode(wanted) == word
     assert several > 1000
-
-
-def test_a_model_of_sentencepiece_is_read() -> None:
-    """What SentencePiece trained encodes as SentencePiece does it."""
-    rng = random.Random(3)
-    words = ["so", "was", "it", "\u65e5\u672c", "12", "...", "\u65e5"]
-    lines = [" ".join(rng.choices(words, k=20)) for _ in range(300)]
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=data,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        character_coverage=1.0,
-        split_by_whitespace=False,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        minloglevel=2,
-    )
-    model = sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
-    content = byte_fallback(data.getvalue())
-    tokenizer = Tokenizer.from_str(json.dumps(content))
-    assert content["model"]["merges"]
-    bytes_seen = 0
-    for _ in range(300):
-        text = "".join(rng.choices("soitwa12 \u65e5\u672c\t\u00e9.", k=rng.randint(1, 20)))
-        assert tokenizer.encode(text).ids == model.encode(text)
-        assert tokenizer.decode(model.encode(text)) == text
-        bytes_seen += any(map(model.is_byte, model.encode(text)))
-    assert bytes_seen

@@ -1,6 +1,5 @@
 """The detector of degenerate repetitions against its definition."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,27 +67,3 @@ def test_the_final_loop_is_of_three_copies_and_sixteen_tokens() -> None:
     assert final_loop(line * 3 + [77]) is None
     assert final_loop(line * 3) == final_loop("".join(map(chr, line * 3))) == Repetition(0, 40, 3)
     assert final_loop(line * 2) is None
-
-
-@given(st.text("ab\U0001f600", max_size=60))
-def test_a_string_is_its_characters(text: str) -> None:
-    assert longest_repetition(text) == naive([ord(symbol) for symbol in text])
-
-
-def test_long_words_of_known_repetitions() -> None:
-    """At the length of a long answer, where a slow search would not end."""
-    n = 32768
-    fibonacci, previous = [0, 1], [0]
-    while len(fibonacci) < n:
-        fibonacci, previous = fibonacci + previous, fibonacci
-    assert longest_repetition(fibonacci[:n]).repeats == 3  # free of 4th powers (Karhumaki 1983)
-    thue_morse = [i.bit_count() % 2 for i in range(n)]
-    assert longest_repetition(thue_morse) == Repetition(1, 1, 2)  # free of overlaps (Thue 1912)
-    assert longest_repetition([3] * n) == Repetition(0, 1, n)
-    assert longest_repetition([*range(7)] * (n // 7)) == Repetition(0, 7, n // 7)
-    assert longest_repetition([*range(n // 2)] * 2) == Repetition(0, n // 2, 2)
-
-
-def test_a_threshold_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        is_degenerate([1], repeats=0)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ import _tools
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60
 Patch = pytest.MonkeyPatch
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("case", ["full", "full failed", "full changed", "full -k window", "all"])
@@ -122,26 +120,6 @@ def test_each_input_repeats_the_steps_that_depend_on_it(tmp_path: Path, monkeypa
     assert not steps()["package"].is_done()
     (tmp_path / "patches/1.0/series").write_text("changed again")
     assert not steps(package_of_checkout=True)["package"].is_done()
-
-
-@pytest.mark.parametrize(
-    ("fails", "sentence"),
-    [
-        (lambda: run_tests.test(["gpu"]), "`scripts/test gpu` needs an NVIDIA GPU"),
-        (environment.temporary_folder().__enter__, " bytes too long for the Unix sockets"),
-    ],
-)
-def test_a_failure_is_one_sentence_and_changes_nothing(
-    tmp_path: Path, monkeypatch: Patch, capsys: Captured, fails: Any, sentence: str
-) -> None:
-    monkeypatch.setenv("SGLANG_LZ_FLAVOUR", "cpu")
-    monkeypatch.setattr(environment, "CACHE", tmp_path / ("long" * 30))
-    with pytest.raises(SystemExit, match=r"^1$"):
-        environment.main(lambda _: fails())
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("sglang-lz: ")
-    assert sentence in said
-    assert list(tmp_path.iterdir()) == []
 
 
 SUPERVISOR = """
