@@ -78,12 +78,8 @@ def environment(server: dict[str, Any]) -> dict[str, Any]:
         "server": {
             name: server.get(name)
             for name in (
-                "device",
-                "dtype",
-                "tp_size",
-                "attention_backend",
-                "disable_overlap_schedule",
-                "enable_deterministic_inference",
+                *("device", "dtype", "tp_size", "attention_backend"),
+                *("disable_overlap_schedule", "enable_deterministic_inference"),
             )
         },
     }
