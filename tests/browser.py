@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -9,6 +10,8 @@ import select
 import subprocess
 import tempfile
 import time
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 SECONDS = 60.0
@@ -55,7 +58,12 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._process.terminate()
         self._process.wait(SECONDS)
         os.close(self._write)
@@ -86,10 +94,19 @@ class Browser:
             assert time.monotonic() < deadline, f"not in time: {condition}"
             time.sleep(0.05)
 
-    def resize(self, width: int, height: int) -> None:
-        """Set the size of the window in pixels."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+    def resize(self, width: int, height: int, scheme: str = "light") -> None:
+        """Set the size of the window in pixels and the colour scheme."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def screenshot(self, path: Path, *, is_whole: bool = False) -> None:
+        """Write a picture of the window, or of the whole page."""
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=is_whole)["data"]
+        path.write_bytes(base64.b64decode(data))
 
     def _call(self, method: str, params: Any, session: str | None = None) -> Any:
         number = next(self._numbers)

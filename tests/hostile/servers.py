@@ -50,7 +50,7 @@ class Target:
         """
         if self.served is None:
             raise SystemExit("The server was harmed: start it again for the attacks that are left.")
-        self.served.start_again()
+        self.served.start_again(None)
         self.url, self.pid = self.served.url, self.served.server.process.pid
 
 

@@ -154,6 +154,28 @@ def test_one_click_shows_a_loop_its_end_and_the_reason(server: Server, page: Bro
 
 
 @on("overlap")
+def test_the_copy_of_each_lowered_token_is_the_oracle_s(server: Server, page: Browser) -> None:
+    run_looping_prompt(page)
+    ids = example_ids(server)
+    heat = [i for level in range(1, 7) for i in marked(page, "lz", f"h{level}")]
+    memory = oracle.memory_of_steps([], ids, False, 512, 3)
+    checked = 0
+    for i in sorted(set(heat) - set(marked(page, "lz", "turn"))):
+        said = point_at(page, "lz", i)
+        delta = oracle.delta_bits(
+            *(ids[:i], vocab_size(), 512, 32, "marginal"), onset=3, memory=memory[i]
+        )
+        nats = 0.15 * (math.log2(vocab_size()) - delta[ids[i]])
+        assert f"lost {nats:.2f} nats" in said
+        (copy,) = marked(page, "lz", "copy")
+        assert ids[copy] == ids[i]
+        matches = oracle.match_lengths(ids[max(0, i - 512) : i], 32)
+        assert f"after a match of {matches[copy - 1]} token" in said
+        checked += 1
+    assert checked > 3
+
+
+@on("overlap")
 def test_markup_stays_text(server: Server, page: Browser) -> None:
     explain(page, MARKUP)
     assert page.run("document.querySelectorAll('.output img, .output script').length") == 0
@@ -175,6 +197,25 @@ def test_a_log_is_stepped_through(server: Server, page: Browser, tmp_path: Path)
     page.run("document.getElementById('next').click()")
     page.wait("document.getElementById('place').textContent.startsWith('2 of 2')")
     assert "".join(texts(page, "past")) == lines[2]["text"]
+
+
+@pytest.mark.full
+@on("overlap")
+def test_an_output_is_stopped_and_a_link_keeps_the_settings(server: Server, page: Browser) -> None:
+    page.run(
+        "document.getElementById('settings').elements.max_new_tokens.value = 1500;"
+        "document.getElementById('field-lz_onset').value = 5;"
+        "document.getElementById('share').click()"
+    )
+    page.run("document.getElementById('run').click()")
+    page.wait("document.querySelectorAll('#column-lz .output span').length > 8")
+    page.run("document.getElementById('stop').click()")
+    page.wait("document.getElementById('done').textContent === 'Stopped.'")
+    assert len(texts(page, "lz")) < 1500
+    link = page.run("location.href")
+    page.call("Page.navigate", url="about:blank")
+    page.open(link)
+    assert page.run("document.getElementById('field-lz_onset').value") == "5"
 
 
 def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_path: Path) -> None:

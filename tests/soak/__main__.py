@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from server.launch import Config
 from server.summary import TOLERANCE
 from soak.check import Checker, Verdict
 from soak.drive import Driver, Log, Served
+from soak.faults import CACHES, FAULTS, folder_with, limit
 from soak.schedule import WAVE_SIZE, Schedule
 
 SHARES = {
@@ -44,8 +46,8 @@ MORE_FLAGS = {
     "ngram": ("--incremental-streaming-output",),
 }
 DELTAS = "--incremental-streaming-output"
-CACHES = ("NUMBA_CACHE_DIR", "SGLANG_LZ_CACHE")
-"""Environment variables of the folders to which a server writes what it compiles."""
+FAULTY = "no-overlap"
+"""What is served with each fault; it prepares for proper tokens at its start."""
 KEPT = 5
 """Deviations and errors that a result file has in full."""
 KILL_EVERY = 10
@@ -95,6 +97,7 @@ class Run:
     failures: list[dict[str, Any]] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     rates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
 
     @property
     def positions(self) -> int:
@@ -133,6 +136,7 @@ class Run:
                 for name, row in self.configurations.items()
             },
             "kinds": {name: vars(row) for name, row in sorted(self.kinds.items())},
+            "faults": self.faults,
             "events": dict(sorted(log.events.items())),
             "deviations": len(self.failures),
             "first_deviations": self.failures[:KEPT],
@@ -170,6 +174,26 @@ class Run:
             self.log.error(f"{config.name}: the server does not start", log=str(error)[-4000:])
         self.count(wait=True)
 
+    def fault(self, fault: str) -> None:
+        """Serve with a fault of `soak.faults`: rightly, or not at all and say why."""
+        folder = self.folder / fault.replace(" ", "-")
+        with folder_with(fault, folder) as env:
+            config = replace(configuration(FAULTY, env), name=fault)
+            begun = partial(limit, fault, folder)
+            try:
+                with Served(config, self.folder, self.log, begun) as served:
+                    schedule = Schedule(fault, self.arguments.seed, stream_tokens=40)
+                    Driver(served, self.checker.put, self.log).wave(schedule.wave(0))
+                self.faults[fault] = "served"
+            except ProcessError as error:
+                said = str(error)
+                self.faults[fault] = f"did not start: {said.splitlines()[-1]}"
+                if "Traceback" in said:
+                    self.log.error(f"{fault}: the server does not say why", log=said[-4000:])
+        self.count(wait=True)
+        self.write()
+        print(f"{fault}: {self.faults[fault]}", file=sys.stderr, flush=True)
+
     def _note(self, name: str, waves: int, began: float, starts: int) -> None:
         self.count(wait=False)
         seconds = round(time.monotonic() - began)
@@ -202,6 +226,12 @@ def main() -> int:
     parser.add_argument(
         "--configuration", action="append", choices=SHARES, help="default: each in turn"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=FAULTS,
+        help="default: all, if no configuration is named",
+    )
     parser.add_argument("--kill-every", type=int, default=KILL_EVERY, metavar="WAVES")
     parser.add_argument(
         "--wave-size", type=int, default=WAVE_SIZE, metavar="REQUESTS", help="default: %(default)s"
@@ -215,10 +245,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     names = arguments.configuration or list(SHARES)
+    faults = arguments.fault or (() if arguments.configuration else FAULTS)
     whole = sum(SHARES[name] for name in names)
     with tempfile.TemporaryDirectory(prefix="soak-") as own, Checker() as checker:
         run = Run(arguments, arguments.logs or Path(own, "logs"), checker)
         run.folder.mkdir(parents=True)
+        for fault in faults:
+            run.fault(fault)
         # New ones, so that kills meet what is half written.
         new = {} if arguments.keep_caches else dict.fromkeys(CACHES, str(Path(own, "caches")))
         for name in names:

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -27,6 +29,7 @@ from soak.schedule import (
     ABORT,
     HANG_UP,
     HOSTILE,
+    KILLED_CLIENT,
     LEAVE,
     PROMPT,
     REFUSED,
@@ -45,6 +48,17 @@ END_SECONDS = 10.0
 ORPHAN_SECONDS = 20.0
 LONGEST_SENTENCE = 600
 ABORTED = "Aborted by AbortReq"
+CLIENT = """\
+import json, sys, httpx
+url, body = json.load(sys.stdin)
+with httpx.stream("POST", url, json=body, timeout=None, trust_env=False) as answer:
+    for part in answer.raise_for_status().iter_bytes():
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+"""
+"""A process that hands on a stream, to be killed."""
+CLIENT_SECONDS = 0.7
+"""How long it takes to import what it needs, before it sends its request."""
 
 
 @dataclass
@@ -77,15 +91,22 @@ class Served:
     As a context manager it is ended when the block is left.
     """
 
-    def __init__(self, config: Config, folder: Path, log: Log) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        log: Log,
+        begun: Callable[[int], None] = lambda pid: None,
+    ) -> None:
         """Start it.
 
         Args:
             config: its configuration.
             folder: where its logs go.
             log: of events and errors.
+            begun: called with the process id as soon as there is one.
         """
-        self.config, self.folder, self.log = config, folder, log
+        self.config, self.folder, self.log, self._begun = config, folder, log, begun
         self.starts = 0
         self.killed = False
         self.server: Server
@@ -115,11 +136,17 @@ class Served:
         self.starts += 1
         name = f"{self.config.name}-{self.starts}.log".replace(" ", "-")
         self.server = _Server(self.config, self.folder / name)
+        self._begun(self.server.process.pid)
         return self.server
 
-    def start_again(self) -> None:
-        """End what is left of it and start it."""
+    def start_again(self, kill_after: float | None) -> None:
+        """End what is left of it and start it, killed once while it starts if there are seconds."""
         self.server.stop()
+        if kill_after is not None:
+            self._begin()
+            time.sleep(kill_after)
+            self.server.process.stop(grace=0)
+            self.log.note("server killed while it started")
         self.start()
         self.log.note("server started again")
 
@@ -186,11 +213,11 @@ class Driver:
             over.set()
             acting.result()
         if self.served.killed:
-            self.served.start_again()
+            self.served.start_again(wave.kill.again if wave.kill else None)
         elif self.broken and (status := self.served.server.process.wait(END_SECONDS)) is not None:
             tail = self.served.server.log_tail()
             self.log.error(f"the server ended with status {status}", wave=wave.name, log=tail)
-            self.served.start_again()
+            self.served.start_again(None)
         elif wave.flush:
             self._flush(wave)
 
@@ -214,6 +241,8 @@ class Driver:
     def _answer(self, action: Action, body: dict[str, Any], wave: Wave) -> bytes:
         """The parts of the answer to check; empty for none."""
         url = f"{self.served.url}/generate"
+        if action.how == KILLED_CLIENT:
+            return self._killed_client(url, body, action.after)
         if action.how in (STREAM, HANG_UP):
             return self._stream(url, body, action, wave)
         timer = None
@@ -266,6 +295,24 @@ class Driver:
                     content += part
                     if action.how == HANG_UP and content.count(b"\n\n") >= action.after:
                         break
+        return content
+
+    def _killed_client(self, url: str, body: dict[str, Any], seconds: float) -> bytes:
+        with subprocess.Popen(
+            [sys.executable, "-c", CLIENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as client:
+            assert client.stdin is not None
+            client.stdin.write(json.dumps([url, body]).encode())
+            client.stdin.close()
+            client.stdin = None
+            killer = threading.Timer(CLIENT_SECONDS + seconds, client.kill)
+            killer.start()
+            assert client.stdout is not None
+            content = client.stdout.read()
+            killer.cancel()
         return content
 
     def _refused(
@@ -323,7 +370,7 @@ class Driver:
 def body_of(action: Action) -> dict[str, Any]:
     """The body of an action, for /generate."""
     body = action.request.body()
-    if action.how in (STREAM, HANG_UP):
+    if action.how in (STREAM, HANG_UP, KILLED_CLIENT):
         # The server refuses to stream the flat form.
         body = {name: value for name, value in body.items() if "flat" not in name}
         body["stream"] = True

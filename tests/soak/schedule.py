@@ -19,6 +19,7 @@ STREAM = "stream"
 HANG_UP = "stream left by its client"
 LEAVE = "request left by its client"
 ABORT = "abort"
+KILLED_CLIENT = "client killed"
 TOKENS = "greedy tokens"
 PROMPT = "prompt"
 REFUSED = "refused"
@@ -31,9 +32,10 @@ sampled is not checked, only that of the others."""
 SHARES: Mapping[str, float] = {
     ANSWER: 0.66,
     STREAM: 0.04,
-    HANG_UP: 0.025,
+    HANG_UP: 0.02,
     LEAVE: 0.02,
     ABORT: 0.06,
+    KILLED_CLIENT: 0.005,
     TOKENS: 0.08,
     PROMPT: 0.04,
     REFUSED: 0.045,
@@ -46,14 +48,23 @@ WAVE_SIZE = 360
 STOPS = ("e", "the", "\n", ". ", "0", "zz")
 WRONG: tuple[tuple[Json, str], ...] = (
     ({"lz_penalty": -0.1}, "lz_penalty must be a finite number in [0, 10]"),
+    ({"lz_penalty": "0.5"}, "lz_penalty must be a finite number in [0, 10]"),
+    ({"lz_penalty": True}, "lz_penalty must be a finite number in [0, 10]"),
+    ({"lz_window_size": 0}, "lz_window_size must be an integer in [1, 1024]"),
     ({"lz_window_size": 4097}, "lz_window_size must be an integer in [1, 1024]"),
     ({"lz_window_size": 8, "lz_buffer_size": 9}, "lz_buffer_size must be an integer in [1, 8]"),
+    ({"lz_include_prompt": 1}, "lz_include_prompt must be true or false"),
     ({"lz_cost": "cheap"}, "lz_cost must be"),
+    ({"lz_onset": 65}, "lz_onset must be an integer in [0, 64]"),
     ({"lz_penalti": 0.5}, "lz_penalti must be spelt lz_penalty"),
     ({"dry_multiplier": 101}, "dry_multiplier must be a finite number in [0, 100]"),
+    ({"dry_sequence_breakers": "abc"}, "dry_sequence_breakers must be"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be an integer"),
+    ({"penalty_last_n": 1.5}, "penalty_last_n must be an integer"),
     ({"frequency_penalty": 2.5}, "frequency_penalty must be a finite number in [-2, 2]"),
+    ({"proper_tokens": "yes"}, "proper_tokens must be true or false"),
     ({"proper_tokens": True, "ebnf": "root ::= ("}, "proper_tokens must be false with"),
+    ({"proper_tokens": True, "regex": "(a"}, "proper_tokens must be false with"),
     ({"lz_penalty": 0.5, "beam_width": 2}, "lz_penalty must be 0 with beam search"),
 )
 """Fields that must be refused, and a part of the sentence that must say why."""
@@ -101,6 +112,7 @@ class Kill:
 
     at: float  # seconds after the wave began
     whole: bool  # all of its processes, or only the first, which the others must follow
+    again: float | None  # seconds after which it is killed while it starts again, or None
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,11 @@ class Schedule:
         for _ in range(self.size):
             at += rng.expovariate(1 / gap) if gap else 0.0
             actions.append(self._action(rng, at, shares))
-        killed = Kill(rng.uniform(0.5, 6.0), rng.random() < 0.5)
+        killed = Kill(
+            rng.uniform(0.5, 6.0),
+            rng.random() < 0.5,
+            rng.uniform(2.0, 20.0) if rng.random() < 0.3 else None,
+        )
         pauses = tuple(
             (rng.uniform(0.2, 6.0), rng.choice(("in_place", "retract")), rng.uniform(0.02, 0.3))
             for _ in range(rng.choice((0, 0, 1, 3)))
@@ -169,7 +185,7 @@ class Schedule:
             request = replace(request, temperature=0.0)
         if how == ABORT:
             request = replace(request, new_tokens=2 * request.new_tokens + 20)
-        if how in (STREAM, HANG_UP):
+        if how in (STREAM, HANG_UP, KILLED_CLIENT):
             request = replace(request, new_tokens=min(request.new_tokens, self.stream_tokens))
         if how != ANSWER:
             request = replace(request, count=1)

@@ -44,6 +44,11 @@ BROKEN: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+def test_an_attack_without_a_breach_passes() -> None:
+    assert judge.breaches(HELD) == []
+    assert not judge.harmed(HELD)
+
+
 @pytest.mark.parametrize("breach", BROKEN)
 def test_each_breach_is_reported(breach: str) -> None:
     changed, harmed = BROKEN[breach]
@@ -51,6 +56,13 @@ def test_each_breach_is_reported(breach: str) -> None:
     assert judge.breaches(row) == [breach]
     assert judge.harmed(row) == harmed
     assert judge.markdown({"rows": [row]}).endswith(f"| {breach} |\n")
+
+
+def test_waits_are_compared_with_usual_waits() -> None:
+    assert judge.usual([0.01] * 200 + [5.0]) == 0.01
+    assert judge.usual([0.01, 5.0]) == 5.0
+    assert judge.slow([0.1, 0.19, 0.21, 3.0], 0.1) == pytest.approx(3.21)
+    assert judge.slow([judge.NOISE_SECONDS] * 99, 0.001) == 0.0
 
 
 ATTACK = Attack("x", "1", ())
@@ -72,3 +84,9 @@ ATTACK = Attack("x", "1", ())
 def test_answers_are_told_apart(status: int, content: Any, answer: str, right: bool) -> None:
     assert said(status, json.dumps(content).encode()) == answer
     assert is_right(answer, ATTACK) == right
+
+
+@pytest.mark.parametrize("answer", ["cut off: ConnectionError", "no answer", "500: oh"])
+def test_a_malformed_answer_is_wrong(answer: str) -> None:
+    assert not is_right(answer, ATTACK)
+    assert is_right("left", ATTACK)
