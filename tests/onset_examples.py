@@ -19,6 +19,30 @@ EXAMPLES: dict[str, tuple[list[int], dict[int, float]]] = {
 }
 """By name: the history, each position a step, and the bits that tokens lose before alpha."""
 
+NUMBERS = frozenset(range(8, 16))
+WORDS = [1, 2, 3, 4, 5, 6, 7]
+
+
+def blocks(count: int) -> list[int]:
+    """Lines that differ by their number."""
+    return [token for i in range(1, count + 1) for token in (*WORDS, 7 + i)]
+
+
+NUMBER_EXAMPLES: dict[str, tuple[list[int], dict[int, float]]] = {
+    "three lines": (blocks(3), {}),
+    "almost four lines": ([*blocks(3), *WORDS], {}),
+    "four lines": (blocks(4), {1: 1.0}),
+    "four lines and a beginning": ([*blocks(4), 1, 2, 3], {4: 4.755}),
+    "five lines": (blocks(5), {1: 2.0}),
+    "almost six lines": (
+        [*blocks(5), *WORDS],
+        {8: 5.311, 9: 5.955, 10: 6.785, 11: 7.955, 12: 9.955},
+    ),
+    "a return of six lines, with memory": ([*blocks(6), 7, 1, 2], {3: 9.134}),
+    "too many numbers": ([token for i in range(8) for token in (1, 2, 3, 4, 5, 8 + i)], {}),
+}
+"""The same for N = `NUMBERS`; above, N is empty."""
+
 FADING = [*LINE * 10, *range(100, 650)]
 """The memory is on up to `LAST_STEP` tokens; V is 2048."""
 LAST_STEP = 575

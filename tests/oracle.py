@@ -9,6 +9,7 @@ Never make it clever: its worth is that a reader can check it against the page l
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,17 +58,36 @@ def match_lengths(h: Sequence[int], buffer: int) -> list[int]:
     return lengths
 
 
-def run_lengths(x: Sequence[int], window: int) -> dict[int, int]:
-    """run_k of every period k below the window (docs/SPEC.md section 9).
+def numbers_of(texts: Sequence[str]) -> frozenset[int]:
+    """N: the tokens whose text is a number (section 9).
+
+    Args:
+        texts: the text of every token, by id.
+    """
+    return frozenset(
+        token
+        for token, text in enumerate(texts)
+        if text.strip() and all(unicodedata.category(c) == "Nd" for c in text.strip())
+    )
+
+
+def run_lengths(
+    x: Sequence[int], window: int, numbers: frozenset[int] = frozenset()
+) -> dict[int, int]:
+    """run_k of every period k below the window, or with N given run'_k (docs/SPEC.md section 9).
 
     Args:
         x: the visible history, oldest first; runs reach past the window.
         window: W.
+        numbers: N, to take all its tokens for alike.
     """
     runs = {}
     for k in range(1, window):
         r = 0
-        while r < 32767 and len(x) - 1 - r - k >= 0 and x[len(x) - 1 - r] == x[len(x) - 1 - r - k]:
+        while r < 32767 and len(x) - 1 - r - k >= 0:
+            a, b = x[len(x) - 1 - r], x[len(x) - 1 - r - k]
+            if not (a == b or (a in numbers and b in numbers)):
+                break
             r += 1
         runs[k] = r
     return runs
@@ -80,21 +100,43 @@ def copies(x: Sequence[int], window: int) -> dict[int, int]:
     }
 
 
+def copies_alike(x: Sequence[int], window: int, numbers: frozenset[int]) -> dict[int, int]:
+    """c'_p by the distance of p: the same up to numbers (section 9)."""
+    counts = {}
+    for k, r in run_lengths(x, window, numbers).items():
+        is_loop = r >= (16 if k == 1 else 24)
+        z = sum(token in numbers for token in x[len(x) - k :]) if is_loop else 0
+        counts[k] = r // k if is_loop and 20 * z <= 3 * k else 0
+    return counts
+
+
 @lru_cache(maxsize=4096)
-def looped_tokens(x: tuple[int, ...], window: int, onset: int) -> int:
+def looped_tokens(
+    x: tuple[int, ...], window: int, onset: int, numbers: frozenset[int] = frozenset()
+) -> int:
     """E_t: how many of the newest tokens are looped from this step on (section 9).
 
     Args:
         x: the visible history, oldest first.
         window: W.
         onset: n, at least 1.
+        numbers: N.
     """
     runs, counts = run_lengths(x, window), copies(x, window)
-    return max((runs[k] + k for k in runs if counts[k] >= onset), default=0)
+    alike, counts_alike = run_lengths(x, window, numbers), copies_alike(x, window, numbers)
+    ends = [runs[k] + k for k in runs if counts[k] >= onset]
+    ends += [alike[k] + k for k in alike if counts_alike[k] >= onset + 1]
+    return max(ends, default=0)
 
 
 def memory_of_steps(
-    prompt: Sequence[int], outputs: Sequence[int], include_prompt: bool, window: int, onset: int
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    include_prompt: bool,
+    window: int,
+    onset: int,
+    *,
+    numbers: frozenset[int] = frozenset(),
 ) -> list[bool]:
     """Whether the memory is on at each step, from none to all of the outputs (section 9).
 
@@ -104,6 +146,7 @@ def memory_of_steps(
         include_prompt: the request's `lz_include_prompt`.
         window: W.
         onset: n, the request's `lz_onset`.
+        numbers: N.
     """
     if onset == 0:
         return [False] * (len(outputs) + 1)
@@ -112,7 +155,7 @@ def memory_of_steps(
     found = []
     for t in range(len(outputs) + 1):
         x = tuple(visible_history(prompt, outputs[:t], include_prompt))
-        looped |= set(range(len(x) - looped_tokens(x, window, onset), len(x)))
+        looped |= set(range(len(x) - looped_tokens(x, window, onset, numbers), len(x)))
         newest = set(range(max(len(x) - 64, 0), len(x)))
         if len(newest & looped) >= 40:
             covered.add(t)
@@ -121,10 +164,17 @@ def memory_of_steps(
 
 
 def has_memory(
-    prompt: Sequence[int], outputs: Sequence[int], include_prompt: bool, window: int, onset: int
+    prompt: Sequence[int],
+    outputs: Sequence[int],
+    include_prompt: bool,
+    window: int,
+    onset: int,
+    *,
+    numbers: frozenset[int] = frozenset(),
 ) -> bool:
     """Whether the memory is on at the step after these outputs; see `memory_of_steps`."""
-    return memory_of_steps(prompt, outputs, include_prompt, window, onset)[-1]
+    steps = memory_of_steps(prompt, outputs, include_prompt, window, onset, numbers=numbers)
+    return steps[-1]
 
 
 def delta_bits(
@@ -136,6 +186,7 @@ def delta_bits(
     *,
     onset: int = 0,
     memory: bool = False,
+    numbers: frozenset[int] = frozenset(),
 ) -> list[float]:
     """Delta(a), the cost in bits of every next token a (docs/SPEC.md sections 2 and 9).
 
@@ -148,6 +199,7 @@ def delta_bits(
         cost: "marginal" or "rate".
         onset: n; 0 for the penalty of section 2.
         memory: whether the memory is on; it says nothing for n = 0.
+        numbers: N; it says nothing for n = 0.
 
     Returns:
         V floats, none above log2(V).
@@ -173,6 +225,7 @@ def delta_bits(
 
     runs = run_lengths(history, window) if onset else {}
     counts = copies(history, window) if onset else {}
+    counts_alike = copies_alike(history, window, numbers) if onset else {}
     for p, token in enumerate(h):
         if not 0 <= token < vocab_size:
             continue
@@ -189,7 +242,9 @@ def delta_bits(
             c = counts.get(distance, 0)
             grown = c - onset + 1 if c >= onset else 0
             remembered = 2 if memory and runs.get(distance, 0) >= 2 else 0
-            strength = max(grown, remembered)
+            c = counts_alike.get(distance, 0)
+            grown_alike = c - onset if c >= onset + 1 and token not in numbers else 0
+            strength = max(grown, grown_alike, remembered)
         delta[token] = min(delta[token], literal - strength * (literal - bits))
     return delta
 

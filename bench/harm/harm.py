@@ -82,7 +82,7 @@ def measure(texts: Sequence[corpora.Text], tokenizers: Iterable[str]) -> dict[st
         for longest in LONGEST:
             pieces = corpora.pieces(texts, vocabulary, longest)
             tokens = [piece.tokens for piece in pieces]
-            for penalty in penalties(is_breaker):
+            for penalty in penalties(is_breaker, vocabulary.numbers()):
                 print(f"{name}, {longest}: {penalty.name}", file=sys.stderr, flush=True)
                 outcomes = penalty.outcomes(tokens, vocabulary.size)
                 for key in ("rows", "reached"):

@@ -14,8 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_lz.fields.lz import LZParams
+from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.penalizer import Penalizer
-from sglang_lz.penalty.window import LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE, RowWindow
+from sglang_lz.penalty.window import (
+    ALIKE,
+    EXACT,
+    LOOPED,
+    SHORTEST_LOOP,
+    SHORTEST_LOOP_OF_ONE,
+    RowWindow,
+)
 
 LZ_PENALTY = 0.15
 WINDOW, BUFFER = 512, 32
@@ -78,11 +86,12 @@ class Penalty:
     outcomes: Outcomes
 
 
-def penalties(is_breaker: NDArray[np.bool_]) -> list[Penalty]:
-    """Return the penalties that are compared; `is_breaker` [V] says at which tokens DRY starts."""
+def penalties(is_breaker: NDArray[np.bool_], numbers: NDArray[np.uint8]) -> list[Penalty]:
+    """Return the penalties that are compared; `is_breaker` [V] says at which tokens DRY starts, and
+    `numbers` [V] which are numbers."""
 
     def lz(onset: int) -> Outcomes:
-        return lambda texts, vocab: lz_outcomes(texts, vocab, onset)
+        return lambda texts, vocab: lz_outcomes(texts, vocab, onset, numbers)
 
     def counting(strength: float, most: float) -> Outcomes:
         return lambda texts, vocab: [
@@ -103,20 +112,23 @@ def penalties(is_breaker: NDArray[np.bool_]) -> list[Penalty]:
     ]
 
 
-def lz_outcomes(texts: Sequence[Tokens], vocab: int, onset: int) -> list[Outcome]:
+def lz_outcomes(
+    texts: Sequence[Tokens], vocab: int, onset: int, numbers: NDArray[np.uint8]
+) -> list[Outcome]:
     """Run the penalizer of a server over texts as outputs, `marginal` cost, usual sizes.
 
     Args:
         texts: token ids below V.
         vocab: V.
         onset: n; 0 for always on.
+        numbers: 1 for each token that is a number, uint8 [V].
     """
     outcomes: dict[int, Outcome] = {}
     by_length = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     logits = torch.zeros(min(ROWS, max(len(texts), 1)), vocab)
     for first in range(0, len(texts), ROWS):
         batch = by_length[first : first + ROWS]
-        found = _Forced([texts[i] for i in batch], logits, onset).outcomes()
+        found = _Forced([texts[i] for i in batch], logits, onset, numbers).outcomes()
         outcomes.update(zip(batch, found, strict=True))
     return [outcomes[i] for i in range(len(texts))]
 
@@ -124,7 +136,13 @@ def lz_outcomes(texts: Sequence[Tokens], vocab: int, onset: int) -> list[Outcome
 class _Forced:
     """A batch of requests, longest first, whose samples are given."""
 
-    def __init__(self, texts: Sequence[Tokens], logits: torch.Tensor, onset: int) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Tokens],
+        logits: torch.Tensor,
+        onset: int,
+        numbers: NDArray[np.uint8],
+    ) -> None:
         self.texts, self.logits, self.onset = texts, logits, onset
         self.lengths = [len(text) for text in texts]
         self.tokens = torch.zeros(self.lengths[0], len(texts), dtype=torch.int64)
@@ -133,7 +151,9 @@ class _Forced:
         self.lowered = np.zeros((self.lengths[0], len(texts)), dtype=np.float32)
         self.onsets: dict[int, Onset] = {}
         generations = torch.zeros(len(texts), dtype=torch.int64)
-        self.penalizer = Penalizer(generations, WINDOW, "cpu")
+        room = HistoryRoom(logits.shape[1], words=1, lists=0)
+        self.penalizer = Penalizer(generations, WINDOW, "cpu", room)
+        self.penalizer.state.set_numbers(numbers)
         lz = LZParams(LZ_PENALTY, WINDOW, BUFFER, onset=onset)
         # The prompt is one token, which the penalty does not see.
         window = RowWindow(length=1, first_visible=1, lz=lz)
@@ -179,12 +199,16 @@ class _Forced:
                 self.onsets[row] = Onset(position, _shortest_loop(run[row], position, self.onset))
 
 
-def _shortest_loop(run: NDArray[np.int16], tokens: int, copies: int) -> int:
-    """The shortest period that has so many copies, of an output of so many tokens."""
-    periods = np.arange(1, min(len(run), tokens))
-    runs = run[periods]
+def _shortest_loop(runs: NDArray[np.int16], tokens: int, copies: int) -> int:
+    """The shortest period with so many copies, or one more up to numbers, of an output of so many
+    tokens; `runs` are a row of `WindowState.run`."""
+    periods = np.arange(1, min(runs.shape[1], tokens))
     shortest = np.where(periods == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
-    return int(periods[(runs >= shortest) & (runs >= copies * periods)][0])
+    is_loop = [
+        (runs[plane, periods] >= shortest) & (runs[plane, periods] >= least * periods)
+        for plane, least in ((EXACT, copies), (ALIKE, copies + 1))
+    ]
+    return int(periods[is_loop[EXACT] | is_loop[ALIKE]][0])
 
 
 def dry_lowered(tokens: Tokens, is_breaker: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.published import SOURCES, tokenizer_json
+from sglang_lz.penalty.numbers import is_number
 from sglang_lz.proper.tokenizer import byte_characters
 
 
@@ -28,6 +29,14 @@ class Vocabulary:
     def encode(self, text: str) -> NDArray[np.int64]:
         """Return the token ids of a text, int64 [tokens]."""
         return np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
+
+    def numbers(self) -> NDArray[np.uint8]:
+        """Return 1 for each token that is a number (docs/SPEC.md section 9), uint8 [V]."""
+        found = np.zeros(self.size, dtype=np.uint8)
+        for token in range(self._tokenizer.get_vocab_size()):
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            found[token] = is_number(text)
+        return found
 
     def holding(self, strings: Sequence[str]) -> NDArray[np.bool_]:
         """Return which tokens hold one of some ASCII strings, bool [V]."""

@@ -18,6 +18,7 @@ from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty.breakers import tables_for
 from sglang_lz.penalty.history import HistoryRoom
 from sglang_lz.penalty.history_penalizer import RowHistory
+from sglang_lz.penalty.numbers import number_tokens
 from sglang_lz.penalty.penalizer import Penalizer, StepPlan
 from sglang_lz.penalty.window import RowWindow
 
@@ -69,6 +70,8 @@ class Engine:
         self._penalizer = Penalizer(
             self._generations, window, "cpu", room, live_rows=lambda: self._running
         )
+        self._numbers = number_tokens(tokenizer, decoder.vocab_size)
+        self._penalizer.state.set_numbers(self._numbers)
         self._window = window
         self._uniforms: dict[int, np.random.Generator] = {}
 
@@ -99,8 +102,11 @@ class Engine:
             request: has an empty output.
             output: sampled without a penalty from the same prompt, temperature and seed.
         """
-        penalizer = Penalizer(torch.zeros(1, dtype=torch.int64), self._window, "cpu")
-        rows, zero = torch.tensor([0]), torch.zeros(1, self._decoder.vocab_size)
+        vocab_size = self._decoder.vocab_size
+        room = HistoryRoom(vocab_size, words=1, lists=0)
+        penalizer = Penalizer(torch.zeros(1, dtype=torch.int64), self._window, "cpu", room)
+        penalizer.state.set_numbers(self._numbers)
+        rows, zero = torch.tensor([0]), torch.zeros(1, vocab_size)
         plan = self._plan(penalizer, rows, request)
         for t in range(len(output)):
             if t:

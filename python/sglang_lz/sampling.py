@@ -179,13 +179,14 @@ def plan_step(batch: ScheduleBatch, runner: ModelRunner, forward_batch: ForwardB
     """
     _check_hooks_again()
     room: HistoryRoom | None = getattr(batch.req_to_token_pool, "lz_room", None)
+    penalizer = _penalizer(batch)
     if room is not None and not room.is_prepared:
-        history_room.prepare_vocabulary(batch.reqs, room)
+        windows = None if penalizer is None else penalizer.state
+        history_room.prepare_vocabulary(batch.reqs, room, windows)
     # A draft worker has the same pool as the model that samples, and so the same penalizer.
     split = None if runner.is_draft_worker else _split(batch)
     if split is None:
         return
-    penalizer = _penalizer(batch)
     if penalizer is not None:
         forward_batch.lz_step = _plan(penalizer, batch, *split)
     elif _samples(runner):

@@ -42,7 +42,7 @@ from server.client import (
     to_sample,
 )
 from server.launch import Server, model_path, vocab_size
-from server.model import normalisers, sequences, stop_ids
+from server.model import normalisers, numbers, sequences, stop_ids
 from server.summary import SUMMARY, TOLERANCE
 
 # log(softmax) in float32 runs out of exponent near -87 and returns minus infinity further down:
@@ -67,7 +67,8 @@ def row_deviation(observed: Rows, expected: Rows) -> float:
 def bits(history: Sequence[int], lz: Lz, *, memory: bool = False) -> Rows:
     """Delta of every token after a history, by the oracle, float64 [V]."""
     sizes = (vocab_size(), lz.window, lz.buffer)
-    return np.array(delta_bits(history, *sizes, lz.cost, onset=lz.onset, memory=memory))
+    waits = {"onset": lz.onset, "memory": memory, "numbers": numbers()}
+    return np.array(delta_bits(history, *sizes, lz.cost, **waits))
 
 
 def change(prompt: Sequence[int], outputs: Sequence[int], lz: Lz) -> Rows:
@@ -75,7 +76,8 @@ def change(prompt: Sequence[int], outputs: Sequence[int], lz: Lz) -> Rows:
     if not lz.penalty:
         return np.zeros(vocab_size())
     history = visible_history(prompt, outputs, lz.include_prompt)
-    memory = has_memory(prompt, outputs, lz.include_prompt, lz.window, lz.onset)
+    own = lz.include_prompt, lz.window, lz.onset
+    memory = has_memory(prompt, outputs, *own, numbers=numbers())
     return lz.penalty * (bits(history, lz, memory=memory) - math.log2(vocab_size()))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oracle import Logprobs
+from oracle import Logprobs, numbers_of
 from server.launch import model_path
 
 
@@ -26,6 +26,12 @@ def _model(path: Path) -> Any:
 def tokenizer() -> Any:
     """The demo model's."""
     return AutoTokenizer.from_pretrained(model_path())
+
+
+@functools.cache
+def numbers() -> frozenset[int]:
+    """N of docs/SPEC.md section 9: the demo model's tokens that are numbers."""
+    return numbers_of([tokenizer().decode([token]) for token in range(len(tokenizer()))])
 
 
 def logits(model: Path, prompt: Sequence[int], outputs: Sequence[int]) -> Logprobs:

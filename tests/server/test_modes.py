@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bench.http_client import lines
-from oracle import Penalties, has_memory, log_softmax, visible_history
+from oracle import Penalties, copies_alike, has_memory, log_softmax, visible_history
 from server.client import (
     OFF,
     Lz,
@@ -45,7 +45,7 @@ from server.contract import (
 )
 from server.encodings import FINITE, encodings
 from server.launch import Server, vocab_size
-from server.model import stop_ids
+from server.model import numbers, stop_ids
 from server.prompts import case, mixed, parameters, repetitive, token_ids
 
 EVERYWHERE = (*(*SCHEDULERS, "tp2", "dp2", "pp2", "dp-attention", "disaggregated"), *SPECULATION)
@@ -90,6 +90,25 @@ def test_the_onset_waits_for_a_loop(server: Server) -> None:
     ]
     assert any(remembered)
     assert not all(remembered)
+
+
+@pytest.mark.each_kind
+@on(*EVERYWHERE)
+def test_the_onset_sees_a_loop_up_to_numbers(server: Server) -> None:
+    """Lines that differ by a number, in prompts and outputs; in the last they are too many."""
+    rng = random.Random(f"numbers {server.config.name}")
+    own = sorted(numbers())
+    cases = []
+    for i, words in enumerate((6, 8, 11, 30, 4)):
+        line = [token for token in token_ids(rng, 2 * words) if token not in own][:words]
+        text = [token for _ in range(7) for token in (*line, rng.choice(own))]
+        lz = Lz(0.5, 1024, 32, True, onset=1 + i % 3)
+        cases.append(Case(text[: len(text) - rng.randrange(words)], 40, lz))
+    samples = check_together(server, cases, f"{server.config.name}: loops up to numbers")
+    seen = [visible_history(s.prompt, [], True) for s in samples]
+    counts = [max(copies_alike(x, 1024, numbers()).values()) for x in seen]
+    assert all(count > c.lz.onset for count, c in zip(counts[:-1], cases[:-1], strict=True))
+    assert counts[-1] == 0
 
 
 EACH_PENALTY = (

@@ -21,6 +21,7 @@ from bench.processes import Background, free_port
 from browser import Browser
 from server.configurations import on
 from server.launch import Server, vocab_size
+from server.model import numbers
 from sglang_lz.fields.lz import RECOMMENDED
 from sglang_lz.playground.app import EXAMPLES, SESSION
 
@@ -143,7 +144,8 @@ def test_one_click_shows_a_loop_its_end_and_the_reason(server: Server, page: Bro
     turn = marked(page, "lz", "turn")[0]
     assert turn in range(*(marked(page, "lz", "loop")[0], marked(page, "lz", "loop")[-1]))
     copies = oracle.copies(ids[:turn], 512)[4]
-    delta = oracle.delta_bits(ids[:turn], vocab_size(), 512, 32, "marginal", onset=3)
+    sizes = vocab_size(), 512, 32, "marginal"
+    delta = oracle.delta_bits(ids[:turn], *sizes, onset=3, numbers=numbers())
     nats = 0.15 * (math.log2(vocab_size()) - delta[ids[turn - 4]])
     said = point_at(page, "lz", turn)
     assert marked(page, "lz", "copy") == [turn - 4]
@@ -158,13 +160,12 @@ def test_the_copy_of_each_lowered_token_is_the_oracle_s(server: Server, page: Br
     run_looping_prompt(page)
     ids = example_ids(server)
     heat = [i for level in range(1, 7) for i in marked(page, "lz", f"h{level}")]
-    memory = oracle.memory_of_steps([], ids, False, 512, 3)
+    memory = oracle.memory_of_steps([], ids, False, 512, 3, numbers=numbers())
     checked = 0
     for i in sorted(set(heat) - set(marked(page, "lz", "turn"))):
         said = point_at(page, "lz", i)
-        delta = oracle.delta_bits(
-            *(ids[:i], vocab_size(), 512, 32, "marginal"), onset=3, memory=memory[i]
-        )
+        waits = {"onset": 3, "memory": memory[i], "numbers": numbers()}
+        delta = oracle.delta_bits(ids[:i], vocab_size(), 512, 32, "marginal", **waits)
         nats = 0.15 * (math.log2(vocab_size()) - delta[ids[i]])
         assert f"lost {nats:.2f} nats" in said
         (copy,) = marked(page, "lz", "copy")

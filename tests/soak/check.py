@@ -24,7 +24,7 @@ from oracle import log_softmax, memory_of_steps, visible_history
 from server.client import OFF, Json, Rows, top_rows
 from server.contract import NO_PENALTIES, bits, row_deviation
 from server.launch import model_path, vocab_size
-from server.model import logits
+from server.model import logits, numbers
 from server.summary import TOLERANCE
 from soak.schedule import ANSWER, PROMPT, TOKENS, Request
 
@@ -140,7 +140,7 @@ def expected_rows(request: Request, tokens: Sequence[int]) -> Rows:
     rows = np.empty_like(base)
     lz = request.lz
     seen = request.prompt, tokens, lz.include_prompt, lz.window
-    memory = memory_of_steps(*seen, lz.onset if lz.penalty else 0)
+    memory = memory_of_steps(*seen, lz.onset if lz.penalty else 0, numbers=numbers())
     for i, row in enumerate(base):
         before = tokens[:i]
         if lz.penalty:

@@ -41,7 +41,7 @@ POINTERS = {
     **dict.fromkeys(("mask_ptr", "cover_ptr"), "*i64"),
     "run_ptr": "*i16",
     **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
-    "block_ptr": "*u8",
+    **dict.fromkeys(("block_ptr", "is_number_ptr"), "*u8"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BUDGET = Path(__file__).with_name("kernel_budget.json")
@@ -154,10 +154,18 @@ def longest_chain(instructions: Sequence[str]) -> int:
 
 
 def program(
-    kernel: str, block: int, histories: bool, nodes: int, launch: dict[str, int]
+    kernel: str, block: int, histories: bool = False, nodes: int = cuda_kernels.SMALLEST_TREE
 ) -> Program:
+    launched = getattr(cuda_kernels, kernel)
+    constants = {
+        "_step": (block, histories),
+        "_verify": (nodes, block, histories),
+        "_accept": (block, histories),
+        "_seed": (block,),
+        "_forbid": (),
+    }
     compiled = compiled_for_hopper(
-        getattr(cuda_kernels, kernel).jit, block, histories, nodes, launch
+        launched.jit, block, histories, nodes, launched.options(*constants[kernel])
     )
     text = dump(compiled)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
@@ -189,15 +197,14 @@ assert (BLOCKS[0], BLOCKS[-1]) == (cuda_kernels.SMALLEST_BLOCK, LARGEST_MAX_WIND
 
 def programs(blocks: Sequence[int]) -> list[Program]:
     found = [
-        program(kernel, block, histories, cuda_kernels.SMALLEST_TREE, cuda_kernels._launch(block))
+        program(kernel, block, histories)
         for kernel, block, histories in itertools.product(
             ("_step", "_verify", "_accept"), blocks, (False, True)
         )
     ]
-    found.append(program("_verify", 1024, True, 512, cuda_kernels._launch(1024)))
-    seed = {"num_warps": cuda_kernels.SEED_WARPS}
-    found.append(program("_seed", cuda_kernels.SEED_BLOCK, False, 0, seed))
-    found.append(program("_forbid", 0, False, 0, {"num_warps": cuda_kernels.FORBID_WARPS}))
+    found.append(program("_verify", 1024, True, 512))
+    found.append(program("_seed", cuda_kernels.SEED_BLOCK))
+    found.append(program("_forbid", 0))
     return found
 
 

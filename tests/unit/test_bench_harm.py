@@ -34,18 +34,19 @@ def as_tokens(texts: Sequence[Sequence[int]]) -> list[penalties.Tokens]:
 def test_lz_equals_the_oracle(onset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penalties, "ROWS", 3)  # several batches
     texts = [looping_text(seed, length) for seed, length in enumerate((40, 70, 1, 60, 70))]
-    outcomes = penalties.lz_outcomes(as_tokens(texts), VOCAB, onset)
+    numbers = frozenset({0, 2})
+    is_number = np.isin(range(VOCAB), [*numbers]).astype(np.uint8)
+    outcomes = penalties.lz_outcomes(as_tokens(texts), VOCAB, onset, is_number)
     assert any(outcome.lowered.any() for outcome in outcomes)
     for text, outcome in zip(texts, outcomes, strict=True):
         expected, reached = [], []
-        memory = oracle.memory_of_steps([], text, False, 512, onset)
+        memory = oracle.memory_of_steps([], text, False, 512, onset, numbers=numbers)
         for position, token in enumerate(text):
             seen = text[:position]
-            if onset and oracle.looped_tokens(tuple(seen), 512, onset):
+            if onset and oracle.looped_tokens(tuple(seen), 512, onset, numbers):
                 reached.append(position)
-            delta = oracle.delta_bits(
-                seen, VOCAB, 512, 32, "marginal", onset=onset, memory=memory[position]
-            )
+            waits = {"onset": onset, "memory": memory[position], "numbers": numbers}
+            delta = oracle.delta_bits(seen, VOCAB, 512, 32, "marginal", **waits)
             expected.append(LZ_PENALTY * (math.log2(VOCAB) - delta[token]))
         capped = np.minimum(expected, penalties.MOST_NATS)
         np.testing.assert_allclose(outcome.lowered, capped, atol=1e-4)

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TypeVar
@@ -25,7 +25,7 @@ import torch
 import triton
 
 from device import DEVICE
-from onset_examples import EXAMPLES, FADING, LAST_STEP
+from onset_examples import EXAMPLES, FADING, LAST_STEP, NUMBER_EXAMPLES, NUMBERS
 from oracle import COSTS, delta_bits, has_memory, run_lengths
 from sglang_lz.fields.lz import LZParams
 from sglang_lz.penalty import draft_tree
@@ -35,7 +35,9 @@ from sglang_lz.penalty.kernels import launch, warm_up
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.window import (
     MEMORY,
+    ONSET,
     PARAMS,
+    RUNS,
     RowWindow,
     StepInputs,
     WindowState,
@@ -54,11 +56,25 @@ def kernels_of_name(cuda_kernels: ModuleType) -> dict[str, ModuleType]:
     return {"cuda": cuda_kernels, "cpu": cpu_kernels, "reference": reference}
 
 
+def state_with(
+    numbers: Iterable[int], rows: int, capacity: int, device: str = "cpu"
+) -> WindowState:
+    """An empty state whose set N is `numbers`."""
+    is_number = np.zeros(max(numbers, default=-1) + 1, np.uint8)
+    is_number[list(numbers)] = 1
+    state = WindowState(rows, capacity, device, len(is_number))
+    state.set_numbers(is_number)
+    return state
+
+
 def window_state(
-    capacity: int, histories: Sequence[Sequence[int]], params: Sequence[tuple[float, ...]]
+    capacity: int,
+    histories: Sequence[Sequence[int]],
+    params: Sequence[tuple[float, ...]],
+    numbers: Iterable[int] = (),
 ) -> WindowState:
     """Request row i + 1 holds histories[i]; params as the columns of `WindowState.params`."""
-    state = WindowState(len(histories) + 1, capacity, "cpu")
+    state = state_with(numbers, len(histories) + 1, capacity)
     cpu_kernels.seed(state, seeds_of(range(1, len(histories) + 1), histories, params))
     return state
 
@@ -78,16 +94,23 @@ def seeds_of(
     return seeds
 
 
-def looping(rng: random.Random, length: int, token: Callable[[], int]) -> list[int]:
-    """A text of random tokens that now and then goes round."""
+def looping(
+    rng: random.Random, length: int, token: Callable[[], int], numbers: Sequence[int] = ()
+) -> list[int]:
+    """A text of random tokens that now and then goes round, also up to numbers."""
     text: list[int] = []
     while len(text) < length:
         text += [token() for _ in range(rng.randint(1, 4))] * rng.choice([1, 1, 5, 20])
+        if numbers and rng.random() < 0.5:
+            line = [rng.choice([-1, token()]) for _ in range(rng.randint(5, 9))]
+            for _ in range(rng.randint(3, 7)):
+                text += [*line, rng.choice(numbers)]
     return text[:length]
 
 
 def on_device(state: WindowState) -> WindowState:
-    copy = WindowState(len(state.tokens), state.capacity, DEVICE)
+    copy = WindowState(len(state.tokens), state.capacity, DEVICE, len(state.numbers))
+    copy.set_numbers(state.host_numbers)
     for name in ("tokens", "run", "params", "cover"):
         getattr(copy, name).copy_(getattr(state, name))
     return copy
@@ -100,7 +123,13 @@ def assert_same(expected: WindowState, got: WindowState, lengths: dict[int, int]
     torch.testing.assert_close(got.tokens.cpu(), expected.tokens)
     for row, length in lengths.items():
         seen = max(0, min(length - int(expected.params[row, 3]), int(expected.params[row, 1])))
-        torch.testing.assert_close(got.run[row, 1:seen].cpu(), expected.run[row, 1:seen])
+        assert_same_runs(expected, got, row, seen)
+
+
+def assert_same_runs(expected: WindowState, got: WindowState, row: int, seen: int) -> None:
+    planes = slice(RUNS if expected.params[row, ONSET] else 1)
+    of_row = row, planes, slice(1, seen)
+    torch.testing.assert_close(got.run[of_row].cpu(), expected.run[of_row])
 
 
 def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
@@ -130,12 +159,12 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
     """Rows are seeded again with fewer and more tokens, with none, and cleared."""
     rng = random.Random(name)
     capacity, rows = 12, 6
-    state = WindowState(rows, capacity, "cpu")
+    state = state_with(NUMBERS, rows, capacity)
     device_state = on_device(state)
     for _ in range(40):
         taken = rng.sample(range(rows), rng.randint(1, rows))
         token = functools.partial(rng.randrange, 3)
-        histories = [looping(rng, rng.randint(1, 90), token) for _ in taken]
+        histories = [looping(rng, rng.randint(1, 90), token, [*NUMBERS]) for _ in taken]
         params = [random_params(rng, capacity, len(history)) for history in histories]
         given_up = rng.random() < 0.3
         if given_up:
@@ -155,17 +184,20 @@ def test_seeds_equal_the_torch_operators(kernels_of_name: dict[str, ModuleType],
             seen = min(window, max(0, len(history) - first))
             slot = (len(history) - 1 - torch.arange(seen)) % capacity
             assert device_state.tokens[row, slot].tolist() == state.tokens[row, slot].tolist()
-            assert device_state.run[row, 1:seen].tolist() == state.run[row, 1:seen].tolist()
+            assert_same_runs(state, device_state, row, seen)
 
 
 @pytest.mark.parametrize("name", [*KERNELS, "reference"])
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*EXAMPLES, *NUMBER_EXAMPLES])
 def test_worked_examples_of_the_onset(
     kernels_of_name: dict[str, ModuleType], name: str, example: str
 ) -> None:
     """The last tokens arrive as steps, and those before them in a seed."""
-    history, lost = EXAMPLES[example]
-    logits = stepped(kernels_of_name[name], history, 3, LZParams(1.0, onset=2), 16)[1]
+    history, lost = (EXAMPLES | NUMBER_EXAMPLES)[example]
+    numbers = NUMBERS if example in NUMBER_EXAMPLES else ()
+    logits = stepped(
+        kernels_of_name[name], history, 3, LZParams(1.0, onset=2), 16, numbers=numbers
+    )[1]
     expected = [-lost.get(token, 0.0) for token in range(16)]
     assert logits.tolist() == pytest.approx(expected, abs=5e-4)
 
@@ -182,12 +214,18 @@ def test_the_memory_fades(kernels_of_name: dict[str, ModuleType], name: str, ste
 
 
 def stepped(
-    kernels: ModuleType, history: Sequence[int], steps: int, lz: LZParams, vocab: int
+    kernels: ModuleType,
+    history: Sequence[int],
+    steps: int,
+    lz: LZParams,
+    vocab: int,
+    *,
+    numbers: Iterable[int] = (),
 ) -> tuple[WindowState, torch.Tensor]:
     """The state of a row after a history, so many of whose tokens are steps, and the logits of the
     last step, 0 before it."""
     device = "cpu" if kernels is reference else DEVICE
-    state = WindowState(1, lz.window_size, device)
+    state = state_with(numbers, 1, lz.window_size, device)
     seeded = len(history) - steps
     sampled = 0 if lz.onset else seeded
     kernels.seed(state, {0: RowWindow(array("q", history[:seeded]), sampled, seeded, lz=lz)})
@@ -297,9 +335,10 @@ def test_steps_and_draft_trees_equal_the_torch_operators(
     torch.manual_seed(seed)
     capacity, vocab = rng.choice([1, 2, 7, 16, 33, 200]), rng.choice([1, 6, 40])
     token = lambda: rng.randint(-1, vocab)  # noqa: E731  both ends are outside the vocabulary
-    histories = [looping(rng, rng.randint(1, 2 * capacity + 40), token) for _ in range(4)]
+    numbers = range(vocab // 2, vocab)
+    histories = [looping(rng, rng.randint(1, 2 * capacity + 40), token, numbers) for _ in range(4)]
     params = [random_params(rng, capacity, len(history)) for history in histories]
-    state = window_state(capacity, histories, params)
+    state = window_state(capacity, histories, params, numbers)
     device_state = on_device(state)
     for _ in range(5):
         rows = rng.sample(range(1, 5), 4)
@@ -485,9 +524,9 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SSSS",  # read all, lower the logits, keep runs, cover and the newest token
+    "_step": "L+BA+SSSSS",  # read all, lower the logits, keep runs, cover and the newest token
     "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
-    "_accept": "L+BSSSLS",  # read all, keep runs, cover and the path
+    "_accept": "L+BSSSSLLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
     "_seed": "L(LS)+",  # copy everything
 }

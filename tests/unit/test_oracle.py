@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from onset_examples import EXAMPLES, FADING, LAST_STEP
+from onset_examples import EXAMPLES, FADING, LAST_STEP, NUMBER_EXAMPLES, NUMBERS
 from oracle import (
     COSTS,
     delta_bits,
@@ -44,11 +44,12 @@ def test_worked_examples(x: list[int], marginal: dict[int, float], rate: dict[in
         assert delta_bits(x, V, 512, 32, cost) == pytest.approx(expected, abs=5e-4), cost
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*EXAMPLES, *NUMBER_EXAMPLES])
 def test_worked_examples_of_the_onset(name: str) -> None:
-    x, lost = EXAMPLES[name]
-    memory = has_memory([], x, False, 512, 2)
-    delta = delta_bits(x, V, 512, 32, "marginal", onset=2, memory=memory)
+    x, lost = (EXAMPLES | NUMBER_EXAMPLES)[name]
+    numbers = NUMBERS if name in NUMBER_EXAMPLES else frozenset()
+    memory = has_memory([], x, False, 512, 2, numbers=numbers)
+    delta = delta_bits(x, V, 512, 32, "marginal", onset=2, memory=memory, numbers=numbers)
     expected = [4 - lost.get(token, 0.0) for token in range(V)]
     assert delta == pytest.approx(expected, abs=5e-4)
 

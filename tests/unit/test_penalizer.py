@@ -45,6 +45,7 @@ ROWS = 5
 TOLERANCE = 1e-4
 WORDS = (b"a", b"b", b"ab", b"c", b"bca")
 """The text of each token."""
+NUMBERS = frozenset({3, 4})
 EOS = 4
 MOST_NODES = 7
 ROOM = HistoryRoom(VOCAB, words=2**20, nodes=MOST_NODES, logits=ROWS * MOST_NODES)
@@ -57,6 +58,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_tree_sizes", lambda: {3})
     monkeypatch.setattr(sampling, "_most_nodes", lambda: MOST_NODES)
     monkeypatch.setattr(history_room, "memory", lambda: 4)
+    is_number = np.isin(range(VOCAB), [*NUMBERS])
+    monkeypatch.setattr(history_room, "number_tokens", lambda tokenizer, size: is_number)
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
     monkeypatch.setattr(
@@ -144,6 +147,8 @@ class Request:
     flying: list[int] = field(default_factory=list)
     period: int | None = None
     """It goes round in a loop of so many tokens."""
+    counts: bool = False
+    """Its loop has another number each time."""
     row: int | None = None
     extend_end: int = 0
     to_finish: object = None
@@ -173,9 +178,18 @@ class Request:
 
     def sample(self, scores: torch.Tensor) -> int:
         """The next token: what goes on with its loop, or the one of the best score."""
-        if self.period is not None and self.period <= len(self.known):
-            return self.known[-self.period] % VOCAB
-        return int(scores.argmax())
+        best = int(scores.argmax())
+        return self.continuation(self.known, best) if self.period else best
+
+    def continuation(self, text: Sequence[int], other: int) -> int:
+        """What goes on with its loop after a text, or another token before there is one."""
+        if self.period > len(text):
+            return other
+        if not self.counts:
+            return text[-self.period] % VOCAB
+        words = VOCAB - len(NUMBERS)
+        is_number = len(text) % self.period == 0
+        return words + other % len(NUMBERS) if is_number else text[-self.period] % words
 
     def land(self) -> None:
         """Read the sampled tokens, one step late as the overlap scheduler does."""
@@ -321,10 +335,9 @@ def assert_exact(
     is_lowered = False
     if lz.penalty:
         history = visible_history(prompt, outputs, lz.include_prompt)
-        memory = has_memory(prompt, outputs, lz.include_prompt, window, onset)
-        delta = delta_bits(
-            history, VOCAB, window, lz.buffer_size, lz.cost, onset=onset, memory=memory
-        )
+        memory = has_memory(prompt, outputs, lz.include_prompt, window, onset, numbers=NUMBERS)
+        waits = {"onset": onset, "memory": memory, "numbers": NUMBERS}
+        delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, **waits)
         is_lowered = min(delta) < math.log2(VOCAB)
         expected = expected + lz.penalty * (np.array(delta) - np.log2(VOCAB))
     if not is_lowered and not is_used(req.sampling_params):
@@ -400,8 +413,7 @@ def draft_the_loop(req: Request, tree: Tree) -> None:
         return
     for node in sorted(range(1, len(tree.tokens)), key=lambda node: len(tree.path(node))):
         text = [*req.known, *(tree.tokens[ancestor] for ancestor in tree.path(node)[1:-1])]
-        if req.period <= len(text):
-            tree.tokens[node] = text[-req.period] % VOCAB
+        tree.tokens[node] = req.continuation(text, tree.tokens[node])
 
 
 lz_params = st.integers(1, MAX_WINDOW).flatmap(
@@ -465,6 +477,7 @@ class Scheduler(RuleBasedStateMachine):
         lz=lz_params,
         others=st.just({}) | others,
         period=st.none() | st.integers(1, MAX_WINDOW),
+        counts=st.booleans(),
     )
     def arrive(
         self,
@@ -472,9 +485,10 @@ class Scheduler(RuleBasedStateMachine):
         lz: dict[str, object],
         others: dict[str, object],
         period: int | None,
+        counts: bool,
     ) -> None:
         req = request(prompt, **lz, **(others if self.has_histories else {}))
-        req.period = period
+        req.period, req.counts = period, counts
         self.waiting.append(req)
 
     def teardown(self) -> None:
@@ -716,7 +730,7 @@ def test_missing_memory_stops_the_start_with_one_sentence(most: int) -> None:
     pool = Pool()
     with pytest.raises(RuntimeError) as caught, NoMemory(most):
         sampling.reserve_windows(SimpleNamespace(**vars(RUNNER), req_to_token_pool=pool))
-    size = MAX_WINDOW * 6 + 40
+    size = MAX_WINDOW * 8 + 40
     assert str(caught.value) == (
         f"the LZ penalty cannot reserve {(ROWS + 1) * size} bytes on cpu ({ROWS + 1} request rows "
         f"of {size} bytes) and {pool.lz_room.bytes} bytes for the histories of other penalties "

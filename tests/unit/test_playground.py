@@ -47,10 +47,10 @@ def test_lowered_nats_equal_the_oracle(setting: LZParams) -> None:
     rng = random.Random(1)
     prompt = LOOP[:32]
     text = [*TEXT, *(rng.randrange(4) for _ in range(40))]
-    rows = Explainer(setting, V, prompt).explain(text)
-    memory = oracle.memory_of_steps(
-        prompt, text, setting.include_prompt, setting.window_size, setting.onset
-    )
+    numbers = frozenset({0, 3})
+    rows = Explainer(setting, V, prompt, numbers).explain(text)
+    own = setting.include_prompt, setting.window_size, setting.onset
+    memory = oracle.memory_of_steps(prompt, text, *own, numbers=numbers)
     lowered = 0
     for i, (token, row) in enumerate(zip(text, rows, strict=True)):
         told = dict(zip(COLUMNS, row, strict=True))
@@ -59,6 +59,7 @@ def test_lowered_nats_equal_the_oracle(setting: LZParams) -> None:
             *(x, V, setting.window_size, setting.buffer_size, setting.cost),
             onset=setting.onset,
             memory=memory[i],
+            numbers=numbers,
         )
         bits = np.log2(V) - delta[token]
         assert told["nats"] == pytest.approx(setting.penalty * bits, abs=1e-4)

@@ -109,12 +109,11 @@ class Penalizer:
             RuntimeError: the memory cannot be allocated.
         """
         rows = len(generations)
+        room = room or HistoryRoom(vocab_size=1, words=1, lists=0)
         self.device = torch.device(device)
-        self.state = WindowState(rows, capacity, device)
+        self.state = WindowState(rows, capacity, device, room.vocab_size)
         self.kernels = kernels.import_for(self.device)
-        self.histories = HistoryPenalizer(
-            rows, device, self.kernels, room or HistoryRoom(vocab_size=1, words=1, lists=0)
-        )
+        self.histories = HistoryPenalizer(rows, device, self.kernels, room)
         self._live_rows = live_rows
         self._pool_generation: NDArray[np.int64] = generations.numpy()
         # Rows with a window that were active when they were last prefilled.

@@ -11,7 +11,7 @@ import contextlib
 import json
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from sglang_lz.fields.kinds import Kind, integer, number, token_ids
 from sglang_lz.fields.lz import FieldError, LZParams, shown
 from sglang_lz.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
 from sglang_lz.loops import past_outputs
+from sglang_lz.penalty.numbers import is_number
 from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
@@ -180,10 +181,11 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
                 f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens."
             )
         texts = await (upstream.texts(ids) if server else demo_texts(ids))
+        numbers = numbers_of(ids, texts)
         if text is not None:
             texts, _ = pieces(text, 0, texts)
         async with readings:
-            found = await run_in_threadpool(explained, ids, params, vocab_size)
+            found = await run_in_threadpool(explained, ids, params, vocab_size, numbers)
         found["tokens"] = [
             [token, part, None, *row]
             for token, part, row in zip(ids, texts, found.pop("rows"), strict=True)
@@ -311,7 +313,11 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
         params = asked.params
         if asked.column != OURS:  # the copies are found all the same
             params = LZParams(**{**asdict(params), "penalty": 0.0})
-        explainer = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
+        numbers: set[int] = set()
+        if params.include_prompt and params.onset:
+            numbers = numbers_of(prompt, await upstream.texts(prompt))
+        vocab_size = max(asked.vocab_size, 2)
+        explainer = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
         yield {"prompt": len(prompt)}
         output: list[int] = []
         rows: list[Row] = []
@@ -329,7 +335,10 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 if not new:
                     continue
                 ids = [int(one[1]) for one in new]
-                texts, at = pieces(answer["text"], at, [one[2] or "" for one in new])
+                texts = [one[2] or "" for one in new]
+                numbers |= numbers_of(ids, texts)
+                explainer.add_numbers(numbers)
+                texts, at = pieces(answer["text"], at, texts)
                 found = await run_in_threadpool(explainer.explain, ids)
                 output += ids
                 rows += found
@@ -345,7 +354,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                     yield await run_in_threadpool(summed, output, rows, params)
         if output:
             before = await upstream.unpenalised(prompt, output)
-            again = await run_in_threadpool(Explainer, params, max(asked.vocab_size, 2), prompt)
+            again = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
             firsts = [one[2] for one in before]
             taken = await run_in_threadpool(again.explain, output[: len(firsts)], firsts)
             yield {
@@ -377,10 +386,17 @@ def summed(tokens: list[int], rows: list[Row], params: LZParams) -> dict[str, An
     }
 
 
-def explained(ids: list[int], params: LZParams, vocab_size: int) -> dict[str, Any]:
+def explained(
+    ids: list[int], params: LZParams, vocab_size: int, numbers: set[int]
+) -> dict[str, Any]:
     """The effect of these settings on a text without mistakes: `summed`, and the rows."""
-    rows = Explainer(params, vocab_size).explain(ids)
+    rows = Explainer(params, vocab_size, numbers=numbers).explain(ids)
     return {"rows": rows, **summed(ids, rows, params)}
+
+
+def numbers_of(ids: Sequence[int], texts: Sequence[str]) -> set[int]:
+    """Those of these tokens that are numbers (docs/SPEC.md section 9), by their texts."""
+    return {token for token, text in zip(ids, texts, strict=True) if is_number(text)}
 
 
 def looping(data: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ fast enough for an output of 4,096 tokens.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,28 +39,42 @@ MOST_NATS = 20.0
 forbidden."""
 GRAM = 4
 
+ROW = torch.tensor([0])
 Row = list[float]
 
 
 class Explainer:
     """One output that grows, with its window."""
 
-    def __init__(self, params: LZParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        params: LZParams,
+        vocab_size: int,
+        prompt: Sequence[int] = (),
+        numbers: Iterable[int] = (),
+    ) -> None:
         """Begin before the first token of an output.
 
         Args:
             params: the settings. The copies are found even if the strength is 0.
             vocab_size: V, the width of the logits.
             prompt: token ids; used only with `include_prompt`.
+            numbers: those of N (docs/SPEC.md section 9), at least those of the prompt.
         """
         self._params, self._vocab_size = params, vocab_size
         visible = array("q", prompt if params.include_prompt else ())
         window = RowWindow(visible, sampled=len(visible), length=len(visible), lz=params)
         width = params.window_size
-        state = WindowState(1, width, "cpu")
+        self._state = state = WindowState(1, width, "cpu", vocab_size)
+        self.add_numbers(numbers)
         steps.seed(state, {0: window})
         position = torch.tensor([len(visible) - 1])
-        self._view = WindowView.of(state, torch.zeros(1, dtype=torch.int64), position, width)
+        self._view = WindowView.of(state, ROW, position, width)
+
+    def add_numbers(self, numbers: Iterable[int]) -> None:
+        """Add tokens to N; the output must not contain them yet."""
+        own = [token for token in numbers if 0 <= token < self._vocab_size]
+        self._state.host_numbers[own] = 1
 
     def explain(self, tokens: Sequence[int], candidates: Sequence[int] | None = None) -> list[Row]:
         """Append tokens to the output.
@@ -83,11 +97,11 @@ class Explainer:
         before = []
         for token in tokens:
             before.append(self._view)
-            self._view = self._view.advance(torch.tensor([token]))
+            self._view = self._view.advance(steps.marked(self._state, ROW, torch.tensor([token])))
         views = WindowView(
             *(
                 torch.cat([getattr(view, name) for view in before])
-                for name in ("tokens", "run", "visible", "params", "cover")
+                for name in ("tokens", "run", "alike", "visible", "params", "cover")
             )
         )
         is_rate = torch.full((len(tokens),), self._params.cost == "rate")
@@ -97,7 +111,7 @@ class Explainer:
         match = np.pad(views.match.numpy()[:, 1:], ((0, 0), (0, 1)))
         copies, cover = views.copies.numpy(), views.cover.tolist()
         column = np.arange(nats.shape[1])
-        same = views.tokens.numpy() == np.array(candidates)[:, None]
+        same = views.ids.numpy() == np.array(candidates)[:, None]
         same &= column < views.length.numpy()[:, None]
         rows: list[Row] = []
         for i, own in enumerate(same):

@@ -15,6 +15,7 @@ from sglang_lz.fields.histories import MOST_WHITELISTED, HistoryParams
 from sglang_lz.penalty.breakers import vocabulary_of
 from sglang_lz.penalty.history import SPARE, HistoryRoom, RoomUse
 from sglang_lz.penalty.history_penalizer import RowHistory
+from sglang_lz.penalty.numbers import number_tokens
 from sglang_lz.server.request_rows import need_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.managers.schedule_policy import PrefillAdder
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from sglang_lz.penalty.window import WindowState
 
 MOST_NEW_LISTS = 4
 """The most lists of sequence breakers that are new in one step: each takes some milliseconds."""
@@ -137,9 +140,20 @@ def live_rows(room: HistoryRoom) -> set[int]:
     return {req.kv.req_pool_idx for req, _ in room.holders.values() if holds(req)}
 
 
-def prepare_vocabulary(reqs: Sequence[Req], room: HistoryRoom) -> None:
+def prepare_vocabulary(reqs: Sequence[Req], room: HistoryRoom, windows: WindowState | None) -> None:
     """Read the texts of tokens with the first batch, which is the server's own if it warms up. It
-    takes a second with 150,000 tokens."""
+    takes seconds with 150,000 tokens.
+
+    Args:
+        reqs: upstream's requests of the batch; nothing is read if there are none.
+        room: the memory for histories.
+        windows: receives the tokens that are numbers; None on a rank that samples nothing.
+    """
+    if not reqs:
+        return
     room.is_prepared = True
-    if reqs and reqs[0].tokenizer is not None:
-        vocabulary_of(reqs[0].tokenizer, room.vocab_size)
+    tokenizer = reqs[0].tokenizer
+    if tokenizer is not None:
+        vocabulary_of(tokenizer, room.vocab_size)
+    if windows is not None:
+        windows.set_numbers(number_tokens(tokenizer, room.vocab_size))

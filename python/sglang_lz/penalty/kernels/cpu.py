@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_lz.compiled import compiled
@@ -20,24 +21,32 @@ from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.history import HistorySeed, HistoryState
 from sglang_lz.penalty.kernels import history_cpu
 from sglang_lz.penalty.window import (
+    ALIKE,
     BUFFER_SIZE,
     COVER,
     COVERED,
+    EXACT,
     FIRST_VISIBLE,
     IS_RATE,
     LEAST_COVER,
+    LEAST_ID,
     LONGEST_RUN,
     LOOPED,
     MEMORY,
     MEMORY_STEPS,
+    NUMBER_MARK,
+    NUMBERS_TIMES,
     ONSET,
     PARAMS,
     PENALTY,
+    PERIOD_TIMES,
     REMEMBERED_RUN,
     REMEMBERED_STRENGTH,
     REPLAYED,
+    RUNS,
     SHORTEST_LOOP,
     SHORTEST_LOOP_OF_ONE,
+    TOO_MANY_NUMBERS,
     WINDOW_SIZE,
     RowWindow,
     StepInputs,
@@ -89,15 +98,36 @@ def _is_loop(run, period):
 
 
 @compiled
-def _reach(run, onset):
-    """E_t, limited to the tokens that the cover counts."""
+def _copies(run, period):
+    """floor(run_k / k)."""
+    # As in `cuda._penalise`: a division of integers would not be vectorised.
+    return int((np.float32(run) + np.float32(0.5)) / np.float32(period))
+
+
+@compiled
+def _reach(newest_first, runs, onset):
+    """E_t, limited to the tokens that the cover counts. Runs up to numbers that have enough copies,
+    but too many numbers, become TOO_MANY_NUMBERS.
+
+    `newest_first` are the newest tokens, at least as many as the longest period."""
     reach = 0
-    for period in range(1, len(run)):
+    run, alike = runs[EXACT], runs[ALIKE]
+    for period in range(1, runs.shape[1]):
         if run[period] >= onset * period and _is_loop(run[period], period):
             reach = max(reach, run[period] + period)
             if reach >= COVERED:
-                return COVERED
-    return reach
+                break
+    counted = numbers = 0
+    for period in range(1, runs.shape[1]):
+        if alike[period] >= (onset + 1) * period and _is_loop(alike[period], period):
+            while counted < period:
+                numbers += newest_first[counted] < LEAST_ID
+                counted += 1
+            if NUMBERS_TIMES * numbers > PERIOD_TIMES * period:
+                alike[period] = TOO_MANY_NUMBERS
+            else:
+                reach = max(reach, alike[period] + period)
+    return min(reach, COVERED)
 
 
 @compiled
@@ -118,57 +148,82 @@ def _notice(cover, reach):
 
 
 @compiled
-def _append(newest, older, run):
+def _marked(token, numbers, onset):
+    """A token as `WindowState` stores it."""
+    is_number = onset and 0 <= token < len(numbers) and numbers[token]
+    return np.int32(token | NUMBER_MARK if is_number else token)
+
+
+@compiled
+def _append(newest, older, runs, onset):
     """Update the runs for one more token; `older` are the tokens before it, newest first, one for
     each period whose run is known. Returns the longest run."""
-    # The slice begins at 0 so that the compiler can prove it to be within bounds.
-    grown, longest = run[1:], np.int16(0)
+    # The slices begin at 0 so that the compiler can prove it to be within bounds.
+    grown, longest = runs[EXACT, 1:], np.int16(0)
     for column in range(len(older)):
         longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
         grown[column] = longer if older[column] == newest else np.int16(0)
         longest = max(longest, grown[column])
+    if not onset:
+        return longest
+    alike = runs[ALIKE, 1:]
+    # A token is alike if it equals a token that is no number, or if both are numbers.
+    last = np.int32(LEAST_ID - 1 if newest < LEAST_ID else newest)
+    first = np.int32(NUMBER_MARK if newest < LEAST_ID else newest)
+    for column in range(len(older)):
+        longer = np.int16(min(alike[column], LONGEST_RUN - 1) + 1)
+        longer = longer if alike[column] >= 0 else np.int16(TOO_MANY_NUMBERS)
+        alike[column] = longer if first <= older[column] <= last else np.int16(0)
+        longest = max(longest, alike[column])
     return longest
 
 
 @compiled
-def _replay(visible, first, onset, run, cover):
-    """Update runs and cover from the step after the first tokens to the step after all of them."""
-    _run_lengths(visible[:first], run)
-    _notice(cover, _reach(run, onset))
+def _replay(visible, first, onset, runs, cover):
+    """Update runs and cover from the step after the first tokens to the step after all of them;
+    `visible` are marked tokens, oldest first."""
+    alike = np.where(visible[:first] < LEAST_ID, np.int32(NUMBER_MARK), visible[:first])
+    _run_lengths(visible[:first], runs[EXACT])
+    _run_lengths(alike, runs[ALIKE])
+    newest_first = visible[::-1].copy()
     steps = len(visible) - first
-    newest_first = np.empty(min(steps + len(run) - 1, len(visible)), np.int32)
-    newest_first[:] = visible[::-1][: len(newest_first)]
+    _notice(cover, _reach(newest_first[steps:], runs, onset))
     for newer in range(steps - 1, -1, -1):
-        older = newest_first[newer + 1 : newer + len(run)]
-        longest = _append(newest_first[newer], older, run)
-        _notice(cover, _reach(run, onset) if longest >= SHORTEST_LOOP_OF_ONE else 0)
+        older = newest_first[newer + 1 : newer + runs.shape[1]]
+        longest = _append(newest_first[newer], older, runs, onset)
+        is_long = longest >= SHORTEST_LOOP_OF_ONE
+        _notice(cover, _reach(newest_first[newer:], runs, onset) if is_long else 0)
 
 
 @compiled
-def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover):
+def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover, numbers):
     capacity = tokens.shape[1]
-    kept = own[max(len(own) - capacity, 0) :]
+    visible = np.empty(len(own), np.int32)
+    for i in range(len(own)):
+        visible[i] = _marked(own[i], numbers, onset)
+    kept = visible[max(len(own) - capacity, 0) :]
     end = (length - 1) % capacity + 1
     wrapped = max(len(kept) - end, 0)
     tokens[row, end - (len(kept) - wrapped) : end] = kept[wrapped:]
     tokens[row, capacity - wrapped :] = kept[:wrapped]
-    own_run = run[row, :window_size]
+    own_runs = run[row, :, :window_size]
     if onset:
         first = max(sampled, len(own) - REPLAYED + 1)
-        _replay(own, first, onset, own_run, cover[row])
+        _replay(visible, first, onset, own_runs, cover[row])
     else:
-        _run_lengths(own, own_run)
+        _run_lengths(visible, own_runs[EXACT])
 
 
 @compiled
-def _advance(path, tokens, run, params, cover, position, window, runs, cover_after):
+def _advance(path, tokens, run, params, cover, numbers, position, window, runs, cover_after):
     """Write the seen tokens after a path, newest first, the runs of their periods, and the row's
     cover; see `cuda._runs_and_cover`. `position` is that of the newest token. Returns the number of
     seen tokens, and how many of the newest are looped."""
     visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
     window_size = int(params[WINDOW_SIZE])
     onset = int(params[ONSET])
-    window[: len(path)] = path
+    for newer in range(len(path)):
+        window[newer] = _marked(path[newer], numbers, onset)
     # A token of the path is compared with the tokens of the window before it.
     old = max(min(visible, window_size + max(len(path) - 1, 0)) - len(path), 0)
     slot = (position - len(path)) % len(tokens)
@@ -178,16 +233,20 @@ def _advance(path, tokens, run, params, cover, position, window, runs, cover_aft
     for column in range(old - unwrapped):
         window[len(path) + unwrapped + column] = tokens[len(tokens) - 1 - column]
     before = max(min(visible - len(path), window_size), 1)
-    runs[0] = 0
-    runs[1:before] = run[1:before]
-    runs[before : window_size + 1] = 0
+    for plane in range(RUNS if onset else 1):
+        runs[plane, 0] = 0
+        runs[plane, 1:before] = run[plane, 1:before]
+        runs[plane, before : window_size + 1] = 0
     cover_after[:] = cover
-    reach = _reach(runs[:window_size], onset) if onset and not len(path) else 0
+    own = runs[:, :window_size]
+    reach = _reach(window, own, onset) if onset and not len(path) else 0
     for newer in range(len(path) - 1, -1, -1):
         known = min(visible - newer, window_size) - 1
-        longest = _append(window[newer], window[newer + 1 : newer + 1 + max(known, 0)], runs)
+        older = window[newer + 1 : newer + 1 + max(known, 0)]
+        longest = _append(window[newer], older, runs, onset)
         if onset:
-            reach = _reach(runs[:window_size], onset) if longest >= SHORTEST_LOOP_OF_ONE else 0
+            is_long = longest >= SHORTEST_LOOP_OF_ONE
+            reach = _reach(window[newer:], own, onset) if is_long else 0
             _notice(cover_after, reach)
     return min(visible, window_size), reach
 
@@ -195,6 +254,7 @@ def _advance(path, tokens, run, params, cover, position, window, runs, cover_aft
 @compiled
 def _lower(logits, window, runs, length, params, cover, reach, matched, lowered):
     """Lower a row of logits as `cuda` describes."""
+    run, alike = runs[EXACT], runs[ALIKE]
     onset, has_memory = int(params[ONSET]), cover[MEMORY] > 0
     if onset and not reach and not has_memory:
         return
@@ -204,7 +264,7 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
     penalty = params[PENALTY]
     longest = np.int16(0)
     for column in range(length + 1):
-        match = min(runs[column], buffer_size, np.int16(length - column))
+        match = min(run[column], buffer_size, np.int16(length - column))
         matched[column] = match
         longest = max(longest, match)
     before, log2_of_distance = matched[1:], LOG2[1:]
@@ -224,16 +284,24 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             cost += gained if before[column] == longest else np.float32(0)
             lowered[column] = penalty * max(literal - cost, np.float32(0))
     if onset:
+        strengths = matched  # which is no longer needed
         for column in range(length):
-            run, period = runs[column + 1], column + 1
-            strength = REMEMBERED_STRENGTH if has_memory and run >= REMEMBERED_RUN else 0
-            # As in `cuda._penalise`: a division of integers would not be vectorised.
-            copies = int((np.float32(run) + np.float32(0.5)) / np.float32(period))
-            if _is_loop(run, period):
-                strength = max(strength, copies - onset + 1)
-            lowered[column] *= np.float32(strength)
+            own_run, period = run[column + 1], column + 1
+            strength = REMEMBERED_STRENGTH if has_memory and own_run >= REMEMBERED_RUN else 0
+            if _is_loop(own_run, period):
+                strength = max(strength, _copies(own_run, period) - onset + 1)
+            strengths[column] = strength
+        for column in range(length):
+            own_run, period = alike[column + 1], column + 1
+            if _is_loop(own_run, period) and window[column] >= LEAST_ID:
+                grown = _copies(own_run, period) - onset
+                strengths[column] = max(strengths[column], grown)
+        for column in range(length):
+            lowered[column] *= np.float32(strengths[column])
             # Tokens that are not lowered are replaced by -1, so that their logits are not read.
-            window[column] = window[column] if strength > 0 else -1
+            token = window[column]
+            token = token ^ NUMBER_MARK if token < LEAST_ID else token
+            window[column] = token if strengths[column] > 0 else -1
     # Reading all logits before lowering any lets the reads wait for memory in parallel.
     for column in range(length):
         token = window[column]
@@ -249,10 +317,11 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
 
 @compiled
 def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params, cover
+    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params, cover,
+    numbers,
 ):  # fmt: skip
     capacity = tokens.shape[1]
-    window, runs = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int16)
+    window, runs = np.empty(capacity + 1, np.int32), np.empty((RUNS, capacity + 1), np.int16)
     matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
     cover_after = np.empty(COVER, np.int64)
     for row, owner in enumerate(request_rows):
@@ -263,28 +332,34 @@ def _step(
         first = row + offset
         path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
         length, reach = _advance(
-            path, tokens[owner], run[owner], own, cover[owner], position, window, runs, cover_after
+            path, tokens[owner], run[owner], own, cover[owner], numbers, position, window, runs,
+            cover_after,
         )  # fmt: skip
-        _lower(logits[row], window, runs, length, own, cover_after, reach, matched, lowered)
         if len(path):
-            _keep(path, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
+            _keep(
+                window[:1], runs, cover_after, position, tokens[owner], run[owner], own,
+                cover[owner],
+            )  # fmt: skip
+        _lower(logits[row], window, runs, length, own, cover_after, reach, matched, lowered)
 
 
 @compiled
 def _keep(path, runs, cover_after, position, tokens, run, params, cover):
-    """Write a window back; the arguments are those that `_advance` receives and fills."""
+    """Write a window back; the arguments are those that `_advance` receives and fills, but `path`
+    has its tokens marked."""
     window_size = int(params[WINDOW_SIZE])
-    run[:window_size] = runs[:window_size]
+    for plane in range(RUNS if params[ONSET] else 1):
+        run[plane, :window_size] = runs[plane, :window_size]
     cover[:] = cover_after
     for newer in range(min(len(path), len(tokens))):
         tokens[(position - newer) % len(tokens)] = path[newer]
 
 
 @compiled
-def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cover):
+def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cover, numbers):
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
-    window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
+    window, runs = np.empty(capacity + depth, np.int32), np.empty((RUNS, capacity + 1), np.int16)
     matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
     cover_after = np.empty(COVER, np.int64)
     for tree, owner in enumerate(request_rows):
@@ -295,8 +370,8 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cov
             path = paths[tree, node, : lengths[tree, node]]
             position = root[tree] + len(path) - 1
             length, reach = _advance(
-                path, tokens[owner], run[owner], own, cover[owner], position, window, runs,
-                cover_after,
+                path, tokens[owner], run[owner], own, cover[owner], numbers, position, window,
+                runs, cover_after,
             )  # fmt: skip
             _lower(
                 logits[tree * nodes + node], window, runs, length, own, cover_after, reach,
@@ -306,11 +381,12 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cov
 
 @compiled
 def _accept(
-    request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover
+    request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover,
+    numbers,
 ):  # fmt: skip
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
-    window, runs = np.empty(capacity + depth, np.int32), np.empty(capacity + 1, np.int16)
+    window, runs = np.empty(capacity + depth, np.int32), np.empty((RUNS, capacity + 1), np.int16)
     cover_after = np.empty(COVER, np.int64)
     for tree, owner in enumerate(request_rows):
         own = params[owner]
@@ -321,22 +397,27 @@ def _accept(
         path = paths[tree, node, : accepted + 1]
         position = root[tree] + accepted
         _advance(
-            path, tokens[owner], run[owner], own, cover[owner], position, window, runs, cover_after
+            path, tokens[owner], run[owner], own, cover[owner], numbers, position, window, runs,
+            cover_after,
         )  # fmt: skip
-        _keep(path, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
+        marked = window[: len(path)]
+        _keep(marked, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
 
 
 def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """See `reference.steps.seed`."""
-    write_windows(windows, state.arrays)
+    write_windows(windows, state.arrays, state.host_numbers)
 
 
-def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[Any]) -> None:
+def write_windows(
+    windows: Mapping[int, RowWindow], arrays: Sequence[Any], numbers: NDArray[np.uint8]
+) -> None:
     """Write windows into the arrays of `WindowState.arrays`, by row.
 
     Args:
         windows: as in `reference.steps.seed`.
         arrays: C-contiguous numpy arrays, with the columns and types of `WindowState`.
+        numbers: as `WindowState.numbers`.
     """
     tokens, run, params, cover = arrays
     for row, (own, sampled, length, first, lz) in windows.items():
@@ -348,7 +429,7 @@ def write_windows(windows: Mapping[int, RowWindow], arrays: Sequence[Any]) -> No
         _COVER.pack_into(cover, row * _COVER.size, 0, 0)
         if own:
             seen = np.frombuffer(own, np.int64)
-            _seed(row, seen, sampled, length, lz.window_size, lz.onset, tokens, run, cover)
+            _seed(row, seen, sampled, length, lz.window_size, lz.onset, tokens, run, cover, numbers)
 
 
 def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
@@ -370,7 +451,7 @@ def step(
     if width:
         _step(
             logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
-            prefilled, offset, *state.arrays,
+            prefilled, offset, *state.arrays, state.host_numbers,
         )  # fmt: skip
     if history is not None:
         history_cpu.step(history, logits, inputs, forbids=forbids)
@@ -392,7 +473,7 @@ def verify(
     if width:
         _verify(
             logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),
-            lengths.numpy(), *state.arrays,
+            lengths.numpy(), *state.arrays, state.host_numbers,
         )  # fmt: skip
     if history is not None:
         history_cpu.verify(history, logits, trees, paths, lengths, forbids=forbids)
@@ -408,7 +489,7 @@ def accept(
 ) -> None:
     """See `reference.steps.accept`."""
     if width:
-        _accept(*(tensor.numpy() for tensor in accepted), *state.arrays)
+        _accept(*(tensor.numpy() for tensor in accepted), *state.arrays, state.host_numbers)
     if history is not None:
         history_cpu.accept(history, accepted)
 

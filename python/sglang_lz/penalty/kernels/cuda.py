@@ -13,16 +13,21 @@ in column k. The match of length m = lambda_p - 1 that p extends therefore belon
 next column, k + 1: m is run_{delta_p}, limited to B tokens and to the window.
 
 A step adds the newest token: run_k becomes run_k + 1 if the token in column k equals it, and 0
-otherwise. Without an onset, g_p is 1. With an onset n >= 1, g_p is the larger of
+otherwise. Without an onset, g_p is 1. With an onset n >= 1, g_p is the largest of
 
     growth     c_p - n + 1  if c_p >= n, where c_p = floor(run_k / k) for k = delta_p, or 0 if the
                run is shorter than s_k
+    up to      c'_p - n  if c'_p >= n + 1 and p's token is no number, where c'_p is c_p with the run
+    numbers    up to numbers, run'_k, or 0 if 20 z > 3 k for z numbers among the newest k tokens
     memory     2  if the row's memory is on and run_k >= 2
 
-or 0 if neither applies. A row stores the word M, which has a bit for each of its newest 64 tokens.
-If runs have n copies, the step sets the bits of the tokens in the longest of them and its first
-copy. A step after which at least 40 bits are set turns the memory on for 512 steps, which the
-row's counter counts down.
+or 0 if none applies. A row stores the word M, which has a bit for each of its newest 64 tokens.
+If runs have n copies, or n + 1 up to numbers, the step sets the bits of the tokens in the longest
+of them and its first copy. A step after which at least 40 bits are set turns the memory on for 512
+steps, which the row's counter counts down.
+
+Rows with an onset store the tokens of N with a mark (`WindowState`), so two tokens are alike if
+they are equal or both marked.
 
 One program handles one row of logits. It changes at most W of them, so its cost does not depend on
 V. It allocates nothing, waits for nothing, and gives bit-identical results in every run and on
@@ -77,12 +82,20 @@ MEMORY = tl.constexpr(window.MEMORY)
 SHORTEST_LOOP = tl.constexpr(window.SHORTEST_LOOP)
 SHORTEST_LOOP_OF_ONE = tl.constexpr(window.SHORTEST_LOOP_OF_ONE)
 LONGEST_RUN = tl.constexpr(window.LONGEST_RUN)
+RUNS = tl.constexpr(window.RUNS)
+TOO_MANY_NUMBERS = tl.constexpr(window.TOO_MANY_NUMBERS)
+NUMBER_MARK = tl.constexpr(window.NUMBER_MARK)
+LEAST_ID = tl.constexpr(window.LEAST_ID)
+NUMBERS_TIMES = tl.constexpr(window.NUMBERS_TIMES)
+PERIOD_TIMES = tl.constexpr(window.PERIOD_TIMES)
 COVERED = tl.constexpr(window.COVERED)
 LEAST_COVER = tl.constexpr(window.LEAST_COVER)
 MEMORY_STEPS = tl.constexpr(window.MEMORY_STEPS)
 REMEMBERED_RUN = tl.constexpr(window.REMEMBERED_RUN)
 REMEMBERED_STRENGTH = tl.constexpr(window.REMEMBERED_STRENGTH)
 
+# More bits than any run with its period has.
+RUN_BITS = tl.constexpr(16)
 # More than any column, and small enough that its product with a match length is an int32.
 COLUMNS = tl.constexpr(1 << 14)
 
@@ -96,51 +109,117 @@ SEED_BLOCK, SEED_WARPS = 1024, 8
 
 
 @triton.jit
-def _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, mask):
-    """The tokens of some columns; `slot` is the place of column `on_path` in the ring."""
+def _marked(token, is_number_ptr, numbers_end, mask):
+    """Tokens as a row with an onset stores them; those outside the mask stay as they are."""
+    known = mask & (token >= 0) & (token < numbers_end)
+    is_number = tl.load(is_number_ptr + token, mask=known, other=0)
+    return tl.where(is_number != 0, token | NUMBER_MARK, token)
+
+
+@triton.jit
+def _tokens_at(
+    column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr, numbers_end,
+    onset, mask, STEP: tl.constexpr,
+):  # fmt: skip
+    """The tokens of some columns; `slot` is the place of column `on_path` in the ring. In a `STEP`,
+    the path is no more than the newest token, which is given."""
     at = slot - (column - on_path)
     at = tl.where(at < 0, at + capacity, at)
-    new = tl.load(path_ptr + column, mask=mask & (column < on_path), other=0).to(tl.int32)
+    if STEP:
+        new = newest
+    else:
+        is_new = mask & (column < on_path)
+        new = tl.load(path_ptr + column, mask=is_new, other=0).to(tl.int32)
+        new = _marked(new, is_number_ptr, numbers_end, is_new & (onset > 0))
     old = tl.load(tokens_ptr + at, mask=mask & (column >= on_path), other=0)
     return tl.where(column < on_path, new, old)
 
 
 @triton.jit
 def _runs_and_cover(
-    period, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size, onset,
-    cover_ptr,
+    period, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, is_number_ptr,
+    numbers_end, visible, window_size, onset, cover_ptr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """run_k of each period k after the path, and the row's word M and counter.
+    """run_k and run'_k of each period k after the path, and the row's word M and counter.
 
-    The loads do not wait for the row's parameters, because they are masked by the capacity. Columns
-    that are not visible or beyond the window are set to 0 afterwards.
+    The loads of the runs do not wait for the window size, because they are masked by the capacity.
+    Columns that are not visible or beyond the window are set to 0 afterwards.
     """
     run = tl.load(run_ptr + period, mask=period < capacity, other=0).to(tl.int32)
-    run = tl.where(period < tl.minimum(visible - on_path, window_size), run, 0)
+    in_alike = (period < capacity) & (onset > 0)
+    alike = tl.load(run_ptr + capacity + period, mask=in_alike, other=0).to(tl.int32)
+    is_known = period < tl.minimum(visible - on_path, window_size)
+    run = tl.where(is_known, run, 0)
+    alike = tl.where(is_known, alike, 0)
     word = tl.load(cover_ptr + LOOPED)
-    memory = tl.load(cover_ptr + MEMORY)
+    memory = tl.load(cover_ptr + MEMORY).to(tl.int32)
     for older in range(on_path):
         newer = on_path - 1 - older
-        newest = tl.load(path_ptr + newer).to(tl.int32)
+        if STEP:
+            added = newest
+        else:
+            added = tl.load(path_ptr + newer).to(tl.int32)
+            added = _marked(added, is_number_ptr, numbers_end, onset > 0)
         token = _tokens_at(
-            period + newer, path_ptr, on_path, tokens_ptr, slot, capacity, period < capacity
-        )
-        repeats = (token == newest) & (period < tl.minimum(visible - newer, window_size))
-        run = tl.where(repeats, tl.minimum(run + 1, LONGEST_RUN), 0)
+            period + newer, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
+            numbers_end, onset, period < capacity, STEP,
+        )  # fmt: skip
+        is_known = period < tl.minimum(visible - newer, window_size)
+        run = tl.where((token == added) & is_known, tl.minimum(run + 1, LONGEST_RUN), 0)
         if onset > 0:
-            is_loop = _is_loop(run, period) & (run >= onset * period)
-            reach = tl.max(tl.where(is_loop, run + period, 0)).to(tl.int64)
-            looped = tl.where(reach < COVERED, (1 << tl.minimum(reach, COVERED - 1)) - 1, -1)
-            word = (word << 1) | looped
+            is_number = added < LEAST_ID
+            is_alike = ((token == added) | (is_number & (token < LEAST_ID))) & is_known
+            longer = tl.where(alike < 0, alike, tl.minimum(alike + 1, LONGEST_RUN))
+            alike = tl.where(is_alike, longer, 0)
+            # One reduction says how far a loop reaches, and the longest period at which numbers
+            # must be counted. That is once in a run, since a token that is alike leaves their count
+            # as it is.
+            has_enough = alike == _least_alike(period, onset)
+            looped = _looped(run, alike, period, onset)
+            reach = tl.max(looped | tl.where(has_enough, period << RUN_BITS, 0))
+            counted = reach >> RUN_BITS
+            if counted > 0:
+                while counted > 0:
+                    # The columns of these tokens are those before `period`, but for the newest.
+                    is_counted = (period < counted) & (token < LEAST_ID)
+                    numbers = tl.sum(is_counted.to(tl.int32)) + is_number.to(tl.int32)
+                    has_many = NUMBERS_TIMES * numbers > PERIOD_TIMES * counted
+                    alike = tl.where((period == counted) & has_many, TOO_MANY_NUMBERS, alike)
+                    has_enough = (period < counted) & (alike == _least_alike(period, onset))
+                    counted = tl.max(tl.where(has_enough, period, 0))
+                reach = tl.max(_looped(run, alike, period, onset))
+            reach = reach.to(tl.int64)
+            newest_looped = tl.where(reach < COVERED, (1 << tl.minimum(reach, COVERED - 1)) - 1, -1)
+            word = (word << 1) | newest_looped
             is_covered = _bits(word) >= LEAST_COVER
             memory = tl.where(is_covered, MEMORY_STEPS, tl.maximum(memory - 1, 0))
-    return run, word, memory
+    return run, alike, word, memory
+
+
+@triton.jit
+def _looped(run, alike, period, onset):
+    """By period, how many tokens a loop with enough copies covers, or 0."""
+    is_loop = _is_loop(run, period) & (run >= onset * period)
+    is_alike = alike >= _least_alike(period, onset)
+    return tl.maximum(tl.where(is_loop, run + period, 0), tl.where(is_alike, alike + period, 0))
+
+
+@triton.jit
+def _least_alike(period, onset):
+    """The shortest run up to numbers that has enough copies."""
+    return tl.maximum(_shortest_loop(period), (onset + 1) * period)
 
 
 @triton.jit
 def _is_loop(run, period):
     """Whether run_k is at least s_k, so that its copies count."""
-    return run >= tl.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
+    return run >= _shortest_loop(period)
+
+
+@triton.jit
+def _shortest_loop(period):
+    """s_k."""
+    return tl.where(period == 1, SHORTEST_LOOP_OF_ONE, SHORTEST_LOOP)
 
 
 @triton.jit
@@ -179,36 +258,47 @@ def _savings(column, matched_before, bits_of_vocab, is_rate):
 
 @triton.jit
 def _penalise(
-    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr, slot,
-    capacity, visible, params_ptr, cover_ptr, penalty,
+    column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest, tokens_ptr, run_ptr,
+    slot, capacity, is_number_ptr, numbers_end, visible, params_ptr, cover_ptr, penalty, onset,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    """Lower one row of logits. Returns run_{k+1} for each column k, the row's word M and its
-    counter. Every thread has then loaded what it needs of the stored window and cover, so they may
-    be overwritten."""
+    """Lower one row of logits. Returns run_{k+1} and run'_{k+1} for each column k, the row's word M
+    and its counter. Every thread has then loaded what it needs of the stored window and cover, so
+    they may be overwritten."""
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
-    buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
-    is_rate = tl.load(params_ptr + IS_RATE) != 0
-    onset = tl.load(params_ptr + ONSET).to(tl.int32)
-    # Loads before the reductions need not wait for their barriers. But the tokens of a large window
-    # would not fit into the registers beside its runs.
+    # Loads before the reductions need not wait for their barriers. But what a large window needs
+    # later would not fit into the registers beside its runs.
     is_large: tl.constexpr = column.shape[0] > 4096
     if not is_large:
-        token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < capacity)
-    run, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
-        onset, cover_ptr,
+        buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
+        is_rate = tl.load(params_ptr + IS_RATE) != 0
+        token = _tokens_at(
+            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
+            numbers_end, onset, column < capacity, STEP,
+        )  # fmt: skip
+    run, alike, word, memory = _runs_and_cover(
+        column + 1, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, is_number_ptr,
+        numbers_end, visible, window_size, onset, cover_ptr, STEP,
     )  # fmt: skip
     length = tl.minimum(visible, window_size)
     strength = tl.full(column.shape, 1, tl.int32)
     if onset > 0:
-        # Half a token added to the run keeps the quotient further from whole numbers than the error
-        # of any division. A division of integers takes so many registers that others would spill.
-        copies = ((run.to(tl.float32) + 0.5) / (column + 1).to(tl.float32)).to(tl.int32)
-        grown = tl.where(_is_loop(run, column + 1), copies - onset + 1, 0)
+        grown = tl.where(_is_loop(run, column + 1), _copies(run, column + 1) - onset + 1, 0)
         remembers = (memory > 0) & (run >= REMEMBERED_RUN)
         strength = tl.maximum(grown, tl.where(remembers, REMEMBERED_STRENGTH, 0))
     if is_large:
-        token = _tokens_at(column, path_ptr, on_path, tokens_ptr, slot, capacity, column < capacity)
+        buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
+        is_rate = tl.load(params_ptr + IS_RATE) != 0
+        token = _tokens_at(
+            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
+            numbers_end, onset, column < capacity, STEP,
+        )  # fmt: skip
+    if onset > 0:
+        is_number = token < LEAST_ID
+        grows = _is_loop(alike, column + 1) & ~is_number
+        grown = tl.where(grows, _copies(alike, column + 1) - onset, 0)
+        strength = tl.maximum(strength, grown)
+        token = tl.where(is_number, token ^ NUMBER_MARK, token)
     known = (column < length) & (token >= 0) & (token < vocab_size) & (strength > 0)
     matched_before = _match_lengths(column + 1, run, length, buffer_size)
     bits_of_vocab = tl.log2(vocab_size.to(tl.float32))
@@ -221,13 +311,33 @@ def _penalise(
     tl.debug_barrier()
     # A token gets the lowest logit of all its columns, in whatever order they are processed.
     tl.atomic_min(at, lowered, mask=known, sem="relaxed")
-    return run, word, memory
+    return run, alike, word, memory
+
+
+@triton.jit
+def _copies(run, period):
+    """floor(run_k / k)."""
+    # Half a token added to the run keeps the quotient further from whole numbers than the error of
+    # any division. A division of integers takes so many registers that others would spill.
+    return ((run.to(tl.float32) + 0.5) / period.to(tl.float32)).to(tl.int32)
 
 
 @triton.jit
 def _match_lengths(period, run, length, buffer_size):
     """The match length of the source at each period: its run, limited to B and to the window."""
     return tl.maximum(tl.minimum(run, tl.minimum(buffer_size, length - period)), 0)
+
+
+@triton.jit
+def _store_runs(run_ptr, request_row_ptr, request_row, column, run, alike, capacity, onset):
+    """Write the runs of the next column's period back."""
+    if column.shape[0] > 4096:
+        # Loaded again, because the addresses would not fit into the registers until here.
+        request_row = tl.load(request_row_ptr).to(tl.int64)
+    run_ptr += request_row * RUNS * capacity + 1
+    in_window = column + 1 < capacity
+    tl.store(run_ptr + column, run.to(tl.int16), mask=in_window)
+    tl.store(run_ptr + capacity + column, alike.to(tl.int16), mask=in_window & (onset > 0))
 
 
 @triton.jit
@@ -238,7 +348,8 @@ def _visible(position, params_ptr):
 
 def _step_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, seq_lens_ptr, input_ids_ptr,
-    prefilled, offset, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
+    prefilled, offset, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity, is_number_ptr,
+    numbers_end,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -251,20 +362,25 @@ def _step_kernel(
     logits_ptr += row.to(tl.int64) * row_stride
     params_ptr += request_row * PARAMS
     penalty = tl.load(params_ptr + PENALTY)
+    # Together with the penalty, so that the loads that it masks do not wait any longer.
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
     if penalty != 0:
         tokens_ptr += request_row * capacity
-        run_ptr += request_row * capacity
         column = tl.arange(0, BLOCK)
         before = (position - on_path) % capacity
         cover_ptr += request_row * COVER
         visible = _visible(position, params_ptr)
         newest = tl.load(path_ptr, mask=on_path > 0, other=0).to(tl.int32)
-        run, word, memory = _penalise(
-            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
-            before, capacity, visible, params_ptr, cover_ptr, penalty,
+        newest = _marked(newest, is_number_ptr, numbers_end, (on_path > 0) & (onset > 0))
+        run, alike, word, memory = _penalise(
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest, tokens_ptr,
+            run_ptr + request_row * RUNS * capacity, before, capacity, is_number_ptr, numbers_end,
+            visible, params_ptr, cover_ptr, penalty, onset, STEP=True,
         )  # fmt: skip
         if on_path > 0:
-            tl.store(run_ptr + column + 1, run.to(tl.int16), mask=column + 1 < capacity)
+            _store_runs(
+                run_ptr, request_rows_ptr + row, request_row, column, run, alike, capacity, onset
+            )
             tl.store(cover_ptr + LOOPED, word)
             tl.store(cover_ptr + MEMORY, memory)
             tl.store(tokens_ptr + position % capacity, newest)
@@ -309,7 +425,7 @@ def _write_path(
 def _verify_kernel(
     logits_ptr, row_stride, token_stride, vocab_size, request_rows_ptr, root_ptr, drafts_ptr,
     first_child_ptr, next_sibling_ptr, nodes, paths_ptr, depth, tokens_ptr, run_ptr, params_ptr,
-    cover_ptr, capacity,
+    cover_ptr, capacity, is_number_ptr, numbers_end,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     NODES: tl.constexpr, BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -319,11 +435,11 @@ def _verify_kernel(
     request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
     params_ptr += request_row * PARAMS
     penalty = tl.load(params_ptr + PENALTY)
+    onset = tl.load(params_ptr + ONSET).to(tl.int32)
     place = tl.load(numbers_ptr + request_row * NUMBERS + AT) if HISTORY else -1
     if (penalty == 0) & (place < 0):
         return
     tokens_ptr += request_row * capacity
-    run_ptr += request_row * capacity
     row = tree.to(tl.int64) * nodes + node
     path_ptr = paths_ptr + row * depth
     links = tree.to(tl.int64) * nodes
@@ -338,9 +454,10 @@ def _verify_kernel(
     if penalty != 0:
         column = tl.arange(0, BLOCK)
         _penalise(
-            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, tokens_ptr, run_ptr,
-            before % capacity, capacity, _visible(before + on_path, params_ptr), params_ptr,
-            cover_ptr + request_row * COVER, penalty,
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, 0, tokens_ptr,
+            run_ptr + request_row * RUNS * capacity, before % capacity, capacity, is_number_ptr,
+            numbers_end, _visible(before + on_path, params_ptr), params_ptr,
+            cover_ptr + request_row * COVER, penalty, onset, STEP=False,
         )  # fmt: skip
     if HISTORY:  # noqa: SIM102 -- known when it is compiled, the place is not
         if place >= 0:
@@ -354,7 +471,8 @@ def _verify_kernel(
 
 def _accept_kernel(
     request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
-    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity, is_number_ptr,
+    numbers_end,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -378,25 +496,27 @@ def _accept_kernel(
     if tl.load(params_ptr + PENALTY) == 0:
         return
     tokens_ptr += request_row * capacity
-    run_ptr += request_row * capacity
     column = tl.arange(0, BLOCK)
     visible = _visible(before + on_path, params_ptr)
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
     cover_ptr += request_row * COVER
-    run, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, tokens_ptr, run_ptr, before % capacity, capacity, visible,
-        window_size, onset, cover_ptr,
+    run, alike, word, memory = _runs_and_cover(
+        column + 1, path_ptr, on_path, 0, tokens_ptr, run_ptr + request_row * RUNS * capacity,
+        before % capacity, capacity, is_number_ptr, numbers_end, visible, window_size, onset,
+        cover_ptr, STEP=False,
     )  # fmt: skip
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
-    tl.store(run_ptr + column + 1, run.to(tl.int16), mask=column + 1 < capacity)
+    _store_runs(run_ptr, request_rows_ptr + tree, request_row, column, run, alike, capacity, onset)
     tl.store(cover_ptr + LOOPED, word)
     tl.store(cover_ptr + MEMORY, memory)
     at = (before + on_path) % capacity - column
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
-    tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
+    token = tl.load(path_ptr + column, mask=new, other=0)
+    token = _marked(token, is_number_ptr, numbers_end, new & (onset > 0))
+    tl.store(tokens_ptr + at, token, mask=new)
 
 
 def _seed_kernel(
@@ -421,7 +541,12 @@ def _seed_kernel(
         new, old = number * width + start + column, row * capacity + start + column
         in_width = start + column < width
         tl.store(tokens_ptr + old, tl.load(new_tokens_ptr + new, mask=in_width), mask=in_width)
-        tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
+    for plane in range(RUNS):
+        for start in range(0, width, BLOCK):
+            new = (number * RUNS + plane) * width + start + column
+            old = (row * RUNS + plane) * capacity + start + column
+            in_width = start + column < width
+            tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
 
 
 def _forbid_kernel(logits_ptr, row_stride, token_stride, vocab_size, forbidden_ptr, words):
@@ -496,7 +621,8 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     block = torch.zeros(size, dtype=torch.uint8, pin_memory=state.tokens.is_cuda)
     rows, cover, params, tokens, run = _parts_of_seed(block, count, width)
     rows[:] = list(windows)
-    cpu.write_windows(dict(enumerate(windows.values())), (tokens, run, params, cover))
+    arrays = tokens, run, params, cover
+    cpu.write_windows(dict(enumerate(windows.values())), arrays, state.host_numbers)
     _seed(
         (count, 1),
         upload(block, state.tokens.device), count, width, state.tokens, state.run, state.params,
@@ -526,7 +652,7 @@ def _parts_of_seed(block: Tensor, count: int, width: int) -> list[NDArray[Any]]:
         ((count, window.COVER), np.int64),
         ((count, window.PARAMS), np.float32),
         ((count, width), np.int32),
-        ((count, width), np.int16),
+        ((count, window.RUNS, width), np.int16),
     ):
         part: NDArray[Any] = np.ndarray(shape, dtype, memory, start)
         parts.append(part)
@@ -552,8 +678,7 @@ def step(
     _step(
         (rows, 1),
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, state.tokens, state.run, state.params, state.cover, state.capacity,
-        *_of_history(state, history, rows, 1), int(forbids),
+        offset, *_of_windows(state), *_of_history(state, history, rows, 1), int(forbids),
         constants=(block, history is not None),
         types=(request_rows.dtype, seq_lens.dtype, input_ids.dtype),
     )  # fmt: skip
@@ -581,8 +706,7 @@ def verify(
         (batch, nodes),
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        state.tokens, state.run, state.params, state.cover, state.capacity,
-        *_of_history(state, history, batch * nodes, depth), int(forbids),
+        *_of_windows(state), *_of_history(state, history, batch * nodes, depth), int(forbids),
         constants=(most_nodes, block, history is not None),
         types=(request_rows.dtype, root.dtype, first_child.dtype, next_sibling.dtype),
     )  # fmt: skip
@@ -604,8 +728,7 @@ def accept(
     _accept(
         (batch, 1),
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
-        num_correct_drafts, state.tokens, state.run, state.params, state.cover, state.capacity,
-        *_of_history(state, history, batch, depth), 0,
+        num_correct_drafts, *_of_windows(state), *_of_history(state, history, batch, depth), 0,
         constants=(block, history is not None),
         types=(request_rows.dtype, root.dtype, accept_index.dtype, num_correct_drafts.dtype),
     )  # fmt: skip
@@ -626,6 +749,14 @@ def forbid(history: HistoryState, logits: Tensor) -> None:
     _forbid(
         (rows, 1),
         logits, *logits.stride(), vocab_size, history.forbidden, history.forbidden.shape[1],
+    )  # fmt: skip
+
+
+def _of_windows(state: WindowState) -> tuple[Any, ...]:
+    """The kernels' arguments from `tokens_ptr` to `numbers_end`."""
+    return (
+        state.tokens, state.run, state.params, state.cover, state.capacity, state.numbers,
+        len(state.numbers),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ class Kernel:
 
     Attributes:
         jit: Triton's kernel.
+        options: Triton's launch options for its constants.
     """
 
     def __init__(self, function: Any, options: Callable[..., dict[str, int]]) -> None:
@@ -33,13 +34,13 @@ class Kernel:
 
         Args:
             function: the kernel. Its constants come last, in capitals.
-            options: Triton's launch options for these constants.
+            options: as the attribute.
         """
         names = [name for name in inspect.signature(function).parameters if not name.isupper()]
         self.jit = triton.jit(
             function, do_not_specialize=names, do_not_specialize_on_alignment=names
         )
-        self._options = options
+        self.options = options
         self._binaries: dict[tuple[object, ...], Any] = {}
 
     def __call__(
@@ -60,7 +61,7 @@ class Kernel:
         key = constants, types
         binary = self._binaries.get(key)
         if binary is None:
-            made = self.jit[grid](*arguments, *constants, **self._options(*constants))
+            made = self.jit[grid](*arguments, *constants, **self.options(*constants))
             if made is not None:  # the interpreter makes no binary
                 self._binaries[key] = made
         elif knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:

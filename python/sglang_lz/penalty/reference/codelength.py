@@ -19,7 +19,8 @@ def run_lengths(visible: Tensor, periods: int) -> Tensor:
     """run_k of every period k (docs/SPEC.md section 9), by direct comparison.
 
     Args:
-        visible: tokens, oldest first, integer [length].
+        visible: tokens, oldest first, integer [length]. If all numbers are replaced by the same
+            token, this returns the runs up to numbers.
         periods: how many columns to return.
 
     Returns:

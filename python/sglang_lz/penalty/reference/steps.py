@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -15,9 +16,12 @@ from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
 from sglang_lz.penalty.reference.codelength import run_lengths, saved_bits, subtract_savings
 from sglang_lz.penalty.reference.window_view import WindowView
 from sglang_lz.penalty.window import (
+    ALIKE,
     BUFFER_SIZE,
     FIRST_VISIBLE,
     IS_RATE,
+    LEAST_ID,
+    NUMBER_MARK,
     ONSET,
     PENALTY,
     WINDOW_SIZE,
@@ -37,25 +41,56 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     device = state.tokens.device
     for row, window in windows.items():
         tokens, sampled, length, first_visible, lz = window
+        state.params[row, ONSET] = lz.onset
         visible = torch.tensor(tokens, dtype=torch.int64, device=device)
+        visible = marked(state, torch.tensor([row], device=device), visible[None])[0]
         newest_first = visible.flip(0)[: state.capacity]
         slot = (length - 1 - torch.arange(len(newest_first), device=device)) % state.capacity
-        state.tokens[row, slot] = newest_first.to(torch.int32)
+        state.tokens[row, slot] = newest_first
         periods = max(1, lz.window_size)
-        state.run[row, :periods] = run_lengths(visible, periods).to(torch.int16)
+        state.run[row, :, :periods] = _runs(visible, periods)
         state.params[row, PENALTY] = lz.penalty
         state.params[row, WINDOW_SIZE] = lz.window_size
         state.params[row, BUFFER_SIZE] = lz.buffer_size
         state.params[row, FIRST_VISIBLE] = first_visible
         state.params[row, IS_RATE] = lz.cost == "rate"
-        state.params[row, ONSET] = lz.onset
         state.cover[row] = 0
         # Every prefix from which a token was sampled, including the last.
         for end in range(sampled, len(visible) + 1):
-            runs = run_lengths(visible[:end], periods)
-            given = state.params[row], state.cover[row]
-            view = WindowView(runs, runs, torch.tensor(end), *given)
-            state.cover[row] = view.notice().cover
+            newest = torch.zeros(periods, dtype=torch.int32, device=device)
+            seen = visible[:end].flip(0)[:periods]
+            newest[: len(seen)] = seen
+            run, alike = _runs(visible[:end], periods)
+            given = torch.tensor(end), state.params[row], state.cover[row]
+            noticed = WindowView(newest, run, alike, *given).notice()
+            state.cover[row] = noticed.cover
+            state.run[row, ALIKE, :periods] = noticed.alike
+
+
+def marked(state: WindowState, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Tokens as `WindowState` stores them.
+
+    Args:
+        state: has N, and the onset of each row.
+        rows: request rows, int64 [rows].
+        tokens: their tokens, integer [rows, ...].
+
+    Returns:
+        int32 [rows, ...].
+    """
+    count = len(state.numbers)
+    known = (tokens >= 0) & (tokens < count)
+    is_number = known & (state.numbers[tokens.long().clamp(0, count - 1)] != 0)
+    has_onset = (state.params[rows, ONSET] > 0).view(-1, *[1] * (tokens.dim() - 1))
+    ids = tokens.to(torch.int32)
+    return torch.where(is_number & has_onset, ids | NUMBER_MARK, ids)
+
+
+def _runs(visible: Tensor, periods: int) -> Tensor:
+    """Runs and runs up to numbers of marked tokens, oldest first: int16 [RUNS, periods]."""
+    alike = visible.masked_fill(visible < LEAST_ID, NUMBER_MARK)
+    runs = [run_lengths(tokens, periods) for tokens in (visible, alike)]
+    return torch.stack(runs).to(torch.int16)
 
 
 def step(
@@ -87,7 +122,8 @@ def step(
             windows = WindowView.of(state, owners, position, width)
         else:
             before = WindowView.of(state, owners, position - 1, width)
-            windows = before.advance(inputs.input_ids[rows + inputs.offset])
+            newest = marked(state, owners, inputs.input_ids[rows + inputs.offset])
+            windows = before.advance(newest)
             windows.keep(state, owners, position, new=1)
         _subtract(logits, rows, windows)
 
@@ -122,16 +158,11 @@ def verify(
         before = WindowView.of(state, owners, trees.root[penalised].long() - 1, width)
         node = torch.arange(nodes, device=penalised.device)
         tree = torch.arange(len(penalised), device=penalised.device)[:, None].expand(-1, nodes)
-        windows = advance_along(before[tree], paths[penalised], length[penalised])
+        tokens = marked(state, owners, paths[penalised])
+        windows = advance_along(before[tree], tokens, length[penalised])
         rows = (penalised[:, None] * nodes + node).flatten()
-        flat = WindowView(
-            windows.tokens.flatten(0, 1),
-            windows.run.flatten(0, 1),
-            windows.visible.flatten(),
-            windows.params.flatten(0, 1),
-            windows.cover.flatten(0, 1),
-        )
-        _subtract(logits, rows, flat)
+        flat = (getattr(windows, field.name).flatten(0, 1) for field in fields(windows))
+        _subtract(logits, rows, WindowView(*flat))
     return paths
 
 
@@ -157,7 +188,8 @@ def accept(
     correct = accepted.num_correct_drafts[trees].long()
     node = accepted.accept_index[trees, correct].long() - trees * nodes
     before = WindowView.of(state, owners, position - 1, width)
-    windows = advance_along(before, accepted.paths[trees, node], correct + 1)
+    path = marked(state, owners, accepted.paths[trees, node])
+    windows = advance_along(before, path, correct + 1)
     windows.keep(state, owners, position + correct, new=int(correct.max()) + 1)
 
 
@@ -166,7 +198,7 @@ def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowVi
 
     Args:
         windows: those before it; leading dimensions [...].
-        path: its tokens, newest first, integer [..., depth].
+        path: its tokens, newest first and marked, integer [..., depth].
         length: how many leading tokens of `path` are valid, integer [...].
     """
     for newer in reversed(range(int(length.max()))):
@@ -175,6 +207,7 @@ def advance_along(windows: WindowView, path: Tensor, length: Tensor) -> WindowVi
         windows = WindowView(
             torch.where(on_path[..., None], further.tokens, windows.tokens),
             torch.where(on_path[..., None], further.run, windows.run),
+            torch.where(on_path[..., None], further.alike, windows.alike),
             torch.where(on_path, further.visible, windows.visible),
             windows.params,
             torch.where(on_path[..., None], further.cover, windows.cover),
@@ -190,4 +223,4 @@ def _subtract(logits: Tensor, rows: Tensor, windows: WindowView) -> None:
     is_rate = windows.params[:, IS_RATE] != 0
     savings = saved_bits(windows.match, windows.length, logits.shape[1], is_rate)
     savings *= windows.params[:, PENALTY, None] * windows.strength
-    subtract_savings(logits, rows, windows.tokens, savings)
+    subtract_savings(logits, rows, windows.ids, savings)

@@ -1,0 +1,42 @@
+"""The set N of docs/SPEC.md section 9: the tokens that are numbers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+
+def is_number(text: str) -> bool:
+    """Whether a token's text is one or more decimal digits (Unicode category Nd), apart from white
+    space before and after it."""
+    return text.strip().isdecimal()
+
+
+def number_tokens(tokenizer: Any, vocab_size: int) -> NDArray[np.uint8]:
+    """The tokens that are numbers.
+
+    Args:
+        tokenizer: one of Hugging Face's; None without one, or any other that has `decode`.
+        vocab_size: V; tokens beyond it are left out.
+
+    Returns:
+        1 for each of them, uint8 [V].
+    """
+    found = np.zeros(vocab_size, dtype=np.uint8)
+    if tokenizer is None:
+        logger.info("LZ penalty: without a tokenizer, no token counts as a number")
+        return found
+    try:
+        known = min(len(tokenizer), vocab_size)
+        for token in range(known):
+            found[token] = is_number(tokenizer.decode([token]))
+    except Exception as error:  # a user's own tokenizer may raise anything
+        logger.warning("LZ penalty: no token counts as a number, their texts fail (%s)", error)
+        return np.zeros(vocab_size, dtype=np.uint8)
+    logger.info("LZ penalty: %d tokens count as numbers", found.sum())
+    return found
