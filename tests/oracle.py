@@ -256,7 +256,11 @@ def log_softmax(logits: Logprobs) -> Logprobs:
 
 
 def first_loop(
-    outputs: Sequence[int], sizes: range, count: int, least: int = 0
+    outputs: Sequence[int],
+    sizes: range,
+    count: int,
+    least: int = 0,
+    numbers: frozenset[int] = frozenset(),
 ) -> tuple[int, int, int] | None:
     """The first loop of `repetition_detection`: where it ends, its pattern size, where it begins.
 
@@ -265,16 +269,18 @@ def first_loop(
         sizes: the sizes that a pattern may have, smallest first.
         count: `min_count`.
         least: `min_new_tokens`; shorter outputs do not count.
+        numbers: N with `ignore_numbers`; empty without.
     """
     for end in range(max(least, 1), len(outputs) + 1):
         for size in sizes:
             begin = end - size * count
             if begin < 0:
                 continue
-            pattern = list(outputs[end - size : end])
-            if list(outputs[begin:end]) != pattern * count:
+            few = 20 * sum(token in numbers for token in outputs[end - size : end]) <= 3 * size
+            text = [None if few and token in numbers else token for token in outputs]
+            if text[begin:end] != text[end - size : end] * count:
                 continue
-            while begin > 0 and outputs[begin - 1] == outputs[begin - 1 + size]:
+            while begin > 0 and text[begin - 1] == text[begin - 1 + size]:
                 begin -= 1
             return end, size, begin
     return None

@@ -30,7 +30,7 @@ from sglang_lz.fields.modes import (
     unsupported_modes,
 )
 from sglang_lz.fields.refusal import Refusal
-from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
+from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.proper import request_field
 
 _SCHEMAS = {
@@ -349,8 +349,7 @@ def _inexact(
     models = ["with encoder-decoder models"] if facts.is_encoder_decoder else []
     modes = [*unsupported_modes(config), *models, *beams]
     if found.detection is not None:
-        ends_thinking = found.detection.action == END_THINKING
-        yield from unguarded_modes(config, ends_thinking=ends_thinking)
+        yield from unguarded_modes(config, found.detection)
         for where in beams:
             yield Refusal(repetition.FIELD, "left out", where)
     if found.proper_tokens:

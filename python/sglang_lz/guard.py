@@ -18,7 +18,8 @@ from sglang_lz.bounds.dead_ends import end_constrained
 from sglang_lz.fields.lz import shown
 from sglang_lz.fields.repetition import END_THINKING, RECOMMENDED
 from sglang_lz.loops import metrics
-from sglang_lz.loops.detector import FINISH_REASON, Detector, Loop
+from sglang_lz.loops.detector import FINISH_REASON, NO_NUMBERS, Detector, Loop
+from sglang_lz.penalty.numbers import number_tokens
 
 STOP_REASON = "repetition_detected"
 """vLLM's value for `stop_reason`, for clients that check it beside the finish reason."""
@@ -51,13 +52,14 @@ class LoopGuard:
             upstream's step compares the output's length with it, so that most steps call nothing.
     """
 
-    __slots__ = ("_detector", "_ends_thinking", "next_check")
+    __slots__ = ("_detector", "_ends_thinking", "_ignores_numbers", "next_check")
 
     def __init__(self, sampling_params: Any) -> None:
         """Read `repetition_detection` and `min_new_tokens` of upstream's SamplingParams."""
         detection = sampling_params.repetition_detection
         self._detector = Detector(detection, sampling_params.min_new_tokens)
         self._ends_thinking = detection.action == END_THINKING
+        self._ignores_numbers = detection.ignore_numbers
         self.next_check = self._detector.next_check
 
     def check(self, req: Any) -> None:
@@ -68,7 +70,11 @@ class LoopGuard:
             # token is accepted later, but an answer of no tokens cannot be a loop.
             begin = req.grammar.answer_begin if req.grammar is not None else None
             self._detector.skip(len(output) if begin is None else begin)
-        loop = self._detector.find(output)
+        # Upstream sets a request's tokenizer after it has made the request, and this guard.
+        numbers = NO_NUMBERS
+        if self._ignores_numbers:
+            numbers = number_tokens(req.tokenizer, req.vocab_size)
+        loop = self._detector.find(output, numbers)
         self.next_check = self._detector.next_check
         if loop is None:
             return

@@ -12,6 +12,8 @@ from array import array
 from concurrent.futures import Future
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
 from sglang.srt.constrained.reasoner_grammar_backend import (
     ReasonerGrammarBackend,
@@ -21,7 +23,8 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 from sglang_lz.fields import repetition
 from sglang_lz.fields.refusal import Refusal
 from sglang_lz.fields.repetition import END_THINKING, STOP, RepetitionDetection
-from sglang_lz.loops.detector import Detector, Loop
+from sglang_lz.loops.detector import NO_NUMBERS, Detector, Loop
+from sglang_lz.penalty.numbers import number_tokens
 
 
 class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
@@ -34,6 +37,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
     loop: Loop | None
     _tokens: array[int]
     _detector: Detector
+    _numbers: NDArray[np.uint8]
 
     @classmethod
     def of(
@@ -42,6 +46,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
         token_filter: Any,
         detection: RepetitionDetection,
         min_new_tokens: int,
+        numbers: NDArray[np.uint8] = NO_NUMBERS,
     ) -> GuardedThinking:
         """Guard a reasoning grammar that has seen no token yet; do not use that grammar afterwards.
 
@@ -50,6 +55,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
             token_filter: the backend's function that restricts a row of the vocabulary mask.
             detection: the definition of a loop.
             min_new_tokens: the shortest output that counts, in tokens.
+            numbers: as in `Detector.find`.
         """
         guarded = cls.__new__(cls)
         guarded.__dict__.update(vars(grammar))
@@ -61,6 +67,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
         guarded.loop = None
         guarded._tokens = array("q")
         guarded._detector = Detector(detection, min_new_tokens)
+        guarded._numbers = numbers
         return guarded
 
     @property
@@ -73,7 +80,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
         super().accept_token(token)
         self._tokens.append(token)
         if self.loop is None and self._is_thinking():
-            self.loop = self._detector.find(self._tokens)
+            self.loop = self._detector.find(self._tokens, self._numbers)
 
     def rollback(self, k: int) -> None:
         """Go back by k tokens."""
@@ -91,6 +98,7 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
         other.loop = self.loop
         other._tokens = self._tokens[:]
         other._detector = self._detector.copy()
+        other._numbers = self._numbers
         return other
 
     def _can_think_more(self) -> bool:
@@ -127,4 +135,5 @@ def guard_thinking(req: Any, manager: Any) -> None:
         backend.grammar_backend.set_token_filter,
         detection,
         req.sampling_params.min_new_tokens,
+        number_tokens(req.tokenizer, req.vocab_size) if detection.ignore_numbers else NO_NUMBERS,
     )

@@ -523,7 +523,9 @@ def test_the_nearest_name_is_told(
             assert f"{wrong} must be spelt {right} or left out: no field has" in answer.text
 
 
-@pytest.mark.parametrize("key", ["min_count", "max_pattern_size", "min_pattern_size"])
+@pytest.mark.parametrize(
+    "key", ["min_count", "max_pattern_size", "min_pattern_size", "ignore_numbers"]
+)
 def test_a_key_of_the_guard_belongs_in_its_object(
     client: TestClient, server_config: dict[str, Any], key: str
 ) -> None:

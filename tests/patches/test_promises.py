@@ -31,6 +31,7 @@ from sglang_lz.guard import FinishRepetition
 from sglang_lz.loops.detector import Loop
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
+LOOP |= {"ignore_numbers": True}
 GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate", "repetition_detection": LOOP}
 ADMIT = "sglang_lz.admission.admit"
 
@@ -62,7 +63,7 @@ class TestSamplingParams:
             lz_params=LZParams.parse(GIVEN, 64),
             history_params=HistoryParams.parse(GIVEN),
             proper_tokens=True,
-            repetition_detection=RepetitionDetection(64, 0, 8, "end_thinking"),
+            repetition_detection=RepetitionDetection(64, 0, 8, "end_thinking", True),
         )
         params.normalize(None)
         request = TokenizedGenerateReqInput(

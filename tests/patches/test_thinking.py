@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +74,23 @@ def test_masks_are_right_after_any_rollback(least: int) -> None:
             assert (loop, grammar.answer_begin, forced(grammar)) == state(tokens, least), tokens
             ended += loop is not None
     assert 0 < ended < forward
+
+
+def test_thoughts_that_differ_by_their_numbers_are_ended() -> None:
+    from sglang_lz.thinking import GuardedThinking
+
+    detection = RepetitionDetection(7, 0, 3, "end_thinking", ignore_numbers=True)
+    is_number = np.array([0, 0, 0, 0, 1, 1, 1], dtype=np.uint8)
+    bare = guarded()
+    grammar = GuardedThinking.of(bare, bare.token_filter_fn, detection, 0, is_number)
+    for token in [token for n in (4, 5, 6) for token in (0, 1, 2, 3, 2, 1, n)]:
+        grammar = grammar.copy()
+        assert grammar.loop is None
+        grammar.accept_token(token)
+    assert grammar.loop.end == 21
+    assert forced(grammar) == END[0]
+    grammar.rollback(1)
+    assert grammar.loop is None
 
 
 def test_a_thinking_budget_counts_with_strict_thinking_only() -> None:

@@ -23,6 +23,7 @@ from server.configurations import THINKS, on
 from server.encodings import encode
 from server.endpoints import Endpoint, every_endpoint
 from server.launch import Server
+from server.model import numbers, tokenizer
 from server.prompts import repetitive, token_ids
 
 NEW_TOKENS = 96
@@ -51,10 +52,11 @@ class Ask:
     sizes: range
     count: int
     least: int
+    numbers: frozenset[int]
 
     def loop_of(self, outputs: list[int]) -> tuple[int, int, int] | None:
         """The first loop, by the definition."""
-        return first_loop(outputs, self.sizes, self.count, self.least)
+        return first_loop(outputs, self.sizes, self.count, self.least, self.numbers)
 
 
 def asks(rng: random.Random, number: int, action: str = "stop") -> list[Ask]:
@@ -66,18 +68,22 @@ def ask(rng: random.Random, action: str) -> Ask:
     shortest, longest = sorted(rng.choices(range(1, 25), k=2))
     copies, least = rng.choice((2, 3, 4, 6)), rng.choice((0, 0, 12))
     lz = rng.choice((OFF, Lz(0.15), Lz(0.15, onset=3), OFF))
+    ignored = rng.choice((frozenset[int](), numbers()))
+    biases = dict.fromkeys(token_ids(rng, rng.choice((1, 2, 3, 6))), 60.0)
+    biases |= dict.fromkeys(sorted(ignored)[:3], 57.0)
     detection = {
         "max_pattern_size": longest,
         "min_pattern_size": 0 if shortest == 1 else shortest,
         "min_count": copies,
         "action": action,
+        "ignore_numbers": bool(ignored),
     }
     sampling = {
         "max_new_tokens": NEW_TOKENS,
         "min_new_tokens": least,
         "temperature": rng.choice((0.0, 1.0)),
         "ignore_eos": True,
-        "logit_bias": {str(token): 60.0 for token in token_ids(rng, rng.choice((1, 2, 3, 6)))},
+        "logit_bias": {str(token): bias for token, bias in biases.items()},
         "repetition_detection": detection,
         **lz.fields(),
     }
@@ -86,7 +92,7 @@ def ask(rng: random.Random, action: str) -> Ask:
         "sampling_params": sampling,
         "return_logprob": True,
     }
-    return Ask(body, range(shortest, longest + 1), copies, least)
+    return Ask(body, range(shortest, longest + 1), copies, least, ignored)
 
 
 @pytest.mark.each_kind
@@ -117,6 +123,20 @@ def test_an_output_ends_at_the_first_token_of_a_loop(server: Server) -> None:
         assert reason == {"type": "repetition", **evidence}
         stopped += 1
     assert stopped > len(asked) // 3, stopped
+
+
+@on("overlap")
+def test_lines_that_differ_by_their_numbers_are_a_loop(server: Server) -> None:
+    text = "".join(f"The line {n} is like the line before it, and so on.\n" for n in range(10, 30))
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    sampling = {"regex": re.escape(text), "proper_tokens": True, "max_new_tokens": len(ids)}
+    body: Json = {"input_ids": [70, 71, 72], "sampling_params": sampling}
+    for ignored in (frozenset[int](), numbers()):
+        sampling["repetition_detection"] = {**LOOP, "ignore_numbers": bool(ignored)}
+        answer = post_ok(server, "/generate", body)
+        loop = first_loop(ids, range(1, 65), 4, 0, ignored)
+        assert (loop is None) == (not ignored)
+        assert answer["output_ids"] == ids[: loop and loop[0]]
 
 
 @cache
@@ -164,8 +184,7 @@ def test_a_looping_thinking_section_ends_once(server: Server) -> None:
         later = (
             end
             for end in range(max(over + 1, request.least), len(outputs) + 1)
-            if (found := first_loop(outputs[:end], request.sizes, request.count, end))
-            and found[0] == end
+            if first_loop(outputs[:end], request.sizes, request.count, end, request.numbers)
         )
         stop = next(later, None)
         if reason["type"] == "repetition":

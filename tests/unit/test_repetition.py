@@ -6,6 +6,7 @@ import itertools
 from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,6 +17,13 @@ from sglang_lz.fields.repetition import LARGEST_COUNT, LARGEST_PATTERN_SIZE, Rep
 from sglang_lz.loops.detector import Detector, Loop
 
 Tokens = list[int]
+NUMBERS = frozenset({0, 3})
+IS_NUMBER = np.isin(range(4), [*NUMBERS]).astype(np.uint8)
+
+
+def blocks(*block: int) -> Tokens:
+    """Six copies of a block, where every other one has another number for each 3."""
+    return [token * (n % 2 or token != 3) for n in range(6) for token in block]
 
 
 @st.composite
@@ -24,7 +32,7 @@ def texts(draw: st.DrawFn) -> Tokens:
     pieces = draw(
         st.lists(
             st.tuples(
-                st.lists(st.integers(0, 2), min_size=1, max_size=9),
+                st.lists(st.sampled_from((1, 1, 2, 0)), min_size=1, max_size=9),
                 st.integers(1, 9),
                 st.integers(0, 8),
             ),
@@ -32,7 +40,9 @@ def texts(draw: st.DrawFn) -> Tokens:
             max_size=6,
         )
     )
-    return [token for unit, times, cut in pieces for token in (unit * times)[cut:]]
+    text = [token for unit, times, cut in pieces for token in (unit * times)[cut:]]
+    other = itertools.cycle(draw(st.lists(st.sampled_from(sorted(NUMBERS)), min_size=1)))
+    return [next(other) if token == 0 else token for token in text]
 
 
 @given(
@@ -45,19 +55,23 @@ def texts(draw: st.DrawFn) -> Tokens:
 @example([1] * 5, range(1, 2), 5, 0, [1])
 @example([1] * 5, range(1, 2), 5, 0, [5])
 @example([0, *([1, 2] * 4)], range(2, 4), 4, 0, [3])
+@example(blocks(1, 2, 1, 1, 1, 2, 3), range(1, 9), 6, 0, [1])
+@example(blocks(1, 2, 1, 1, 1, 3), range(6, 9), 6, 0, [1])
+@example(blocks(*[1, 2, 1, 1, 2, 3] * 3, 1, 2), range(20, 24), 5, 0, [4])
 def test_the_first_loop_is_found_whatever_the_steps(
     tokens: Tokens, sizes: range, count: int, first_check: int, steps: list[int]
 ) -> None:
-    detection = RepetitionDetection(sizes[-1], sizes[0], count)
-    wanted = first_loop(tokens, sizes, count, first_check)
-    detector = Detector(detection, first_check)
-    output = array("q")
-    found, step = None, 0
-    while found is None and len(output) < len(tokens):
-        output.extend(tokens[len(output) : len(output) + steps[step % len(steps)]])
-        found = detector.find(output)
-        step += 1
-    assert (found and (found.end, found.pattern_size, found.begin)) == wanted
+    for numbers in (frozenset[int](), NUMBERS):
+        detection = RepetitionDetection(sizes[-1], sizes[0], count, ignore_numbers=bool(numbers))
+        wanted = first_loop(tokens, sizes, count, first_check, numbers)
+        detector = Detector(detection, first_check)
+        output = array("q")
+        found, step = None, 0
+        while found is None and len(output) < len(tokens):
+            output.extend(tokens[len(output) : len(output) + steps[step % len(steps)]])
+            found = detector.find(output, IS_NUMBER)
+            step += 1
+        assert (found and (found.end, found.pattern_size, found.begin)) == wanted
 
 
 def test_evidence_counts_whole_copies() -> None:
@@ -70,30 +84,34 @@ def test_evidence_counts_whole_copies() -> None:
 @given(texts(), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1))
 def test_the_detector_can_roll_back(tokens: Tokens, edits: list[tuple[int, int]]) -> None:
     """As on the paths of a draft tree: after going back, the first loop is that of the text."""
-    detector = Detector(RepetitionDetection(4, 0, 3), first_check=5)
+    detector = Detector(RepetitionDetection(8, 0, 3, ignore_numbers=True), first_check=5)
     output = array("q")
     for token, (back, other) in zip(tokens, itertools.cycle(edits), strict=False):
         length = len(output)
         output.extend([other] * back)
-        detector.find(output)
+        detector.find(output, IS_NUMBER)
         del output[length:]
         detector.rollback(length)
         output.append(token)
-        found = detector.find(output)
-        wanted = first_loop(output, range(1, 5), 3, 5)
+        found = detector.find(output, IS_NUMBER)
+        wanted = first_loop(output, range(1, 9), 3, 5)
         assert (found and (found.end, found.pattern_size, found.begin)) == wanted
         if found:
             return
 
 
-def test_text_without_loops_is_seldom_checked() -> None:
-    detector = Detector(RepetitionDetection(512, 1, 20))
+@pytest.mark.parametrize("others", [0, 1, 5])
+def test_text_without_loops_is_seldom_checked(others: int) -> None:
+    """Among distinct tokens, or in columns of distinct numbers, which are too many."""
+    detector = Detector(RepetitionDetection(512, 1, 20, ignore_numbers=True))
+    is_number = np.full(2000, others > 0, dtype=np.uint8)
     output = array("q")
     looks = 0
     for token in range(2000):
-        output.append(token)
+        column = token % (others + 1)
+        output.append(-column if column else token)
         looks += len(output) >= detector.next_check
-        assert detector.find(output) is None
+        assert detector.find(output, is_number) is None
     assert looks <= 2000 // 19 + 1
 
 
@@ -119,7 +137,7 @@ def test_values_that_are_taken(value: Any, wanted: RepetitionDetection | None) -
 
 
 SIZE = {"max_pattern_size": 4}
-ONLY = " must hold max_pattern_size, min_pattern_size, min_count, action only"
+ONLY = " must hold max_pattern_size, min_pattern_size, min_count, action, ignore_numbers only"
 COUNT = ".min_count must be an integer in [2, 32767]"
 
 
@@ -146,6 +164,10 @@ COUNT = ".min_count must be an integer in [2, 32767]"
         (
             {**SIZE, "min_count": 2, "action": "abort"},
             '.action must be "stop" or "end_thinking", got \'abort\'.',
+        ),
+        (
+            {**SIZE, "min_count": 2, "ignore_numbers": 1},
+            ".ignore_numbers must be true or false, got 1.",
         ),
     ],
 )

@@ -275,6 +275,17 @@ def test_modes_without_a_guard_refuse_it_only(
     assert detected() is None
 
 
+def test_numbers_are_ignored_only_with_a_tokenizer(server_config: dict[str, Any]) -> None:
+    ignores = {"repetition_detection": {**LOOP, "ignore_numbers": True}}
+    assert detected(**ignores) == RepetitionDetection(64, 0, 8, ignore_numbers=True)
+    server_config["skip_tokenizer_init"] = True
+    with pytest.raises(
+        ValueError, match=r"^repetition_detection\.ignore_numbers must be false on "
+    ):
+        detected(**ignores)
+    assert detected(repetition_detection=LOOP)
+
+
 def test_thinking_ends_only_where_it_can(server_config: dict[str, Any]) -> None:
     ends = {"repetition_detection": {**LOOP, "action": "end_thinking"}}
     with pytest.raises(ValueError, match="without --reasoning-parser"):

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_lz.fields import repetition
 from sglang_lz.fields.refusal import Refusal
+from sglang_lz.fields.repetition import END_THINKING, RepetitionDetection
 
 # Apple's and Ascend's backends have their own sampling; no other backend was ever tested.
 SUPPORTED_DEVICES = ("cuda", "cpu")
@@ -96,18 +97,25 @@ def early_processors(config: Callable[[str], Any]) -> Iterator[Refusal]:
         )
 
 
-def unguarded_modes(config: Callable[[str], Any], *, ends_thinking: bool) -> Iterator[Refusal]:
+def unguarded_modes(
+    config: Callable[[str], Any], detection: RepetitionDetection
+) -> Iterator[Refusal]:
     """Refusals of the loop guard in server modes where it is not exact, or not known to be.
 
     Args:
         config: looks up the effective value of a server argument by its name.
-        ends_thinking: whether the guard should end thinking sections.
+        detection: what the guard should do.
     """
     field = repetition.FIELD
+    ends_thinking = detection.action == END_THINKING
     if config("decoupled_spec_role") != "null":
         yield Refusal(field, "left out", "with decoupled speculative decoding")
     if config("dllm_algorithm") is not None:
         yield Refusal(field, "left out", "with diffusion language models")
+    if detection.ignore_numbers and config("skip_tokenizer_init"):
+        where = "on a server with --skip-tokenizer-init"
+        why = "it cannot tell which tokens are numbers"
+        yield Refusal(f"{field}.ignore_numbers", "false", where, why)
     action = f"{field}.action"
     if ends_thinking and config("reasoning_parser") is None:
         yield Refusal(action, '"stop"', "on a server without --reasoning-parser")

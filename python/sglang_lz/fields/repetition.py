@@ -1,8 +1,9 @@
 """The request field `repetition_detection`: which repeated patterns count as a loop.
 
-The field's names and meaning are vLLM's, except for `action`, which is ours. An output is a loop
-when its newest tokens are `min_count` consecutive copies of one pattern of `min_pattern_size` to
-`max_pattern_size` tokens.
+The field's names and meaning are vLLM's, except for `action` and `ignore_numbers`, which are ours.
+An output is a loop when its newest tokens are `min_count` consecutive copies of one pattern of
+`min_pattern_size` to `max_pattern_size` tokens. With `ignore_numbers`, the copies may differ in
+their numbers if at most 15 in 100 tokens of the pattern are numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sglang_lz.fields.kinds import Kind, choice, integer
+from sglang_lz.fields.kinds import Kind, boolean, choice, integer
 from sglang_lz.fields.lz import FieldError, field, register_names, shown
 
 FIELD = "repetition_detection"
@@ -49,6 +50,11 @@ class RepetitionDetection:
         choice(STOP, END_THINKING),
         "`stop` ends the output; `end_thinking` ends the thinking section once, so that the model "
         "then answers",
+    )
+    ignore_numbers: bool = field(
+        False,
+        boolean(),
+        "whether copies may differ in tokens that are numbers, at most 15 in 100 of their tokens",
     )
 
     @classmethod
@@ -95,7 +101,7 @@ class RepetitionDetection:
 
 
 _ENTRIES = {entry.name: entry for entry in dataclasses.fields(RepetitionDetection)}
-KEYS = ("max_pattern_size", "min_pattern_size", "min_count")
+KEYS = ("max_pattern_size", "min_pattern_size", "min_count", "ignore_numbers")
 """The keys that no other field's name is."""
 register_names((FIELD,))
 

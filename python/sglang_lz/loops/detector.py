@@ -17,6 +17,7 @@ from sglang_lz.compiled import compiled
 from sglang_lz.fields.repetition import RepetitionDetection
 
 FINISH_REASON = "repetition"
+NO_NUMBERS = np.zeros(0, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Detector:
     token k before them. Each check computes how many more of these the closest pattern needs. Until
     the output has grown by that much, no loop can be complete.
 
+    With `ignore_numbers`, two numbers count as equal in a pattern with few numbers. Every k tokens
+    of a loop up to numbers hold the same number of them. So if the newest k hold too many, no such
+    loop can be complete before they have left it, k(n - 1) tokens later.
+
     Attributes:
         next_check: the smallest output length at which a loop can be complete.
     """
@@ -77,11 +82,12 @@ class Detector:
         """A detector in the same state."""
         return copy.copy(self)
 
-    def find(self, output: array[int]) -> Loop | None:
+    def find(self, output: array[int], numbers: NDArray[np.uint8] = NO_NUMBERS) -> Loop | None:
         """The first loop in an output, given that earlier checks found none.
 
         Args:
             output: token ids, as array("q").
+            numbers: 1 for each token that is a number, uint8 [V]; only used with `ignore_numbers`.
         """
         if len(output) < self.next_check:
             return None
@@ -91,41 +97,86 @@ class Detector:
         self.next_check, size, begin = first_loop(
             tokens,
             self.next_check,
-            detection.shortest,
-            detection.max_pattern_size,
+            (detection.shortest, detection.max_pattern_size),
             detection.min_count,
+            numbers if detection.ignore_numbers else NO_NUMBERS,
         )
         return Loop(size, begin, self.next_check) if size else None
 
 
-def loops(output: array[int], detection: RepetitionDetection) -> Iterator[Loop]:
+def loops(
+    output: array[int], detection: RepetitionDetection, numbers: NDArray[np.uint8] = NO_NUMBERS
+) -> Iterator[Loop]:
     """All loops of a finished output, in order, each up to where its repetition ends.
 
     Args:
         output: token ids, as array("q").
         detection: the definition of a loop.
+        numbers: as in `Detector.find`.
     """
     detector = Detector(detection)
-    while (found := detector.find(output)) is not None:
-        end, size = found.end, found.pattern_size
-        while end < len(output) and output[end] == output[end - size]:
-            end += 1
+    ignored = numbers if detection.ignore_numbers else NO_NUMBERS
+    while (found := detector.find(output, numbers)) is not None:
+        tokens, size = np.frombuffer(output, np.int64), found.pattern_size
+        end = _end(tokens, found.end, size, ignored)
         yield Loop(size, found.begin, end)
         detector.skip(end)
 
 
 @compiled
-def _run(tokens: NDArray[np.int64], end: int, size: int, most: int) -> int:
-    """How many of the newest tokens in a row each equal the token `size` before them."""
+def _is_number(token: int, numbers: NDArray[np.uint8]) -> bool:
+    return 0 <= token < len(numbers) and numbers[token] != 0
+
+
+@compiled
+def _ignored(numbers: NDArray[np.uint8], found: int, size: int) -> NDArray[np.uint8]:
+    """The numbers that may differ in a pattern of `size` tokens with `found` numbers: all, or none
+    if the pattern has too many (docs/SPEC.md section 9)."""
+    return numbers if 20 * found <= 3 * size else numbers[:0]
+
+
+@compiled
+def _is_alike(tokens: NDArray[np.int64], one: int, other: int, ignored: NDArray[np.uint8]) -> bool:
+    """Whether two positions have the same token, or numbers that may differ."""
+    if tokens[one] == tokens[other]:
+        return True
+    return _is_number(tokens[one], ignored) and _is_number(tokens[other], ignored)
+
+
+@compiled
+def _run(
+    tokens: NDArray[np.int64], end: int, size: int, most: int, ignored: NDArray[np.uint8]
+) -> int:
+    """How many of the newest tokens in a row are each like the token `size` before them."""
     run = 0
-    while run < most and run + size < end and tokens[end - 1 - run] == tokens[end - 1 - run - size]:
+    while (
+        run < most
+        and run + size < end
+        and _is_alike(tokens, end - 1 - run, end - 1 - run - size, ignored)
+    ):
         run += 1
     return run
 
 
 @compiled
+def _end(tokens: NDArray[np.int64], end: int, size: int, numbers: NDArray[np.uint8]) -> int:
+    """Where the repetition ends that is a loop at `end`."""
+    found = 0
+    for position in range(end - size, end):
+        found += _is_number(tokens[position], numbers)
+    ignored = _ignored(numbers, found, size)
+    while end < len(tokens) and _is_alike(tokens, end, end - size, ignored):
+        end += 1
+    return end
+
+
+@compiled
 def first_loop(
-    tokens: NDArray[np.int64], end: int, shortest: int, longest: int, count: int
+    tokens: NDArray[np.int64],
+    end: int,
+    sizes: tuple[int, int],
+    count: int,
+    numbers: NDArray[np.uint8],
 ) -> tuple[int, int, int]:
     """The length at which tokens first end in a loop, its pattern's size and where it began.
 
@@ -134,20 +185,23 @@ def first_loop(
     Args:
         tokens: int64 [length].
         end: the first length to check.
-        shortest: the shortest pattern, in tokens.
-        longest: the longest pattern, in tokens.
+        sizes: those of the shortest and the longest pattern, in tokens.
         count: the number of consecutive copies, including the first.
+        numbers: 1 for each token that may differ from another of them, uint8 [V].
     """
+    shortest, longest = sizes
     while end <= len(tokens):
-        newest = tokens[end - 1]
         lacking = (count - 1) * shortest
-        for size in range(shortest, min(longest, end - 1) + 1):
-            if tokens[end - 1 - size] != newest:
+        found = 0  # numbers among the newest `size` tokens
+        for size in range(1, min(longest, end - 1) + 1):
+            found += _is_number(tokens[end - size], numbers)
+            ignored = _ignored(numbers, found, size)
+            if size < shortest or not _is_alike(tokens, end - 1, end - 1 - size, ignored):
                 continue
             needed = (count - 1) * size
-            run = _run(tokens, end, size, needed)
+            run = _run(tokens, end, size, needed, ignored)
             if run == needed:
-                return end, size, end - size - _run(tokens, end, size, end)
+                return end, size, end - size - _run(tokens, end, size, end, ignored)
             lacking = min(lacking, needed - run)
         end += lacking
     return end, 0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -17,6 +18,7 @@ def is_number(text: str) -> bool:
     return text.strip().isdecimal()
 
 
+@functools.lru_cache(1)
 def number_tokens(tokenizer: Any, vocab_size: int) -> NDArray[np.uint8]:
     """The tokens that are numbers.
 
@@ -25,7 +27,7 @@ def number_tokens(tokenizer: Any, vocab_size: int) -> NDArray[np.uint8]:
         vocab_size: V; tokens beyond it are left out.
 
     Returns:
-        1 for each of them, uint8 [V].
+        1 for each of them, uint8 [V]; not to be changed, because a process computes it once.
     """
     found = np.zeros(vocab_size, dtype=np.uint8)
     if tokenizer is None:

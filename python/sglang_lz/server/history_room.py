@@ -155,5 +155,6 @@ def prepare_vocabulary(reqs: Sequence[Req], room: HistoryRoom, windows: WindowSt
     tokenizer = reqs[0].tokenizer
     if tokenizer is not None:
         vocabulary_of(tokenizer, room.vocab_size)
+    numbers = number_tokens(tokenizer, room.vocab_size)  # kept for the loop guard too
     if windows is not None:
-        windows.set_numbers(number_tokens(tokenizer, room.vocab_size))
+        windows.set_numbers(numbers)
