@@ -7,6 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_lz import guard
@@ -41,6 +42,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
     monkeypatch.setattr(metrics, "_enabled", lambda: True)
     monkeypatch.setattr(metrics, "_share", lambda: 1.0)
     monkeypatch.setattr(guard, "_reported", lambda: FINISH_REASON)
+    for module in (guard, metrics):
+        monkeypatch.setattr(module, "number_tokens", lambda _, size: np.ones(size, np.uint8))
     return counters.found
 
 
@@ -50,6 +53,8 @@ def request(tokens: list[int], reason: Any = None, **fields: Any) -> Any:
     output = array("q", tokens)
     return SimpleNamespace(
         rid="some-id",
+        tokenizer=None,
+        vocab_size=9,
         sampling_params=params,
         output_ids=output,
         output_ids_through_stop=output,
@@ -68,6 +73,23 @@ def test_loops_ended_by_the_penalty_are_counted(counted: Counter[tuple[str, ...]
     metrics.finished(request(AT_END, **penalised), None, None)
     assert counted["overcome",] == 1
     assert counted["observed", "nowhere", "onset"] == counted["observed", "end", "onset"] == 1
+
+
+def test_loops_up_to_numbers_are_counted(counted: Counter[tuple[str, ...]]) -> None:
+    """Five copies of a pattern with one number of seven tokens: one more than equal copies need."""
+    block = [10, 11, 12, 13, 14, 15]
+    numbered = [token for n in range(5) for token in (*block, n)]
+    for tokens in (numbered, numbered[:-7]):
+        metrics.finished(request([*tokens, 99], lz_penalty=0.15, lz_onset=3), None, None)
+    assert counted["overcome",] == 1
+    req = request([*numbered, 99])
+    req.sampling_params.min_new_tokens = 0
+    req.sampling_params.repetition_detection = RepetitionDetection(7, 0, 5, ignore_numbers=True)
+    req.loop_guard = guard.guard_of(req.sampling_params)
+    guard.after_step(req)
+    assert req.finished_len == len(numbered)
+    assert counted["ended", "stop", "off"] == 1
+    assert counted["tokens", "off"] == 28
 
 
 @pytest.mark.parametrize(

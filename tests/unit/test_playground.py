@@ -85,6 +85,10 @@ def test_loops_are_those_that_reach_the_onset() -> None:
         (4, 107, 155),
     ]
     assert counters(TEXT, [[0.0]] * len(TEXT), found)["tokens_in_loops"] == 44 + 29 + 44
+    numbered = [*TEXT[:68], *(token for n in range(7, 12) for token in (1, 2, 3, 4, 5, 6, n)), 1]
+    numbers = range(7, 12)
+    for text, own, ends in ((numbered, (), [72]), (numbered, numbers, [72, 104])):
+        assert [one.end for one in loops_in(text, params(), own)] == ends
 
 
 # The application

@@ -15,9 +15,13 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sglang_lz.fields.lz import LZParams, shown
 from sglang_lz.fields.repetition import END_THINKING, RECOMMENDED, STOP, RepetitionDetection
 from sglang_lz.loops.detector import Loop, loops
+from sglang_lz.penalty.numbers import number_tokens
 from sglang_lz.penalty.window import shortest_loop
 
 logger = logging.getLogger(__name__)
@@ -138,17 +142,25 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
         _observe(req, stopped, ended_thinking)
 
 
-def reached(output: array[int], window_size: int, onset: int) -> Iterator[Loop]:
+def reached(
+    output: array[int], window_size: int, onset: int, numbers: NDArray[np.uint8]
+) -> Iterator[Loop]:
     """The loops of a finished output that a penalty with an onset sees (docs/SPEC.md section 9).
 
     Args:
         output: token ids, as array("q").
         window_size: W.
         onset: n, at least 1.
+        numbers: 1 for each token of N, uint8 [V].
     """
-    detection = RepetitionDetection(max(window_size - 1, 1), min_count=onset + 1)
-    for loop in loops(output, detection):
-        if loop.repeated >= shortest_loop(loop.pattern_size):
+    longest, end = max(window_size - 1, 1), 0
+    exact = RepetitionDetection(longest, min_count=onset + 1)
+    alike = RepetitionDetection(longest, min_count=onset + 2, ignore_numbers=True)
+    found = [*loops(output, exact), *loops(output, alike, numbers)]
+    for loop in sorted(found, key=lambda one: (one.begin, -one.end)):
+        # Many loops are found as both kinds.
+        if loop.repeated >= shortest_loop(loop.pattern_size) and loop.end > end:
+            end = loop.end
             yield loop
 
 
@@ -163,7 +175,8 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     if stopped is None and ended_thinking is None:  # otherwise its tokens are already counted
         counters().tokens.labels(penalty).inc(sum(loop.repeated for loop in found))
     if params is not None and params.onset:
-        broken_off = reached(output, params.window_size, params.onset)
+        numbers = number_tokens(req.tokenizer, req.vocab_size)
+        broken_off = reached(output, params.window_size, params.onset, numbers)
         ended = (loop for loop in broken_off if loop.end < len(output))
         counters().overcome.inc(sum(1 for _ in ended))
 

@@ -351,7 +351,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 }
                 if len(output) >= last_sum + SUM_EVERY:
                     last_sum = len(output)
-                    yield await run_in_threadpool(summed, output, rows, params)
+                    yield await run_in_threadpool(summed, output, rows, params, numbers)
         if output:
             before = await upstream.unpenalised(prompt, output)
             again = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
@@ -363,7 +363,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                     for (own, first, _, text), row in zip(before, taken, strict=True)
                 ]
             }
-        total = await run_in_threadpool(summed, output, rows, params)
+        total = await run_in_threadpool(summed, output, rows, params, numbers)
         if asked.column == OTHER:
             falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=False)]
             total["counters"] |= {
@@ -377,9 +377,11 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
         yield {"error": "The server's answer has another form than SGLang's."}
 
 
-def summed(tokens: list[int], rows: list[Row], params: LZParams) -> dict[str, Any]:
+def summed(
+    tokens: list[int], rows: list[Row], params: LZParams, numbers: set[int]
+) -> dict[str, Any]:
     """The loops of an output, each as begin, end, size of the pattern and copies; its counters."""
-    found = loops_in(tokens, params)
+    found = loops_in(tokens, params, numbers)
     return {
         "loops": [[one.begin, one.end, one.pattern_size, one.count] for one in found],
         "counters": counters(tokens, rows, found),
@@ -391,7 +393,7 @@ def explained(
 ) -> dict[str, Any]:
     """The effect of these settings on a text without mistakes: `summed`, and the rows."""
     rows = Explainer(params, vocab_size, numbers=numbers).explain(ids)
-    return {"rows": rows, **summed(ids, rows, params)}
+    return {"rows": rows, **summed(ids, rows, params, numbers)}
 
 
 def numbers_of(ids: Sequence[int], texts: Sequence[str]) -> set[int]:

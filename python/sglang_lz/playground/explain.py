@@ -128,17 +128,20 @@ class Explainer:
         return rows
 
 
-def loops_in(tokens: Sequence[int], params: LZParams) -> list[Loop]:
+def loops_in(tokens: Sequence[int], params: LZParams, numbers: Iterable[int] = ()) -> list[Loop]:
     """The loops in an output that reach the onset of these settings, or the recommended onset if
     they have none.
 
     Args:
         tokens: token ids.
         params: the settings.
+        numbers: those of N, at least those of the output.
     """
-    return list(
-        reached(array("q", tokens), params.window_size, params.onset or RECOMMENDED["lz_onset"])
-    )
+    own = [*numbers]
+    is_number = np.zeros(max(own, default=0) + 1, dtype=np.uint8)
+    is_number[own] = 1
+    onset = params.onset or RECOMMENDED["lz_onset"]
+    return list(reached(array("q", tokens), params.window_size, onset, is_number))
 
 
 def counters(tokens: Sequence[int], rows: Sequence[Row], loops: Sequence[Loop]) -> dict[str, Any]:
