@@ -90,7 +90,7 @@ RIGHT: dict[str, str] = {
         for table in "ab"
         for key in ("min", "max", "beds")
     ),
-    # Loops that have no equal copies: the guard does not see them either.
+    # Loops that have no equal copies: by default, the guard does not see them either.
     "numbered lines": "".join(f"{n}. Orion - winter constellation\n" for n in range(9, 89)),
     "numbered calls": "".join(
         f'<tool_call>{{"name":"noop{n}","arguments":{{"command":"echo noop"}}}}</tool_call>\n'
@@ -260,6 +260,19 @@ def test_a_bad_record_is_named(said: Said, line: str, message: str) -> None:
     comma = "" if message.startswith("ends") else ","
     error = said(f'{{"text": "a"}}\n{line}\n', status=2)
     assert f"/answers{comma} {message}" in error
+
+
+def test_numbers_are_ignored_in_texts(said: Said, report: Report) -> None:
+    """Also where a record has token ids besides; these alone do not show what is a number."""
+    text = RIGHT["numbered lines"]
+    data = lines_of([{"text": text}, {"text": text, "output_ids": FINE}, {"text": "fine"}])
+    assert report(data)["outputs_with_a_loop"] == 0
+    found = report(data, "--ignore-numbers")
+    assert found["outputs_with_a_loop"] == found["outputs_that_end_in_one"] == 2
+    assert found["tokens_in_loops"] == 2 * 79 * 11
+    assert '"ignore_numbers": true' in said(data, "--ignore-numbers")
+    ids = json.dumps({"output_ids": FINE})
+    assert "line 1 has token ids without a text" in said(ids, "--ignore-numbers", status=2)
 
 
 def test_bad_settings_and_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

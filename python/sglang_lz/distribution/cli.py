@@ -245,10 +245,8 @@ def _loops(options: argparse.Namespace) -> int:
     output. The report shows none of the text."""
     from ..loops import report  # as for `playground`, the standard library is not enough
 
-    names = ("max_pattern_size", "min_pattern_size", "min_count")
-    asked = {name: getattr(options, name) for name in names}
     try:
-        print(report.run(options.files, asked, as_json=options.json))
+        print(report.run(options.files, vars(options), as_json=options.json))
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0
@@ -301,6 +299,8 @@ def _add_options(pages: Mapping[str, argparse.ArgumentParser]) -> None:
     add("loops", "--max-pattern-size", "N", type=int, help="longest pattern, in tokens (512)")
     add("loops", "--min-pattern-size", "N", type=int, help="shortest (1)")
     add("loops", "--min-count", "N", type=int, help="copies in a row that are a loop (20)")
+    numbers = "let copies differ in their numbers (needs texts)"
+    add("loops", "--ignore-numbers", action="store_true", help=numbers)
     add("loops", "--json", action="store_true", help="print JSON")
     server = DEFAULT_SERVER
     add("playground", "--server", "URL", default=server, help=f"default: {server}")

@@ -18,14 +18,17 @@ import sys
 import unicodedata
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, BinaryIO, TextIO
 
+import numpy as np
+
 from sglang_lz.fields.repetition import RepetitionDetection
 from sglang_lz.loops.detector import Loop, loops
+from sglang_lz.penalty.numbers import is_number
 
 TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
 TEXT_KEYS = ("text", "output", "response", "completion", "content")
@@ -103,6 +106,7 @@ class Output:
         is_cut: whether a log omitted a part.
         words: what the numbers in `tokens` stand for, by number; empty for token ids.
         unit: what a number in `tokens` is.
+        texts: the text of token ids, in the parts that a log kept; empty if there is none.
     """
 
     place: str
@@ -110,6 +114,7 @@ class Output:
     is_cut: bool = False
     words: tuple[str, ...] = ()
     unit: str = TOKENS
+    texts: tuple[str, ...] = ()
 
     def text(self, most: int) -> str:
         """The text, at most its first `most` characters; only if there are `words`."""
@@ -123,12 +128,24 @@ def searched(output: Output, detection: RepetitionDetection) -> tuple[Output, li
 
     A tokenizer may join what is repeated in other ways than words do ("hahaha"). A text whose words
     do not loop is therefore searched by its characters, too.
+
+    Raises:
+        LoopsError: numbers are ignored, and the output is token ids without their text.
     """
+    if output.unit == TOKENS and detection.ignore_numbers:
+        if not output.texts:
+            raise LoopsError(
+                f"{output.place} has token ids without a text, which do not show what is a number: "
+                "leave out --ignore-numbers."
+            )
+        output = _of_texts([*output.texts], output.place)
     if output.unit == TOKENS:
         return output, list(loops(output.tokens, detection))
     for unit in (WORDS, CHARACTERS):
         one = output if unit == WORDS else _of_texts(_texts(output), output.place, unit)
-        if found := [loop for loop in loops(one.tokens, detection) if _is_long(loop, one)]:
+        numbers = np.fromiter(map(is_number, one.words), np.uint8, len(one.words))
+        found = [loop for loop in loops(one.tokens, detection, numbers) if _is_long(loop, one)]
+        if found:
             return one, found
     return output, []
 
@@ -368,7 +385,7 @@ def _of_sglang_line(line: str, begin: int, place: str) -> Iterator[Output]:
         at += len(", ")
     if found := _SGLANG_IDS.match(line, at):
         halves = [json.loads(half) for half in (found["ids"], found["more"]) if half]
-        yield _of_tokens(halves, place)
+        yield _of_tokens(halves, place, texts)
     elif texts:
         yield _of_texts(texts, place)
     else:
@@ -386,7 +403,7 @@ def _of_vllm_line(line: str, begin: int, place: str) -> Iterator[Output]:
     if found is None:
         raise _unknown(place)
     if found["ids"]:
-        yield _of_tokens([json.loads(f"[{found['ids'].rstrip(', ')}]")], place)
+        yield _of_tokens([json.loads(f"[{found['ids'].rstrip(', ')}]")], place, [text])
     else:
         yield _of_texts([text], place)
 
@@ -486,6 +503,7 @@ def _of_request(record: dict[str, Any], place: str) -> Iterator[Output]:
 
 def _of_answer(record: Any, place: str) -> Output:
     record = record if isinstance(record, dict) else {}
+    texts = _texts_of_answer(record)
     for key in TOKEN_KEYS:
         tokens = record.get(key)
         if isinstance(tokens, list):
@@ -495,7 +513,14 @@ def _of_answer(record: Any, place: str) -> Output:
             else:
                 halves = [tokens]
             if all(type(token) is int for half in halves for token in half):
-                return _of_tokens(halves, place)
+                return _of_tokens(halves, place, texts)
+    if not texts:
+        raise _no_output(place)
+    return _of_texts(texts, place)
+
+
+def _texts_of_answer(record: dict[str, Any]) -> list[str]:
+    """The text of an answer, in the parts that a log kept; empty if it has none."""
     message = record.get("message")
     for holder in (message if isinstance(message, dict) else {}, record):
         thoughts = (_text(holder.get(key)) for key in THOUGHT_KEYS)
@@ -506,8 +531,8 @@ def _of_answer(record: Any, place: str) -> Output:
             _text(holder.get("tool_calls")),
         ]
         if found != [None] * 3:
-            return _of_texts(_halves("".join(filter(None, found))), place)
-    raise _no_output(place)
+            return _halves("".join(filter(None, found)))
+    return []
 
 
 def _no_output(place: str) -> LoopsError:
@@ -544,11 +569,11 @@ def _halves(text: str) -> list[str]:
     return [text[:begin], text[begin + len(_GAP) :]] if is_cut else [text]
 
 
-def _of_tokens(halves: list[list[int]], place: str) -> Output:
+def _of_tokens(halves: list[list[int]], place: str, texts: Iterable[str] = ()) -> Output:
     for half in halves:
         if half and not 0 <= min(half) <= max(half) <= LARGEST_TOKEN:
             raise LoopsError(f"{place} holds token ids below 0 or above {LARGEST_TOKEN}.")
-    return _joined([array("q", half) for half in halves], place)
+    return replace(_joined([array("q", half) for half in halves], place), texts=tuple(texts))
 
 
 def _of_texts(halves: list[str], place: str, unit: str = WORDS) -> Output:

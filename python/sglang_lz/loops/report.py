@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from sglang_lz.fields.repetition import FIELD, RECOMMENDED, RepetitionDetection
+from sglang_lz.fields.repetition import FIELD, KEYS, RECOMMENDED, RepetitionDetection
 from sglang_lz.loops.past_outputs import LoopsError, Output, read, searched
 
 PATTERNS = 10
@@ -27,19 +27,19 @@ class Pattern:
     copies: array[int] = field(default_factory=lambda: array("q"))
 
 
-def run(files: Sequence[str], asked: Mapping[str, int | None], *, as_json: bool) -> str:
+def run(files: Sequence[str], asked: Mapping[str, Any], *, as_json: bool) -> str:
     """Report on some files, in words or as JSON.
 
     Args:
         files: their paths; "-" is standard input.
-        asked: sizes and count by their names in `repetition_detection`; None for the recommended.
+        asked: holds `KEYS` of `repetition_detection`; None for the recommended value.
         as_json: whether to return JSON.
 
     Raises:
         ValueError: a value is out of range, or a record is invalid.
         OSError: a file cannot be read.
     """
-    given = {name: value for name, value in asked.items() if value is not None}
+    given = {name: asked[name] for name in KEYS if asked[name] is not None}
     detection = RepetitionDetection.parse(dataclasses.asdict(RECOMMENDED) | given)
     if detection is None:
         raise LoopsError("--max-pattern-size must be above 0, got 0.")
