@@ -47,7 +47,11 @@ class Request:
 
 
 class Engine:
-    """Runs requests in the slots of a decoder, each until it ends."""
+    """Runs requests in the slots of a decoder, each until it ends.
+
+    Attributes:
+        numbers: 1 for each token that is a number, uint8 [V].
+    """
 
     def __init__(
         self, decoder: Decoder, tokenizer: Any, ends: Sequence[int], *, max_tokens: int, window: int
@@ -70,8 +74,8 @@ class Engine:
         self._penalizer = Penalizer(
             self._generations, window, "cpu", room, live_rows=lambda: self._running
         )
-        self._numbers = number_tokens(tokenizer, decoder.vocab_size)
-        self._penalizer.state.set_numbers(self._numbers)
+        self.numbers = number_tokens(tokenizer, decoder.vocab_size)
+        self._penalizer.state.set_numbers(self.numbers)
         self._window = window
         self._uniforms: dict[int, np.random.Generator] = {}
 
@@ -105,7 +109,7 @@ class Engine:
         vocab_size = self._decoder.vocab_size
         room = HistoryRoom(vocab_size, words=1, lists=0)
         penalizer = Penalizer(torch.zeros(1, dtype=torch.int64), self._window, "cpu", room)
-        penalizer.state.set_numbers(self._numbers)
+        penalizer.state.set_numbers(self.numbers)
         rows, zero = torch.tensor([0]), torch.zeros(1, vocab_size)
         plan = self._plan(penalizer, rows, request)
         for t in range(len(output)):

@@ -215,6 +215,7 @@ def _other_name(name: str, value: object) -> str:
                 f"--penalty: {name} must be a number in [{low:g}, {high:g}], got {value!r}."
             )
     if name == DETECTION and isinstance(value, dict):
-        return f"stop at {value['min_count']} copies"
+        but = ", ignoring numbers" * bool(value.get("ignore_numbers"))
+        return f"stop at {value['min_count']} copies{but}"
     kind = name.removesuffix("_penalty").removesuffix("_multiplier")
     return f"{kind} {value}" if number is None else f"{kind} {number:g}"

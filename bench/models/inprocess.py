@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -23,7 +25,7 @@ from sglang_lz.fields.histories import FIELDS as HISTORY_FIELDS
 from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
 from sglang_lz.fields.repetition import FIELD as DETECTION
 from sglang_lz.fields.repetition import RepetitionDetection
-from sglang_lz.loops.detector import loops
+from sglang_lz.loops.detector import Detector
 from sglang_lz.models import catalogue
 
 WINDOW = 512
@@ -90,7 +92,8 @@ class InProcess:
 
         def keep(key: Key, output: list[int], finish: str) -> None:
             if DETECTION in fields[key.variant]:
-                output, finish = _stopped(fields[key.variant][DETECTION], output, finish)
+                detection = fields[key.variant][DETECTION]
+                output, finish = _stopped(detection, output, finish, engine.numbers)
             sample = {
                 "text": self.tokenizer.decode(output, skip_special_tokens=True),
                 "token_ids": output,
@@ -146,11 +149,11 @@ def _may_begin_alike(fields: Mapping[str, Any]) -> bool:
     return all(name.startswith("lz_") for name in fields)
 
 
-def _stopped(field: object, ids: list[int], finish: str) -> tuple[list[int], str]:
+def _stopped(
+    field: object, ids: list[int], finish: str, numbers: NDArray[np.uint8]
+) -> tuple[list[int], str]:
     """An output up to where the loop guard ends it, and why it ends."""
     detection = RepetitionDetection.parse(field)
     assert detection is not None
-    loop = next(loops(array("q", ids), detection), None)
-    if loop is None:
-        return ids, finish
-    return ids[: loop.begin + loop.pattern_size * detection.min_count], "repetition"
+    loop = Detector(detection).find(array("q", ids), numbers)
+    return (ids, finish) if loop is None else (ids[: loop.end], "repetition")
