@@ -191,13 +191,18 @@ def first_loop(
     """
     shortest, longest = sizes
     while end <= len(tokens):
+        newest = tokens[end - 1]
+        is_number = _is_number(newest, numbers)
         lacking = (count - 1) * shortest
-        found = 0  # numbers among the newest `size` tokens
-        for size in range(1, min(longest, end - 1) + 1):
-            found += _is_number(tokens[end - size], numbers)
-            ignored = _ignored(numbers, found, size)
-            if size < shortest or not _is_alike(tokens, end - 1, end - 1 - size, ignored):
+        found = counted = 0  # numbers among the newest `counted` tokens
+        for size in range(shortest, min(longest, end - 1) + 1):
+            token = tokens[end - 1 - size]
+            if token != newest and not (is_number and _is_number(token, numbers)):
                 continue
+            while len(numbers) > 0 and counted < size:
+                counted += 1
+                found += _is_number(tokens[end - counted], numbers)
+            ignored = _ignored(numbers, found, size)
             needed = (count - 1) * size
             run = _run(tokens, end, size, needed, ignored)
             if run == needed:
