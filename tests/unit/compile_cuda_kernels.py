@@ -45,7 +45,7 @@ POINTERS = {
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BUDGET = Path(__file__).with_name("kernel_budget.json")
-COUNTS = ("registers", "instructions", "barriers", "loads", "chain")
+COUNTS = ("registers", "instructions", "barriers", "loads", "chain", "stack")
 
 # How the intermediate code of Triton 3.6 and of 3.9 names what the order of memory depends on.
 MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")

@@ -22,6 +22,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from sglang_lz import admission, sampling
 from unit.test_penalizer import (
+    MAX_WINDOW,
     VOCAB,
     Pool,
     Request,
@@ -70,8 +71,9 @@ def read(fields: dict[str, Any]) -> SamplingParams | None:
 
 
 @pytest.fixture
-def pool(server: None) -> Pool:
+def pool(server: None, server_config: dict[str, Any]) -> Pool:
     """One for all examples: kernels are warmed up once."""
+    server_config["lz_max_window_size"] = MAX_WINDOW  # as the pool
     return reserved_pool()
 
 

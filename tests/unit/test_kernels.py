@@ -34,7 +34,9 @@ from sglang_lz.penalty.kernels import cpu as cpu_kernels
 from sglang_lz.penalty.kernels import launch, warm_up
 from sglang_lz.penalty.reference import steps as reference
 from sglang_lz.penalty.window import (
+    LEAST_ID,
     MEMORY,
+    NUMBER_MARK,
     ONSET,
     PARAMS,
     RUNS,
@@ -390,7 +392,9 @@ def verify(kernels, rng, state, device_state, rows, histories, vocab) -> None:  
         if state.params[row, 0] == 0:
             continue
         for node, path in enumerate(paths[i]):
-            assert got[i, node, : len(path)].tolist() == expected[i, node, : len(path)].tolist()
+            own, stated = got[i, node, : len(path)].cpu(), expected[i, node, : len(path)]
+            own = torch.where(own < LEAST_ID, own ^ NUMBER_MARK, own)
+            assert own.tolist() == stated.tolist()
         histories[row - 1] += [trees[i].tokens[node] for node in accepted[i]]
     accept_index = torch.tensor(
         [[i * nodes + node for node in (path + [0] * nodes)[:nodes]] for i, path in
@@ -524,9 +528,9 @@ def test_warming_up_runs_every_kernel_on_a_row_without_the_penalty(
 
 # Where barriers must stand among loads, stores and atomics: the interpreter needs none of them.
 ORDER = {
-    "_step": "L+BA+SSSSS",  # read all, lower the logits, keep runs, cover and the newest token
-    "_verify": "L+SLSBL+BA+",  # write the path, read all along it, lower the logits
-    "_accept": "L+BSSSSLLS",  # read all, keep runs, cover and the path
+    "_step": "L+BA+L?SSSSS",  # read all, lower the logits, keep runs, cover and the newest token
+    "_verify": "L+SLLSBL+BA+",  # write the path, read all along it, lower the logits
+    "_accept": "L+BL?SSSSLS",  # read all, keep runs, cover and the path
     "_forbid": "L+BLSS",  # read bits and logits, clear the bits and write
     "_seed": "L(LS)+",  # copy everything
 }
@@ -538,8 +542,8 @@ HISTORY = "L+SBL+SBL+BSSB(L+AL+A{0}){{2}}BL+AL+SLS{1}"
 FORBID = "BLALBL+BLSS"
 ORDER_WITH_HISTORIES = {
     "_step": "LB" + HISTORY.format("S", "SSBLSLSSSS") + "L+" + FORBID,
-    "_verify": "L+SLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
-    "_accept": "L+SBL+SBL+BSSB(L+S){2}BL+SSBLSLSSSSL+BSSSLS",
+    "_verify": "L+SLLSBL+BA+B" + HISTORY.format("", "") + "L+" + FORBID,
+    "_accept": "L+SBL+SBL+BSSB(L+S){2}BL+SSBLSLSSSSL+BL?SSSSLS",
 }
 
 
@@ -623,7 +627,7 @@ def test_the_kernels_compile_for_hopper_in_order_and_within_their_budget(blocks:
             behind = ORDER_WITH_HISTORIES[kernel]
             expected = expected + behind if kernel == "_step" else behind
         assert re.fullmatch(expected, one["order"]), one
-        assert one["stack"] == 0, one
+        assert one["stack"] == 0 or one["block"] > 2048, one
     budget = json.loads(script.with_name("kernel_budget.json").read_text())
     allowed = budget[".".join(triton.__version__.split(".")[:2])]
     assert allowed.keys() >= {one["name"] for one in programs}

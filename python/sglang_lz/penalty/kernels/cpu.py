@@ -106,28 +106,62 @@ def _copies(run, period):
 
 @compiled
 def _reach(newest_first, runs, onset):
-    """E_t, limited to the tokens that the cover counts. Runs up to numbers that have enough copies,
-    but too many numbers, become TOO_MANY_NUMBERS.
-
-    `newest_first` are the newest tokens, at least as many as the longest period."""
-    reach = 0
-    run, alike = runs[EXACT], runs[ALIKE]
-    for period in range(1, runs.shape[1]):
+    """E_t, limited to the tokens that the cover counts. `newest_first` are the newest tokens, at
+    least as many as the longest period."""
+    reach = _reach_alike(newest_first, runs[ALIKE], onset)
+    run = runs[EXACT]
+    for period in range(1, len(run)):
+        if reach >= COVERED:
+            return COVERED
         if run[period] >= onset * period and _is_loop(run[period], period):
             reach = max(reach, run[period] + period)
-            if reach >= COVERED:
-                break
-    counted = numbers = 0
-    for period in range(1, runs.shape[1]):
-        if alike[period] >= (onset + 1) * period and _is_loop(alike[period], period):
-            while counted < period:
-                numbers += newest_first[counted] < LEAST_ID
-                counted += 1
-            if NUMBERS_TIMES * numbers > PERIOD_TIMES * period:
-                alike[period] = TOO_MANY_NUMBERS
-            else:
-                reach = max(reach, alike[period] + period)
     return min(reach, COVERED)
+
+
+@compiled
+def _reach_alike(newest_first, alike, onset):
+    """How many of the newest tokens are looped up to numbers.
+
+    Runs that have just enough copies, but too many numbers, become TOO_MANY_NUMBERS. Longer ones
+    became so before."""
+    reach, has_just_enough = np.int32(0), False
+    for period in range(1, len(alike)):
+        run, least = np.int32(alike[period]), np.int32(_least_alike(period, onset))
+        reach = max(reach, np.int32(run + period) if run >= least else np.int32(0))
+        has_just_enough |= run == least
+    if has_just_enough:
+        _mark_many_numbers(newest_first, alike, onset)
+        return _reach_alike_of_marked(alike, onset)
+    return reach
+
+
+@compiled
+def _reach_alike_of_marked(alike, onset):
+    reach = np.int32(0)
+    for period in range(1, len(alike)):
+        is_looped = alike[period] >= _least_alike(period, onset)
+        reach = max(reach, np.int32(alike[period] + period) if is_looped else np.int32(0))
+    return reach
+
+
+@compiled
+def _least_alike(period, onset):
+    """The shortest run up to numbers that has enough copies."""
+    return max(SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP, (onset + 1) * period)
+
+
+@compiled
+def _mark_many_numbers(newest_first, alike, onset):
+    """Let runs that have enough copies, but too many numbers, become TOO_MANY_NUMBERS."""
+    counted = numbers = 0
+    for period in range(1, len(alike)):
+        if alike[period] < _least_alike(period, onset):
+            continue
+        while counted < period:
+            numbers += newest_first[counted] < LEAST_ID
+            counted += 1
+        if NUMBERS_TIMES * numbers > PERIOD_TIMES * period:
+            alike[period] = TOO_MANY_NUMBERS
 
 
 @compiled
@@ -157,24 +191,25 @@ def _marked(token, numbers, onset):
 @compiled
 def _append(newest, older, runs, onset):
     """Update the runs for one more token; `older` are the tokens before it, newest first, one for
-    each period whose run is known. Returns the longest run."""
+    each period whose run is known. Returns the longest run, of either kind."""
     # The slices begin at 0 so that the compiler can prove it to be within bounds.
-    grown, longest = runs[EXACT, 1:], np.int16(0)
-    for column in range(len(older)):
-        longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
-        grown[column] = longer if older[column] == newest else np.int16(0)
-        longest = max(longest, grown[column])
+    grown, alike, longest = runs[EXACT, 1:], runs[ALIKE, 1:], np.int16(0)
     if not onset:
+        for column in range(len(older)):
+            longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
+            grown[column] = longer if older[column] == newest else np.int16(0)
+            longest = max(longest, grown[column])
         return longest
-    alike = runs[ALIKE, 1:]
     # A token is alike if it equals a token that is no number, or if both are numbers.
     last = np.int32(LEAST_ID - 1 if newest < LEAST_ID else newest)
     first = np.int32(NUMBER_MARK if newest < LEAST_ID else newest)
     for column in range(len(older)):
+        longer = np.int16(min(grown[column], LONGEST_RUN - 1) + 1)
+        grown[column] = longer if older[column] == newest else np.int16(0)
         longer = np.int16(min(alike[column], LONGEST_RUN - 1) + 1)
         longer = longer if alike[column] >= 0 else np.int16(TOO_MANY_NUMBERS)
         alike[column] = longer if first <= older[column] <= last else np.int16(0)
-        longest = max(longest, alike[column])
+        longest = max(longest, max(grown[column], alike[column]))
     return longest
 
 
@@ -187,6 +222,7 @@ def _replay(visible, first, onset, runs, cover):
     _run_lengths(alike, runs[ALIKE])
     newest_first = visible[::-1].copy()
     steps = len(visible) - first
+    _mark_many_numbers(newest_first[steps:], runs[ALIKE], onset)
     _notice(cover, _reach(newest_first[steps:], runs, onset))
     for newer in range(steps - 1, -1, -1):
         older = newest_first[newer + 1 : newer + runs.shape[1]]
@@ -235,8 +271,11 @@ def _advance(path, tokens, run, params, cover, numbers, position, window, runs, 
     before = max(min(visible - len(path), window_size), 1)
     for plane in range(RUNS if onset else 1):
         runs[plane, 0] = 0
-        runs[plane, 1:before] = run[plane, 1:before]
-        runs[plane, before : window_size + 1] = 0
+        # Assigning slices would take ten times as long.
+        for period in range(1, before):
+            runs[plane, period] = run[plane, period]
+        for period in range(before, window_size + 1):
+            runs[plane, period] = 0
     cover_after[:] = cover
     own = runs[:, :window_size]
     reach = _reach(window, own, onset) if onset and not len(path) else 0
@@ -291,10 +330,11 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             if _is_loop(own_run, period):
                 strength = max(strength, _copies(own_run, period) - onset + 1)
             strengths[column] = strength
-        for column in range(length):
-            own_run, period = alike[column + 1], column + 1
-            if _is_loop(own_run, period) and window[column] >= LEAST_ID:
-                grown = _copies(own_run, period) - onset
+        if _differ(run, alike, length):  # otherwise the copies of exact runs are stronger
+            for column in range(length):
+                own_run, period = alike[column + 1], column + 1
+                grows = _is_loop(own_run, period) and window[column] >= LEAST_ID
+                grown = _copies(own_run, period) - onset if grows else 0
                 strengths[column] = max(strengths[column], grown)
         for column in range(length):
             lowered[column] *= np.float32(strengths[column])
@@ -313,6 +353,15 @@ def _lower(logits, window, runs, length, params, cover, reach, matched, lowered)
             # A branch on which of the two is less would be mispredicted.
             now = logits[token]
             logits[token] = lowered[column] if lowered[column] < now else now
+
+
+@compiled
+def _differ(run, alike, length):
+    """Whether any run up to numbers differs from the exact one."""
+    differ = False
+    for period in range(1, length + 1):
+        differ |= run[period] != alike[period]
+    return differ
 
 
 @compiled
@@ -349,7 +398,8 @@ def _keep(path, runs, cover_after, position, tokens, run, params, cover):
     has its tokens marked."""
     window_size = int(params[WINDOW_SIZE])
     for plane in range(RUNS if params[ONSET] else 1):
-        run[plane, :window_size] = runs[plane, :window_size]
+        for period in range(window_size):
+            run[plane, period] = runs[plane, period]
     cover[:] = cover_after
     for newer in range(min(len(path), len(tokens))):
         tokens[(position - newer) % len(tokens)] = path[newer]

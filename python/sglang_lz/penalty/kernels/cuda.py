@@ -118,27 +118,21 @@ def _marked(token, is_number_ptr, numbers_end, mask):
 
 @triton.jit
 def _tokens_at(
-    column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr, numbers_end,
-    onset, mask, STEP: tl.constexpr,
-):  # fmt: skip
+    column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, mask, STEP: tl.constexpr
+):
     """The tokens of some columns; `slot` is the place of column `on_path` in the ring. In a `STEP`,
     the path is no more than the newest token, which is given."""
     at = slot - (column - on_path)
     at = tl.where(at < 0, at + capacity, at)
-    if STEP:
-        new = newest
-    else:
-        is_new = mask & (column < on_path)
-        new = tl.load(path_ptr + column, mask=is_new, other=0).to(tl.int32)
-        new = _marked(new, is_number_ptr, numbers_end, is_new & (onset > 0))
+    new = newest if STEP else tl.load(path_ptr + column, mask=mask & (column < on_path), other=0)
     old = tl.load(tokens_ptr + at, mask=mask & (column >= on_path), other=0)
     return tl.where(column < on_path, new, old)
 
 
 @triton.jit
 def _runs_and_cover(
-    period, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, is_number_ptr,
-    numbers_end, visible, window_size, onset, cover_ptr, STEP: tl.constexpr,
+    period, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
+    onset, cover_ptr, STEP: tl.constexpr,
 ):  # fmt: skip
     """run_k and run'_k of each period k after the path, and the row's word M and counter.
 
@@ -155,14 +149,10 @@ def _runs_and_cover(
     memory = tl.load(cover_ptr + MEMORY).to(tl.int32)
     for older in range(on_path):
         newer = on_path - 1 - older
-        if STEP:
-            added = newest
-        else:
-            added = tl.load(path_ptr + newer).to(tl.int32)
-            added = _marked(added, is_number_ptr, numbers_end, onset > 0)
+        added = newest if STEP else tl.load(path_ptr + newer)
         token = _tokens_at(
-            period + newer, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
-            numbers_end, onset, period < capacity, STEP,
+            period + newer, path_ptr, on_path, newest, tokens_ptr, slot, capacity,
+            period < capacity, STEP,
         )  # fmt: skip
         is_known = period < tl.minimum(visible - newer, window_size)
         run = tl.where((token == added) & is_known, tl.minimum(run + 1, LONGEST_RUN), 0)
@@ -259,8 +249,7 @@ def _savings(column, matched_before, bits_of_vocab, is_rate):
 @triton.jit
 def _penalise(
     column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest, tokens_ptr, run_ptr,
-    slot, capacity, is_number_ptr, numbers_end, visible, params_ptr, cover_ptr, penalty, onset,
-    STEP: tl.constexpr,
+    slot, capacity, visible, params_ptr, cover_ptr, penalty, onset, STEP: tl.constexpr,
 ):  # fmt: skip
     """Lower one row of logits. Returns run_{k+1} and run'_{k+1} for each column k, the row's word M
     and its counter. Every thread has then loaded what it needs of the stored window and cover, so
@@ -273,12 +262,11 @@ def _penalise(
         buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
         is_rate = tl.load(params_ptr + IS_RATE) != 0
         token = _tokens_at(
-            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
-            numbers_end, onset, column < capacity, STEP,
+            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, column < capacity, STEP
         )  # fmt: skip
     run, alike, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, is_number_ptr,
-        numbers_end, visible, window_size, onset, cover_ptr, STEP,
+        column + 1, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, visible,
+        window_size, onset, cover_ptr, STEP,
     )  # fmt: skip
     length = tl.minimum(visible, window_size)
     strength = tl.full(column.shape, 1, tl.int32)
@@ -290,8 +278,7 @@ def _penalise(
         buffer_size = tl.load(params_ptr + BUFFER_SIZE).to(tl.int32)
         is_rate = tl.load(params_ptr + IS_RATE) != 0
         token = _tokens_at(
-            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, is_number_ptr,
-            numbers_end, onset, column < capacity, STEP,
+            column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, column < capacity, STEP
         )  # fmt: skip
     if onset > 0:
         is_number = token < LEAST_ID
@@ -329,12 +316,9 @@ def _match_lengths(period, run, length, buffer_size):
 
 
 @triton.jit
-def _store_runs(run_ptr, request_row_ptr, request_row, column, run, alike, capacity, onset):
+def _store_runs(run_ptr, column, run, alike, capacity, onset):
     """Write the runs of the next column's period back."""
-    if column.shape[0] > 4096:
-        # Loaded again, because the addresses would not fit into the registers until here.
-        request_row = tl.load(request_row_ptr).to(tl.int64)
-    run_ptr += request_row * RUNS * capacity + 1
+    run_ptr += 1
     in_window = column + 1 < capacity
     tl.store(run_ptr + column, run.to(tl.int16), mask=in_window)
     tl.store(run_ptr + capacity + column, alike.to(tl.int16), mask=in_window & (onset > 0))
@@ -365,25 +349,26 @@ def _step_kernel(
     # Together with the penalty, so that the loads that it masks do not wait any longer.
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
     if penalty != 0:
-        tokens_ptr += request_row * capacity
         column = tl.arange(0, BLOCK)
         before = (position - on_path) % capacity
-        cover_ptr += request_row * COVER
         visible = _visible(position, params_ptr)
         newest = tl.load(path_ptr, mask=on_path > 0, other=0).to(tl.int32)
         newest = _marked(newest, is_number_ptr, numbers_end, (on_path > 0) & (onset > 0))
         run, alike, word, memory = _penalise(
-            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest, tokens_ptr,
-            run_ptr + request_row * RUNS * capacity, before, capacity, is_number_ptr, numbers_end,
-            visible, params_ptr, cover_ptr, penalty, onset, STEP=True,
+            column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest,
+            tokens_ptr + request_row * capacity, run_ptr + request_row * RUNS * capacity, before,
+            capacity, visible, params_ptr, cover_ptr + request_row * COVER, penalty, onset,
+            STEP=True,
         )  # fmt: skip
         if on_path > 0:
-            _store_runs(
-                run_ptr, request_rows_ptr + row, request_row, column, run, alike, capacity, onset
-            )
-            tl.store(cover_ptr + LOOPED, word)
-            tl.store(cover_ptr + MEMORY, memory)
-            tl.store(tokens_ptr + position % capacity, newest)
+            if BLOCK > 4096:
+                # Loaded again, because its addresses would not fit into the registers until here.
+                request_row = tl.load(request_rows_ptr + row).to(tl.int64)
+            run_ptr += request_row * RUNS * capacity
+            _store_runs(run_ptr, column, run, alike, capacity, onset)
+            tl.store(cover_ptr + request_row * COVER + LOOPED, word)
+            tl.store(cover_ptr + request_row * COVER + MEMORY, memory)
+            tl.store(tokens_ptr + request_row * capacity + position % capacity, newest)
     if HISTORY:
         place = tl.load(numbers_ptr + request_row * NUMBERS + AT)
         if place >= 0:
@@ -398,9 +383,10 @@ def _step_kernel(
 
 @triton.jit
 def _write_path(
-    path_ptr, depth, drafts_ptr, first_child_ptr, next_sibling_ptr, nodes, node, NODES: tl.constexpr
-):
-    """Write the tokens from a node up to its root; returns how many."""
+    path_ptr, depth, drafts_ptr, first_child_ptr, next_sibling_ptr, nodes, node, is_number_ptr,
+    numbers_end, onset, NODES: tl.constexpr,
+):  # fmt: skip
+    """Write the tokens from a node up to its root, as the row stores them; returns how many."""
     other = tl.arange(0, NODES)
     child = tl.load(first_child_ptr + other, mask=other < nodes, other=-1)
     sibling = tl.load(next_sibling_ptr + other, mask=other < nodes, other=-1)
@@ -408,7 +394,8 @@ def _write_path(
     # Each node is passed at most once. Counting keeps cyclic links from hanging the device.
     hops = 0
     while (node != 0) & (on_path < depth - 1) & (hops < nodes):
-        tl.store(path_ptr + on_path, tl.load(drafts_ptr + node).to(tl.int32))
+        token = tl.load(drafts_ptr + node).to(tl.int32)
+        tl.store(path_ptr + on_path, _marked(token, is_number_ptr, numbers_end, onset > 0))
         on_path += 1
         elder = tl.max(tl.where(sibling == node, other, -1))
         while (elder >= 0) & (hops < nodes):
@@ -418,7 +405,8 @@ def _write_path(
         # A node outside the tree has no parent, and is treated as a child of the root.
         node = tl.max(tl.where(child == node, other, 0))
         hops += 1
-    tl.store(path_ptr + on_path, tl.load(drafts_ptr).to(tl.int32))
+    token = tl.load(drafts_ptr).to(tl.int32)
+    tl.store(path_ptr + on_path, _marked(token, is_number_ptr, numbers_end, onset > 0))
     return on_path + 1
 
 
@@ -445,7 +433,7 @@ def _verify_kernel(
     links = tree.to(tl.int64) * nodes
     on_path = _write_path(
         path_ptr, depth, drafts_ptr + links, first_child_ptr + links, next_sibling_ptr + links,
-        nodes, node, NODES,
+        nodes, node, is_number_ptr, numbers_end, onset, NODES,
     )  # fmt: skip
     # One thread wrote the path, all threads read it.
     tl.debug_barrier()
@@ -455,9 +443,9 @@ def _verify_kernel(
         column = tl.arange(0, BLOCK)
         _penalise(
             column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, 0, tokens_ptr,
-            run_ptr + request_row * RUNS * capacity, before % capacity, capacity, is_number_ptr,
-            numbers_end, _visible(before + on_path, params_ptr), params_ptr,
-            cover_ptr + request_row * COVER, penalty, onset, STEP=False,
+            run_ptr + request_row * RUNS * capacity, before % capacity, capacity,
+            _visible(before + on_path, params_ptr), params_ptr, cover_ptr + request_row * COVER,
+            penalty, onset, STEP=False,
         )  # fmt: skip
     if HISTORY:  # noqa: SIM102 -- known when it is compiled, the place is not
         if place >= 0:
@@ -471,8 +459,7 @@ def _verify_kernel(
 
 def _accept_kernel(
     request_rows_ptr, root_ptr, paths_ptr, depth, accept_index_ptr, index_stride,
-    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity, is_number_ptr,
-    numbers_end,
+    num_correct_drafts_ptr, tokens_ptr, run_ptr, params_ptr, cover_ptr, capacity,
     memory_ptr, numbers_ptr, strengths_ptr, mask_ptr, masks, tails_ptr, walk_ptr, forbidden_ptr,
     words, forbids,
     BLOCK: tl.constexpr, HISTORY: tl.constexpr,
@@ -495,28 +482,29 @@ def _accept_kernel(
     params_ptr += request_row * PARAMS
     if tl.load(params_ptr + PENALTY) == 0:
         return
-    tokens_ptr += request_row * capacity
     column = tl.arange(0, BLOCK)
     visible = _visible(before + on_path, params_ptr)
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
-    cover_ptr += request_row * COVER
     run, alike, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, 0, tokens_ptr, run_ptr + request_row * RUNS * capacity,
-        before % capacity, capacity, is_number_ptr, numbers_end, visible, window_size, onset,
-        cover_ptr, STEP=False,
+        column + 1, path_ptr, on_path, 0, tokens_ptr + request_row * capacity,
+        run_ptr + request_row * RUNS * capacity, before % capacity, capacity, visible, window_size,
+        onset, cover_ptr + request_row * COVER, STEP=False,
     )  # fmt: skip
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
-    _store_runs(run_ptr, request_rows_ptr + tree, request_row, column, run, alike, capacity, onset)
-    tl.store(cover_ptr + LOOPED, word)
-    tl.store(cover_ptr + MEMORY, memory)
+    if BLOCK > 4096:
+        # As in `_step_kernel`.
+        request_row = tl.load(request_rows_ptr + tree).to(tl.int64)
+    run_ptr += request_row * RUNS * capacity
+    _store_runs(run_ptr, column, run, alike, capacity, onset)
+    tl.store(cover_ptr + request_row * COVER + LOOPED, word)
+    tl.store(cover_ptr + request_row * COVER + MEMORY, memory)
+    tokens_ptr += request_row * capacity
     at = (before + on_path) % capacity - column
     at = tl.where(at < 0, at + capacity, at)
     new = (column < on_path) & (column < capacity)
-    token = tl.load(path_ptr + column, mask=new, other=0)
-    token = _marked(token, is_number_ptr, numbers_end, new & (onset > 0))
-    tl.store(tokens_ptr + at, token, mask=new)
+    tl.store(tokens_ptr + at, tl.load(path_ptr + column, mask=new, other=0), mask=new)
 
 
 def _seed_kernel(
@@ -541,12 +529,10 @@ def _seed_kernel(
         new, old = number * width + start + column, row * capacity + start + column
         in_width = start + column < width
         tl.store(tokens_ptr + old, tl.load(new_tokens_ptr + new, mask=in_width), mask=in_width)
-    for plane in range(RUNS):
-        for start in range(0, width, BLOCK):
-            new = (number * RUNS + plane) * width + start + column
-            old = (row * RUNS + plane) * capacity + start + column
-            in_width = start + column < width
-            tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
+        new, old = new + number * width, old + row * capacity  # of the first of two kinds of runs
+        tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
+        new, old = new + width, old + capacity
+        tl.store(run_ptr + old, tl.load(new_run_ptr + new, mask=in_width), mask=in_width)
 
 
 def _forbid_kernel(logits_ptr, row_stride, token_stride, vocab_size, forbidden_ptr, words):
@@ -678,7 +664,8 @@ def step(
     _step(
         (rows, 1),
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, *_of_windows(state), *_of_history(state, history, rows, 1), int(forbids),
+        offset, *_of_windows(state), state.numbers, len(state.numbers),
+        *_of_history(state, history, rows, 1), int(forbids),
         constants=(block, history is not None),
         types=(request_rows.dtype, seq_lens.dtype, input_ids.dtype),
     )  # fmt: skip
@@ -706,7 +693,8 @@ def verify(
         (batch, nodes),
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        *_of_windows(state), *_of_history(state, history, batch * nodes, depth), int(forbids),
+        *_of_windows(state), state.numbers, len(state.numbers),
+        *_of_history(state, history, batch * nodes, depth), int(forbids),
         constants=(most_nodes, block, history is not None),
         types=(request_rows.dtype, root.dtype, first_child.dtype, next_sibling.dtype),
     )  # fmt: skip
@@ -753,11 +741,8 @@ def forbid(history: HistoryState, logits: Tensor) -> None:
 
 
 def _of_windows(state: WindowState) -> tuple[Any, ...]:
-    """The kernels' arguments from `tokens_ptr` to `numbers_end`."""
-    return (
-        state.tokens, state.run, state.params, state.cover, state.capacity, state.numbers,
-        len(state.numbers),
-    )  # fmt: skip
+    """The kernels' arguments from `tokens_ptr` to `capacity`."""
+    return state.tokens, state.run, state.params, state.cover, state.capacity
 
 
 def _of_history(

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from sglang_lz.fields import histories
-from sglang_lz.penalty import history
+from sglang_lz.penalty import history, window
 
 # Each is a column, row or number of `sglang_lz.penalty.history`.
 LENGTH = tl.constexpr(history.LENGTH)
@@ -58,6 +58,8 @@ DRY_BASE = tl.constexpr(history.DRY_BASE)
 STRENGTHS = tl.constexpr(history.STRENGTHS)
 MOST_TAILS = tl.constexpr(histories.MOST_TAILS)
 TAIL = tl.constexpr(1 + history.LONGEST_TAIL)
+NUMBER_MARK = tl.constexpr(window.NUMBER_MARK)
+LEAST_ID = tl.constexpr(window.LEAST_ID)
 LOG_OF_LARGEST = tl.constexpr(88.7228391)
 LARGEST = tl.constexpr(3.4028234e38)
 LARGEST_CHANGE = tl.constexpr(history.LARGEST_CHANGE)
@@ -99,6 +101,12 @@ def _entry_back(
 
 
 @triton.jit
+def _unmarked(token):
+    """A token of a path, on which rows with an onset mark numbers (`WindowState`)."""
+    return tl.where(token < LEAST_ID, token ^ NUMBER_MARK, token)
+
+
+@triton.jit
 def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
     """Find the path's tokens among the distinct ones, oldest first. Returns how many are new."""
     for step in range(on_path):
@@ -109,7 +117,7 @@ def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
         known = start + tl.arange(0, BLOCK)
         other = tl.load(distinct_ptr + known, mask=known < length, other=0)
         for step in range(on_path):
-            token = tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32)
+            token = _unmarked(tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32))
             is_it = (known < length) & (other == token)
             tl.store(walk_ptr + step + tl.zeros_like(known), known, mask=is_it)
     tl.debug_barrier()
@@ -117,7 +125,7 @@ def _walk(path_ptr, on_path, length, distinct_ptr, walk_ptr, fresh_ptr):
     for step in range(on_path):
         entry = tl.load(walk_ptr + step)
         if entry < 0:
-            token = tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32)
+            token = _unmarked(tl.load(path_ptr + (on_path - 1 - step)).to(tl.int32))
             entry = length + new
             for older in range(new):
                 entry = tl.where(tl.load(fresh_ptr + older) == token, length + older, entry)

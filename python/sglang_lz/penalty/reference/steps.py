@@ -145,8 +145,8 @@ def verify(
 
     Returns:
         What `accept` needs: the tokens on the path of each node, the node's first and the root's
-        last, integer [batch, nodes, depth]. Columns after the root, and rows without the penalty,
-        are undefined.
+        last, integer [batch, nodes, depth]. Kernels may mark them as `WindowState` does. Columns
+        after the root, and rows without the penalty, are undefined.
     """
     nodes = trees.tokens.shape[1]
     paths, length = draft_tree.paths(
