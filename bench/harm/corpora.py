@@ -274,5 +274,7 @@ KINDS: dict[str, Callable[[], Named]] = {
     "logs": lambda: generated.logs(8),
     "numbers": _numbers,
     "diagrams": lambda: generated.diagrams(30),
+    "enumerations": lambda: generated.enumerations(11),
+    "sequences": lambda: generated.sequences(6),
 }
 """Where the texts of each kind come from."""

@@ -1,4 +1,4 @@
-"""Text of kinds that no package carries: logs, columns of numbers, rules and diagrams; seeded.
+"""Text of kinds that no package carries: logs, numbers, diagrams and enumerations; seeded.
 
 It is written as such text is found: fields vary as they do in real logs, and diagrams have the
 repetition that real ones have, which is the point of them.
@@ -42,6 +42,16 @@ def diagrams(copies: int) -> Iterator[tuple[str, str]]:
     """Yield names and texts of rules and diagrams, so many of each form."""
     forms = (_sections, _flow, _tree, _bars, _calendar, _board, _header, _gantt, _boxed)
     yield from _each(copies, forms)
+
+
+def enumerations(copies: int) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of numbered lines that differ in words too, so many of each form."""
+    yield from _numbered(copies, _ENUMERATIONS)
+
+
+def sequences(copies: int) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of lines that differ by little but numbers, so many of each form."""
+    yield from _numbered(copies, _SEQUENCES)
 
 
 def _each(
@@ -353,3 +363,83 @@ def _boxed(rng: random.Random) -> str:
         top, bottom = f"┌{'─' * (width + 2)}┐", f"└{'─' * (width + 2)}┘"
         parts += [top, *(f"│ {line:<{width}} │" for line in lines), bottom, _sentence(rng, 9), ""]
     return "\n".join(parts)
+
+
+def _numbered(copies: int, forms: dict[str, _Line]) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of 700 to 6,000 characters, whose lines are numbered."""
+    for form, line in forms.items():
+        for copy in range(copies):
+            rng = random.Random(f"{form}-{copy}")
+            number, size, own, text = rng.choice((1, 1, 8, 95)), rng.randint(700, 5500), _w(rng), ""
+            while len(text) < size:
+                text += line(number, rng, own) + "\n"
+                number += 1
+            yield f"{form}-{copy}", text[:6000]
+
+
+def _w(rng: random.Random) -> str:
+    return rng.choice(WORDS)
+
+
+def _collatz(number: int, rng: random.Random, own: str) -> str:
+    lines = [f"Start with {number}."]
+    while number > 1:
+        step = f"odd: 3 * {number} + 1" if number % 2 else f"even: {number} / 2"
+        after = 3 * number + 1 if number % 2 else number // 2
+        lines.append(f"{number} is {step} = {after}.")
+        number = after
+    return "\n".join([*lines, ""])
+
+
+_Line = Callable[[int, random.Random, str], str]
+"""Makes a line, or a few, of its number, a generator and a word that all lines share."""
+_ENUMERATIONS: dict[str, _Line] = {
+    "tests": lambda n, rng, own: (
+        f"def test_{n}_{_w(rng)}_is_{_w(rng)}() -> None:\n"
+        f'    assert {own}("{_w(rng)}", {n}) == {rng.randint(0, 999)}\n'
+    ),
+    "migrations": lambda n, rng, own: (
+        f"-- {n:04d}_add_{(column := _w(rng))}\nALTER TABLE {_w(rng)} ADD COLUMN {column}_id "
+        f"INTEGER NOT NULL DEFAULT 0;\nUPDATE {own}_version SET version = {n};\n"
+    ),
+    "cases": lambda n, rng, own: f'        case {n}:\n            return "{_w(rng)}";',
+    "constants": lambda n, rng, own: f"#define {own.upper()}_{_w(rng).upper()} {n}",
+    "inserts": lambda n, rng, own: (
+        f"INSERT INTO {own} (id, name, kind, amount) VALUES ({n}, '{_w(rng)} {_w(rng)}', "
+        f"'{rng.choice(('open', 'closed'))}', {rng.uniform(1, 900):.2f});"
+    ),
+    "rows": lambda n, rng, own: (
+        f'{{"id": {n}, "{own}": "{_w(rng)}", "count": {rng.randint(0, 99)}}}'
+    ),
+    "counters": lambda n, rng, own: (  # most say the same, as those of real batches do
+        f"INFO {own}: batch {n} {rng.choices(('done', 'skipped', 'retried'), (90, 6, 4))[0]}, "
+        f"{rng.randint(900, 1100)} records in {rng.uniform(1, 9):.2f} s"
+    ),
+    "items": lambda n, rng, own: f'<li id="{own}-{n}"><a href="#{n}">{_w(rng)} {_w(rng)}</a></li>',
+    "changelog": lambda n, rng, own: (
+        f"## {n // 10}.{n % 10}.0\n\n- Fix the {_w(rng)} of the {_w(rng)} (#{rng.randint(1, 9999)})"
+        f"\n- Add a {_w(rng)} to the {own}\n"
+    ),
+    "steps": lambda n, rng, own: f"{n}. Open the {_w(rng)} and check its {_w(rng)}.",
+    "verses": lambda n, rng, own: f"{n} {_sentence(rng, rng.randint(6, 20))}",
+    "scenes": lambda n, rng, own: f"Act {n // 5 + 1}, Scene {n % 5 + 1}. {own}, {_w(rng)}.",
+    "chapters": lambda n, rng, own: f"Chapter {n}: The {_w(rng).title()} ..... {9 * n + len(own)}",
+    "arithmetic": lambda n, rng, own: (
+        f"Step {n}: {(a := rng.randint(1, 99))} for the {_w(rng)} and {(b := rng.randint(1, 99))} "
+        f"for the {_w(rng)} make {a + b}."
+    ),
+}
+_SEQUENCES: dict[str, _Line] = {
+    "squares": lambda n, rng, own: f"The square of {n} is {n * n}.",
+    "primes": lambda n, rng, own: (
+        f"{n + 1} is {'prime' if all((n + 1) % d for d in range(2, n + 1)) else 'not prime'}."
+    ),
+    "collatz": _collatz,
+    "multiplication": lambda n, rng, own: f"| {n} | times | {len(own)} | is | {n * len(own)} |",
+    "counting": lambda n, rng, own: (
+        f"{n} barrels of {own} on the wall, take one down, pass it round"
+    ),
+    "bare chapters": lambda n, rng, own: f"Chapter {n} of the {own} ...... page {11 * n}",
+    "unrolled": lambda n, rng, own: f"    {own}[{n}] = left[{n}] * right[{n}];",
+    "progress": lambda n, rng, own: f"INFO {own}: batch {n} done",
+}

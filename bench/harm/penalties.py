@@ -90,7 +90,7 @@ def penalties(is_breaker: NDArray[np.bool_], numbers: NDArray[np.uint8]) -> list
     """Return the penalties that are compared; `is_breaker` [V] says at which tokens DRY starts, and
     `numbers` [V] which are numbers."""
 
-    def lz(onset: int) -> Outcomes:
+    def lz(onset: int, numbers: NDArray[np.uint8] = numbers) -> Outcomes:
         return lambda texts, vocab: lz_outcomes(texts, vocab, onset, numbers)
 
     def counting(strength: float, most: float) -> Outcomes:
@@ -105,6 +105,7 @@ def penalties(is_breaker: NDArray[np.bool_], numbers: NDArray[np.uint8]) -> list
     return [
         Penalty(f"lz {LZ_PENALTY:g}", True, lz(0)),
         *(Penalty(f"lz {LZ_PENALTY:g}, onset {n}", True, lz(n)) for n in ONSETS),
+        Penalty(f"lz {LZ_PENALTY:g}, onset 3, N empty", True, lz(3, np.zeros_like(numbers))),
         *(Penalty(f"repetition {r:g}", False, counting(1, most=1)) for r in REPETITION),
         *(Penalty(f"frequency {f:g}", True, counting(f, most=math.inf)) for f in FREQUENCY),
         *(Penalty(f"presence {p:g}", True, counting(p, most=1)) for p in PRESENCE),
