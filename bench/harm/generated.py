@@ -372,8 +372,7 @@ def _numbered(copies: int, forms: dict[str, _Line]) -> Iterator[tuple[str, str]]
             rng = random.Random(f"{form}-{copy}")
             number, size, own, text = rng.choice((1, 1, 8, 95)), rng.randint(700, 5500), _w(rng), ""
             while len(text) < size:
-                text += line(number, rng, own) + "\n"
-                number += 1
+                text, number = text + line(number, rng, own) + "\n", number + 1
             yield f"{form}-{copy}", text[:6000]
 
 
@@ -386,8 +385,7 @@ def _collatz(number: int, rng: random.Random, own: str) -> str:
     while number > 1:
         step = f"odd: 3 * {number} + 1" if number % 2 else f"even: {number} / 2"
         after = 3 * number + 1 if number % 2 else number // 2
-        lines.append(f"{number} is {step} = {after}.")
-        number = after
+        lines.append(f"{number} is {step} = {(number := after)}.")
     return "\n".join([*lines, ""])
 
 
@@ -412,8 +410,8 @@ _ENUMERATIONS: dict[str, _Line] = {
         f'{{"id": {n}, "{own}": "{_w(rng)}", "count": {rng.randint(0, 99)}}}'
     ),
     "counters": lambda n, rng, own: (  # most say the same, as those of real batches do
-        f"INFO {own}: batch {n} {rng.choices(('done', 'skipped', 'retried'), (90, 6, 4))[0]}, "
-        f"{rng.randint(900, 1100)} records in {rng.uniform(1, 9):.2f} s"
+        f"INFO {own}: wrote batch {n} of the nightly import to the archive, "
+        f"{rng.choices(('done', 'skipped', 'retried once'), (85, 9, 6))[0]}"
     ),
     "items": lambda n, rng, own: f'<li id="{own}-{n}"><a href="#{n}">{_w(rng)} {_w(rng)}</a></li>',
     "changelog": lambda n, rng, own: (
@@ -440,6 +438,6 @@ _SEQUENCES: dict[str, _Line] = {
         f"{n} barrels of {own} on the wall, take one down, pass it round"
     ),
     "bare chapters": lambda n, rng, own: f"Chapter {n} of the {own} ...... page {11 * n}",
-    "unrolled": lambda n, rng, own: f"    {own}[{n}] = left[{n}] * right[{n}];",
+    "pages": lambda n, rng, own: f'<li class="page"><a href="/{own}?page={n}">Page {n}</a></li>',
     "progress": lambda n, rng, own: f"INFO {own}: batch {n} done",
 }
