@@ -1,4 +1,4 @@
-"""DRY's sequence breakers as tables: equal to the definition, and quick for any list."""
+"""What the texts of tokens say: DRY's sequence breakers as tables, and which are numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from sglang_lz.fields.histories import MOST_TAILS
 from sglang_lz.penalty import breakers
 from sglang_lz.penalty.breakers import Vocabulary, tables_of
 from sglang_lz.penalty.history import LONGEST_TAIL
+from sglang_lz.penalty.numbers import number_tokens
 
 # Texts of one alphabet, so that they overlap; tokens may be any bytes, half of characters too.
 texts = st.text("ab:é漢", min_size=1, max_size=8)
@@ -74,3 +76,13 @@ def test_many_breakers_visit_each_place_once() -> None:
         tables_of(letters[:1024], vocabulary, encode, len(words))
     assert len(found) == 1024
     assert sum(found) <= sum(map(len, words))
+
+
+def test_numbers_are_decimal_digits_between_white_space(caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["7", " 12\n", "\uff11\uff12", "\u0663", "1a", "1,5", "\u00b2", "\u2167", "-1", "", " "]
+    tokenizer = mock.MagicMock(decode=lambda ids: texts[ids[0]])
+    tokenizer.__len__.return_value = len(texts)
+    assert number_tokens(tokenizer, 4096).nonzero()[0].tolist() == [0, 1, 2, 3]
+    assert not number_tokens(object(), 4).any()
+    assert "no token counts as a number" in caplog.text
+    assert not number_tokens(None, 4).any()

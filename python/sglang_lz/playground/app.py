@@ -69,9 +69,13 @@ SAMPLING: Mapping[str, tuple[Kind, float]] = {
 }
 NONE, OTHER, OURS = "none", "known", "lz"
 EXAMPLES = (
+    (
+        "The same lines with another number",
+        "Prove by induction that the sum of the first n odd numbers is n squared. Then verify it "
+        "for n from 1 to 12, one line for each.",
+    ),
     ("A paragraph again and again", "Explain the water cycle to a ten-year-old, step by step."),
     ("A line again and again", "Write a letter of complaint to an airline about lost luggage."),
-    ("Lines of a poem", "Write a poem of twenty stanzas about the sea."),
 )
 HEADERS = {
     "Content-Security-Policy": (

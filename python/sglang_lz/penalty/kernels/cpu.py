@@ -209,7 +209,7 @@ def _append(newest, older, runs, onset):
         longer = np.int16(min(alike[column], LONGEST_RUN - 1) + 1)
         longer = longer if alike[column] >= 0 else np.int16(TOO_MANY_NUMBERS)
         alike[column] = longer if first <= older[column] <= last else np.int16(0)
-        longest = max(longest, max(grown[column], alike[column]))
+        longest = max(longest, grown[column], alike[column])
     return longest
 
 
