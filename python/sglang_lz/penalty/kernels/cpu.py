@@ -242,12 +242,15 @@ def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover, num
     wrapped = max(len(kept) - end, 0)
     tokens[row, end - (len(kept) - wrapped) : end] = kept[wrapped:]
     tokens[row, capacity - wrapped :] = kept[:wrapped]
-    own_runs = run[row, :, :window_size]
-    if onset:
-        first = max(sampled, len(own) - REPLAYED + 1)
-        _replay(visible, first, onset, own_runs, cover[row])
-    else:
-        _run_lengths(visible, own_runs[EXACT])
+    if not onset:
+        _run_lengths(visible, run[row, EXACT, :window_size])
+        return
+    # Contiguous, because otherwise the compiler does not vectorise the loops over them.
+    runs = np.empty((RUNS, window_size), np.int16)
+    _replay(visible, max(sampled, len(own) - REPLAYED + 1), onset, runs, cover[row])
+    for plane in range(RUNS):
+        for period in range(window_size):
+            run[row, plane, period] = runs[plane, period]
 
 
 @compiled
