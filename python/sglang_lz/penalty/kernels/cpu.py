@@ -124,19 +124,11 @@ def _reach_alike(newest_first, alike, onset):
 
     Runs that have just enough copies, but too many numbers, become TOO_MANY_NUMBERS. Longer ones
     became so before."""
-    reach, has_just_enough = np.int32(0), False
+    has_just_enough = False
     for period in range(1, len(alike)):
-        run, least = np.int32(alike[period]), np.int32(_least_alike(period, onset))
-        reach = max(reach, np.int32(run + period) if run >= least else np.int32(0))
-        has_just_enough |= run == least
+        has_just_enough |= alike[period] == _least_alike(period, onset)
     if has_just_enough:
         _mark_many_numbers(newest_first, alike, onset)
-        return _reach_alike_of_marked(alike, onset)
-    return reach
-
-
-@compiled
-def _reach_alike_of_marked(alike, onset):
     reach = np.int32(0)
     for period in range(1, len(alike)):
         is_looped = alike[period] >= _least_alike(period, onset)
