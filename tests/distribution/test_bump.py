@@ -96,7 +96,7 @@ def test_clean_but_a_name_is_missing(world: World) -> None:
 
 
 @pytest.mark.full
-def test_what_our_code_uses_and_the_release_has_not(world: World) -> None:
+def test_our_code_uses_a_name_that_the_release_lacks(world: World) -> None:
     (world.package / "reads.py").write_text(
         "from sglang.server import start\nfrom sglang.srt.server_args import ServerArgs\n"
         "def read(x):\n    return x.model_path, getattr(x, 'algorithms', None)\n"

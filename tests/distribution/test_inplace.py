@@ -118,7 +118,7 @@ def test_apply_twice(world: World) -> None:
     assert "`sglang-lz revert` first" in world.fails("apply", site)
 
 
-def test_what_cannot_be_reverted(world: World) -> None:
+def test_an_install_that_cannot_be_reverted(world: World) -> None:
     site = world.site()
     world.ok("apply", site)
     (site / "sglang_lz" / "__init__.py").write_text("mine = 1\n")

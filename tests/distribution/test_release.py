@@ -326,7 +326,7 @@ def test_wrong_key(released: Release) -> None:
 
 @pytest.mark.parametrize("name", sorted(SIGNED))
 @pytest.mark.parametrize("change", [huge, pipe, remove])
-def test_what_is_not_authenticated_is_read_in_bounds(
+def test_unauthenticated_input_is_read_in_bounds(
     release: Release, name: str, change: Callable[[str], Change]
 ) -> None:
     change(name)(release.folder)

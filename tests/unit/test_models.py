@@ -190,7 +190,7 @@ def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.Mo
         ({"sha256": "0" * 64}, "hold a file with the sha256"),
     ],
 )
-def test_what_is_not_pinned_leaves_nothing(
+def test_an_unpinned_package_leaves_nothing(
     packed: dict[str, Any], wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(packages.PackageError, match=message):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sglang_lz.compiled import compiled
 from sglang_lz.fields.repetition import RepetitionDetection
+from sglang_lz.penalty.window import NUMBERS_TIMES, PERIOD_TIMES
 
 FINISH_REASON = "repetition"
 NO_NUMBERS = np.zeros(0, dtype=np.uint8)
@@ -132,7 +133,7 @@ def _is_number(token: int, numbers: NDArray[np.uint8]) -> bool:
 def _ignored(numbers: NDArray[np.uint8], found: int, size: int) -> NDArray[np.uint8]:
     """The numbers that may differ in a pattern of `size` tokens with `found` numbers: all, or none
     if the pattern has too many (docs/SPEC.md section 9)."""
-    return numbers if 20 * found <= 3 * size else numbers[:0]
+    return numbers if NUMBERS_TIMES * found <= PERIOD_TIMES * size else numbers[:0]
 
 
 @compiled

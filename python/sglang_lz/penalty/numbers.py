@@ -33,7 +33,7 @@ def number_tokens(tokenizer: Any, vocab_size: int) -> NDArray[np.uint8]:
     if tokenizer is None:
         logger.info("LZ penalty: without a tokenizer, no token counts as a number")
         return found
-    known = 0
+    known, last = 0, None
     for token in range(vocab_size):
         try:
             found[token] = is_number(tokenizer.decode([token]))

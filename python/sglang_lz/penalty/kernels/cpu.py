@@ -92,9 +92,15 @@ def _run_lengths(visible, run):
 
 
 @compiled
+def _shortest_loop(period):
+    """s_k."""
+    return SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP
+
+
+@compiled
 def _is_loop(run, period):
     """Whether run_k is at least s_k, so that its copies count (docs/SPEC.md section 9)."""
-    return run >= (SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP)
+    return run >= _shortest_loop(period)
 
 
 @compiled
@@ -139,7 +145,7 @@ def _reach_alike(newest_first, alike, onset):
 @compiled
 def _least_alike(period, onset):
     """The shortest run up to numbers that has enough copies."""
-    return max(SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP, (onset + 1) * period)
+    return max(_shortest_loop(period), (onset + 1) * period)
 
 
 @compiled
