@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import sentencepiece
 
 from bench.harm import archives
-from sglang_lz.proper.tokenizer import SPACE, byte_characters
+from proper_tokens.tokenizer import SPACE, byte_characters
 
 Token = TypeVar("Token", str, bytes)
 

@@ -65,7 +65,7 @@ USER 10001:10001
 RUN sglang-lz doctor
 EXPOSE 30000
 HEALTHCHECK --start-period=5m --interval=5s --timeout=30s --retries=6 \
-    CMD ["python3", "-m", "sglang_lz.distribution.health"]
+    CMD ["python3", "-m", "sglang_lz.startup.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
 CMD ["--end-loops"]
 

@@ -38,7 +38,8 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
         /dist/*.whl \
     && site="$(python3 -c 'import site; print(site.getsitepackages()[0])')" \
     && { PYTHONHASHSEED=0 python3 -Wignore -m compileall -qq -j0 --invalidation-mode unchecked-hash \
-        -x '/sglang/(multimodal_gen|test)/' "$site"/sglang "$site"/sglang_lz || true; }
+        -x '/sglang/(multimodal_gen|test)/' "$site"/sglang "$site"/sglang_lz \
+        "$site"/lz_penalty "$site"/proper_tokens || true; }
 
 # useradd writes down the day. Clusters that choose the user themselves choose group 0 for it.
 RUN groupadd --gid 10001 sglang \
@@ -62,7 +63,7 @@ USER 10001:10001
 RUN sglang-lz doctor
 EXPOSE 30000
 HEALTHCHECK --start-period=30m --interval=5s --timeout=30s --retries=6 \
-    CMD ["python3", "-m", "sglang_lz.distribution.health"]
+    CMD ["python3", "-m", "sglang_lz.startup.health"]
 ENTRYPOINT ["sglang-lz", "serve"]
 CMD ["--end-loops"]
 

@@ -17,11 +17,12 @@ from bench.kernel import names as steps
 from bench.kernel import tables as kernel
 from bench.models import tables as repetition
 from hostile import judge
+from lz_penalty.fields import histories
+from lz_penalty.fields.lz import FIELDS
+from lz_penalty.fields.table import markdown_table
+from sglang_lz.constraints import request_field
 from sglang_lz.distribution.patchset import GROUPS, PatchSet
 from sglang_lz.distribution.sources import release
-from sglang_lz.fields import histories
-from sglang_lz.fields.lz import markdown_table
-from sglang_lz.proper import request_field
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
@@ -76,7 +77,7 @@ def table_one() -> str:
 
 
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "fields"): markdown_table,
+    ("README.md", "fields"): lambda: markdown_table(FIELDS),
     ("README.md", "real-model"): repetition.readme,
     ("README.md", "table-one"): table_one,
     ("docs/RESULTS.md", "real-model"): repetition.real,

@@ -46,8 +46,8 @@ COMPILER = "ziglang==0.17.1"
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket. The server's processes talk through such, named like SOCKET."""
 SOCKET = "/tmpabcdefgh"
-COMPILED_ROOMS = (".", "fields", "penalty", "penalty/kernels", "loops", "bounds", "proper")
-"""The folders of our package that hold what numba compiles, and the constants in it."""
+COMPILED = ("lz_penalty", "proper_tokens")
+"""Our packages that hold what numba compiles, and the constants in it."""
 UV_NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -150,19 +150,19 @@ def files_below(*folders: Path) -> list[Path]:
     return [file for file in found if "__pycache__" not in file.parts]
 
 
-def sources_of_compiled(package: Path) -> list[Path]:
-    """The modules of our package from which numba compiles, in a fixed order."""
-    return sorted(file for room in COMPILED_ROOMS for file in (package / room).glob("*.py"))
+def sources_of_compiled(site: Path) -> list[Path]:
+    """The modules of our packages in a folder from which numba compiles, in a fixed order."""
+    return sorted(file for name in COMPILED for file in (site / name).rglob("*.py"))
 
 
-def date_by_contents(package: Path) -> None:
+def date_by_contents(site: Path) -> None:
     """Give the modules from which numba compiles a time that stands for the contents of them all.
 
     Numba compiles again, which takes minutes, what comes from a file of another time, and does not
     look at the modules whose constants it has compiled in.
     """
-    sources = sources_of_compiled(package)
-    seconds = int(digest(package, sources)[:8], 16) >> 1
+    sources = sources_of_compiled(site)
+    seconds = int(digest(site, sources)[:8], 16) >> 1
     for source in sources:
         os.utime(source, (seconds, seconds))
 
@@ -351,7 +351,7 @@ class Environment:
         options = ["--no-deps"] if self.flavour == "cpu" else []
         # uv's cache would keep every wheel of ours.
         install(self.folder, "--no-cache", "--reinstall-package=sglang", *options, wheel)
-        date_by_contents(self.folder / "lib" / f"python{VERSION}" / "site-packages" / "sglang_lz")
+        date_by_contents(self.folder / "lib" / f"python{VERSION}" / "site-packages")
 
     def _install_stock(self) -> None:
         shutil.rmtree(self.stock, ignore_errors=True)

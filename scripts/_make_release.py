@@ -21,10 +21,10 @@ import _sbom
 from _checkout import ROOT
 from _environment import CACHE, FLAVOURS, FULL, SetupError, main, say
 from _release import PASSWORD, parse
-from sglang_lz.distribution.doctor import examine_wheel
 from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
 from sglang_lz.distribution.sources import LOCK, release_dir
-from sglang_lz.distribution.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
+from sglang_lz.startup.doctor import examine_wheel
+from sglang_lz.startup.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
 PROJECT = "pkg:generic/sglang-lz"
 

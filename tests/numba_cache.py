@@ -1,4 +1,4 @@
-"""Where numba keeps what it compiles of a checkout's `sglang_lz`."""
+"""Where numba keeps what it compiles of a checkout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def use_own_folder(root: Path = ROOT) -> None:
 
     Compiled functions hold constants of other modules, but numba looks at their own file alone.
     """
-    package = root / "python" / "sglang_lz"
-    spec = importlib.util.find_spec("sglang_lz")
-    if spec and spec.origin and Path(spec.origin).parent == package:
-        state = digest(package, sources_of_compiled(package))
+    site = root / "python"
+    spec = importlib.util.find_spec("lz_penalty")
+    if spec and spec.origin and Path(spec.origin).parents[1] == site:
+        state = digest(site, sources_of_compiled(site))
         folder = root / ".cache" / "numba" / state[:16]
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)

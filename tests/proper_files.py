@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers, trainers
 
 from proper_sequences import tokenizer_json
-from sglang_lz.proper.tokenizer import SPACE, byte_characters
+from proper_tokens.tokenizer import SPACE, byte_characters
 
 LETTERS = f"{SPACE}abeinostwx12.\n<>0\u65e5\u00fc\U0001f600"
 """The characters that have a token."""

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import SPECIAL, train
 from ebnf import rules_json
+from proper_tokens import prepared
+from proper_tokens.language import Rules, language_of
+from proper_tokens.product import START, Product
 from sglang_lz.demo import MODEL_PATH
-from sglang_lz.proper import prepared
-from sglang_lz.proper.language import Rules, language_of
-from sglang_lz.proper.product import START, Product
 
 ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"
 
@@ -53,8 +52,7 @@ def product_of(name: str, rules: str) -> Product:
 
 
 def allowed(product: Product, state: Any) -> list[int]:
-    bits = np.unpackbits(product.mask(state).view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits).tolist()
+    return product.allowed(state).tolist()
 
 
 def encodings(tokenizer: Tokenizer, strings: list[str]) -> set[tuple[int, ...]]:

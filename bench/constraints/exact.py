@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from sglang_lz.compiled import reference
-from sglang_lz.proper import merges
-from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
-from sglang_lz.proper.prepared import Prepared, prepared_arrays
-from sglang_lz.proper.product import START, Product
-from sglang_lz.proper.tokenizer import read
+from proper_tokens import merges
+from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.prepared import Prepared, prepared_arrays
+from proper_tokens.product import START, Product
+from proper_tokens.references import reference
+from proper_tokens.tokenizer import read
 
 HARD = " \n\t\r'0123,.-sdtSé日a\u0301\u0323\u093e\uac00\u11a8"
 PAIRS, SEQUENCES, WALKS = 150_000, 4_000, 60

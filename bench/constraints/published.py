@@ -20,9 +20,9 @@ from bench.constraints.cases import CASES, TEXTS
 from bench.constraints.exact import pairs, sequences
 from bench.constraints.vocabularies import installed_texts, vocabulary
 from bench.published import SOURCES, tokenizer_json
-from sglang_lz.proper import prepared
-from sglang_lz.proper.prepared import Prepared, prepare, prepared_arrays
-from sglang_lz.proper.tokenizer import Unsupported, read
+from proper_tokens import prepared
+from proper_tokens.prepared import Prepared, prepare, prepared_arrays
+from proper_tokens.tokenizer import Unsupported, read
 
 
 def main() -> None:

@@ -13,17 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.penalty.history import HistoryRoom
-from sglang_lz.penalty.penalizer import Penalizer
-from sglang_lz.penalty.window import (
-    ALIKE,
-    EXACT,
-    LOOPED,
-    SHORTEST_LOOP,
-    SHORTEST_LOOP_OF_ONE,
-    RowWindow,
-)
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.history import HistoryRoom
+from lz_penalty.penalizer import Penalizer
+from lz_penalty.window import ALIKE, EXACT, LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE, RowWindow
 
 LZ_PENALTY = 0.15
 WINDOW, BUFFER = 512, 32

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from bench.published import SOURCES, tokenizer_json
-from sglang_lz.penalty.numbers import is_number
-from sglang_lz.proper.tokenizer import byte_characters
+from lz_penalty.numbers import is_number
+from proper_tokens.tokenizer import byte_characters
 
 
 class Vocabulary:

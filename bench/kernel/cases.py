@@ -13,8 +13,8 @@ from bench.kernel.implementations import Copy, Implementation, Step, Upstream
 from bench.kernel.inputs import HISTORIES, Case, Inputs, touched_bytes
 from bench.kernel.names import COPY, MEMORY, ONSET_2, OURS, REFERENCE, UPSTREAM
 from bench.kernel.timing import Effort, Times, amount, check, cpu_times, gpu_times, outputs
-from sglang_lz.penalty.kernels import import_for
-from sglang_lz.penalty.reference import steps as reference
+from lz_penalty.kernels import import_for
+from lz_penalty.reference import steps as reference
 
 MEASURED = ("timing", "median_us", "p10_us", "p90_us", "wall_us", "ratio", "bytes")
 

@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 
 from bench.kernel.inputs import HISTORIES, LZ_PENALTY, VOCAB
-from sglang_lz import sampling
-from sglang_lz.fields.histories import NEUTRAL, UPSTREAM
-from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.penalty.penalizer import Penalizer
+from lz_penalty.fields.histories import NEUTRAL, UPSTREAM
+from lz_penalty.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
+from lz_penalty.penalizer import Penalizer
+from sglang_lz.scheduler import sampling
 
 PREFILL = "prefill, a request"
 RESUMED = "resumption after a retraction, a request"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bench.kernel.inputs import Inputs
-from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import StepInputs
+from lz_penalty.reference import steps as reference
+from lz_penalty.window import StepInputs
 
 FREQUENCY_PENALTY = 0.5
 REPETITION_PENALTY = 1.2

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_lz.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.penalty import kernels
-from sglang_lz.penalty.window import MEMORY, RowWindow, WindowState
+from lz_penalty import kernels
+from lz_penalty.fields.lz import DEFAULT_MAX_WINDOW_SIZE, LZParams
+from lz_penalty.window import MEMORY, RowWindow, WindowState
 
 LZ_PENALTY = 0.15
 VOCAB = 152064

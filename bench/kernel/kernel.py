@@ -2,8 +2,8 @@
 
 All take the same histories and logits, in one run:
 
-- ours: `sglang_lz.penalty.kernels`, `cuda` (Triton) on CUDA and `cpu` (numba) on a CPU;
-- reference: `sglang_lz.penalty.reference.steps`, the same in torch operators;
+- ours: `lz_penalty.kernels`, `cuda` (Triton) on CUDA and `cpu` (numba) on a CPU;
+- reference: `lz_penalty.reference.steps`, the same in torch operators;
 - frequency + repetition: what upstream's own penalties run at each step;
 - the limit: a copy of as many bytes as ours must touch.
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from bench.models.decoder import Decoder
-from sglang_lz.fields.histories import HistoryParams
-from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.penalty.breakers import tables_for
-from sglang_lz.penalty.history import HistoryRoom
-from sglang_lz.penalty.history_penalizer import RowHistory
-from sglang_lz.penalty.numbers import number_tokens
-from sglang_lz.penalty.penalizer import Penalizer, StepPlan
-from sglang_lz.penalty.window import RowWindow
+from lz_penalty.breakers import tables_for
+from lz_penalty.fields.histories import HistoryParams
+from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.history import HistoryRoom
+from lz_penalty.history_penalizer import RowHistory
+from lz_penalty.numbers import number_tokens
+from lz_penalty.penalizer import Penalizer, StepPlan
+from lz_penalty.window import RowWindow
 
 COUNTS = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 

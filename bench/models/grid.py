@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
-from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.fields.repetition import FIELD as DETECTION
-from sglang_lz.fields.repetition import RECOMMENDED_FIELD
+from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
+from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
+from lz_penalty.fields.repetition import FIELD as DETECTION
+from lz_penalty.fields.repetition import RECOMMENDED_FIELD
 
 # The LZ fields that a variant's name spells in its own way; the others stand by their names.
 NAMED = ("lz_penalty", "lz_cost", "lz_include_prompt")

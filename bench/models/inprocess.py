@@ -21,11 +21,11 @@ from bench.models.engine import COUNTS, Engine, Request
 from bench.models.grid import Grid, Item, Key, request_seed
 from bench.models.run_directory import SAMPLES, Record, key_of
 from bench.records import read_lines
-from sglang_lz.fields.histories import FIELDS as HISTORY_FIELDS
-from sglang_lz.fields.lz import FIELDS as LZ_FIELDS
-from sglang_lz.fields.repetition import FIELD as DETECTION
-from sglang_lz.fields.repetition import RepetitionDetection
-from sglang_lz.loops.detector import Detector
+from lz_penalty.detector import Detector
+from lz_penalty.fields.histories import FIELDS as HISTORY_FIELDS
+from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
+from lz_penalty.fields.repetition import FIELD as DETECTION
+from lz_penalty.fields.repetition import RepetitionDetection
 from sglang_lz.models import catalogue
 
 WINDOW = 512

@@ -10,7 +10,7 @@ from bench.serving import hardware
 from bench.serving.models import MODELS
 from bench.serving.result import PAPER_SIZES
 from bench.serving.runs import sglang_arguments
-from sglang_lz.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from lz_penalty.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
 from sglang_lz.upstream_benchmarks import add_arguments
 
 SMOKE = {"models": ["demo"], "input_len": 64, "output_len": 32, "rates": [4.0], "num_prompts": 16}

@@ -2,7 +2,7 @@
 
 import sys
 
-from .distribution.cli import main
+from sglang_lz.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import make_dataclass
 from typing import Any
 
-from sglang_lz.admission import admit, given_fields, other_fields
-from sglang_lz.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams, argument
+from lz_penalty.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
+from lz_penalty.fields.table import argument
+from sglang_lz.http.admission import admit, given_fields, other_fields
 
 BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat")
 

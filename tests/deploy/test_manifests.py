@@ -19,7 +19,7 @@ import pytest
 from deployment import COMPOSE, MANIFESTS, Json, containers, load, pod_templates, probe_paths
 from releases import PATCHES
 from sglang_lz.distribution.lock import Lock
-from sglang_lz.distribution.serve import RECOMMENDED, without_end_loops
+from sglang_lz.startup.serve import RECOMMENDED, without_end_loops
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.
 KUBERNETES = ("1.30", "1.37")

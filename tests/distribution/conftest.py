@@ -18,10 +18,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = World(root)
     world.wheel.parent.mkdir()
     parts.write_upstream_wheel(world.wheel, parts.UPSTREAM)
-    for room in ("distribution", "fields", "models"):
+    rooms = (f"sglang_lz/{room}" for room in ("distribution", "models", "startup"))
+    for room in ("lz_penalty/fields", *rooms):
         skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCE / room, world.package / room, ignore=skipped)
-    shutil.copy(SOURCE / "__main__.py", world.package)
+        shutil.copytree(SOURCE / room, world.packages / room, ignore=skipped)
+    for file in ("lz_penalty/__init__.py", "sglang_lz/__main__.py", "sglang_lz/cli.py"):
+        shutil.copy(SOURCE / file, world.packages / file)
+    parts.put(world.packages, {"proper_tokens/__init__.py": ""})
     ours = {f"demo/{name}/config.json": "{}\n" for name in ("model", "reasoner")}
     ours |= {"__init__.py": '__version__ = "0.1.0"\n', "cpu/sgl_kernel/__init__.py": "run = None\n"}
     ours |= {"cpu/requirements.txt": "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"}

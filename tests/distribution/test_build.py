@@ -81,7 +81,7 @@ def test_flavour(
     assert rows == {name: [parts.record_hash(data), str(len(data))] for name, data in files.items()}
     scripts = files[f"{info}/entry_points.txt"].decode()
     assert "sglang = sglang.cli:main\n" in scripts
-    assert "sglang-lz = sglang_lz.distribution.cli:main\n" in scripts
+    assert "sglang-lz = sglang_lz.cli:main\n" in scripts
     assert "sglang_lz" in files[f"{info}/top_level.txt"].decode().split()
     notice = files[f"{info}/licenses/NOTICE.sglang-lz"].decode()
     changed = [n for n, t in UPSTREAM.items() if n in files and files[n] != t.encode()]
@@ -174,7 +174,8 @@ def uses_of_left_out(flavour: str) -> set[str]:
     texts = {name: text for name, text in texts.items() if name.endswith(".py")}
     for patch in PatchSet.load(PATCHES).select(FLAVOUR_GROUPS[flavour]).patches:
         texts[patch.name] = b"\n".join(re.findall(rb"^\+(.*)", patch.data, re.M))
-    left_out = "|".join(path.strip("/").replace("/", "[.]") for path in NOT_FOR_CUDA)
+    inside = (path.removeprefix("sglang_lz/").strip("/") for path in NOT_FOR_CUDA)
+    left_out = "|".join(path.replace("/", "[.]") for path in inside)
     from_where = r"^\s*(?:from|import) (?:\.+|sglang_lz\.)"
     names = r"^\s*from (?:\.+(?:demo)?|sglang_lz(?:\.demo)?) import .*\b(?:cpu|reasoner)\b"
     uses = re.compile(rf"{from_where}(?:{left_out})\b|{names}", re.M)
@@ -185,4 +186,4 @@ def test_nothing_in_cuda_uses_what_is_left_out() -> None:
     assert "cpu/environment.patch" in uses_of_left_out("cpu")
     assert uses_of_left_out("cuda") == set()
     files = package_files("cuda", FLAVOUR_GROUPS["cuda"])
-    assert {"penalty/kernels/cpu.py", "demo/model/config.json"} <= files.keys()
+    assert {"lz_penalty/kernels/cpu.py", "sglang_lz/demo/model/config.json"} <= files.keys()

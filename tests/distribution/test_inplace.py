@@ -11,6 +11,7 @@ import pytest
 
 from distribution import world as parts
 from distribution.world import EDITS, SAMPLER, World, git, patched, snapshot
+from sglang_lz.distribution.sources import PACKAGES
 
 pytestmark = pytest.mark.slow
 
@@ -52,18 +53,18 @@ def test_record_tells_the_truth(world: World) -> None:
 def test_there_and_back_with_what_numba_compiled(world: World) -> None:
     site = world.site()
     before = snapshot(site, caches=True)
-    (world.package / "compiled.py").write_text(
+    (world.packages / "lz_penalty" / "compiled.py").write_text(
         "import numba\n\n@numba.njit(cache=True)\ndef twice(x):\n    return x + x\n\ntwice(1)\n"
     )
-    cache = site / "sglang_lz" / "__pycache__"
+    cache = site / "lz_penalty" / "__pycache__"
     env = os.environ | {"PYTHONPATH": str(site)}
     env |= {"NUMBA_CACHE_DIR": "", "PYTHONDONTWRITEBYTECODE": ""}  # caches in their usual places
     world.ok("apply", site)
-    subprocess.run([sys.executable, "-c", "import sglang_lz.compiled"], env=env, check=True)
+    subprocess.run([sys.executable, "-c", "import lz_penalty.compiled"], env=env, check=True)
     assert {file.suffix for file in cache.iterdir()} == {".pyc", ".nbi", ".nbc"}
     world.ok("revert", path=site)
     assert snapshot(site, caches=True) == before
-    assert not (site / "sglang_lz").exists()
+    assert not [name for name in PACKAGES if (site / name).exists()]
 
 
 def test_checkout_there_and_back(world: World) -> None:
@@ -72,6 +73,7 @@ def test_checkout_there_and_back(world: World) -> None:
     status = git(tree, "status", "--porcelain").splitlines()
     assert status == [
         *(f" M python/sglang/{name}.py" for name in ("fields", "sampler", "server")),
+        *(f"?? python/{name}/" for name in ("lz_penalty", "proper_tokens")),
         "?? python/sglang_lz/",
     ]
     world.ok("doctor", path=tree / "python")

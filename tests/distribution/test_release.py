@@ -24,7 +24,7 @@ from distribution.world import PYTHON, TAGS, Change, World, append, git, remove,
 
 pytestmark = pytest.mark.slow
 
-ROOT = parts.SOURCE.parents[1]
+ROOT = parts.SOURCE.parent
 CUDA = f"sglang-0.5.23+lz1-{TAGS}.whl"
 CPU = f"sglang-0.5.23+lz1.cpu-{TAGS}.whl"
 IMAGES = {f"image-{which}-0.5.23+lz1.cdx.json" for which in ("cpu", "router")}

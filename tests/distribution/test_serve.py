@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from distribution.world import SOURCE, put
-from sglang_lz.distribution import serve
 from sglang_lz.distribution.errors import DistError
 from sglang_lz.distribution.seal import Seal
-from sglang_lz.distribution.serve import PREFERRED, server_arguments, without_end_loops
+from sglang_lz.distribution.sources import PACKAGES
 from sglang_lz.models import catalogue, packages
+from sglang_lz.startup import serve
+from sglang_lz.startup.serve import PREFERRED, server_arguments, without_end_loops
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
 MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
@@ -194,9 +195,10 @@ def run_server(server_args):
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of packages: this sglang_lz, with a seal, and a server that says what it got."""
+    """A folder of our packages, with a seal, and a server that says what it got."""
     ignored = shutil.ignore_patterns("__pycache__", "seal.json")
-    shutil.copytree(SOURCE, tmp_path / "sglang_lz", ignore=ignored)
+    for name in PACKAGES:
+        shutil.copytree(SOURCE / name, tmp_path / name, ignore=ignored)
     seal = Seal("1+lz1.cpu", "1", "1", "cpu", "build", (), (), {})
     (tmp_path / "sglang_lz" / "seal.json").write_bytes(seal.dump())
     put(tmp_path, UPSTREAM)

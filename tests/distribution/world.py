@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "python" / "sglang_lz"
+SOURCE = Path(__file__).resolve().parents[2] / "python"
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 TAGS = f"{PYTHON}-{PYTHON}-manylinux_2_34_{platform.machine()}"
 WHEEL = f"sglang-0.5.23-{TAGS}.whl"
@@ -220,21 +220,22 @@ class World:
         self.checkout = self.root / "checkout"
         self.patches = self.checkout / "patches" / "0.5.23"
         self.cache = self.checkout / ".cache" / "upstream"
-        self.package = self.checkout / "python" / "sglang_lz"
+        self.packages = self.checkout / "python"
+        self.package = self.packages / "sglang_lz"
         self.wheel = self.root / "wheels" / WHEEL
 
     def hook(self, code: str) -> None:
         """Run code in every later process of the tools before anything else."""
         (self.root / "hook").mkdir()
         (self.root / "hook" / "sitecustomize.py").write_text(code)
-        self.env["PYTHONPATH"] = f"{self.root / 'hook'}:{self.package.parent}"
+        self.env["PYTHONPATH"] = f"{self.root / 'hook'}:{self.packages}"
 
     def run(
         self, *args: object, path: Path | None = None, cwd: Path | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
         """Run sglang-lz from the checkout, or from the site-packages ``path``."""
         env = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheel.parent)}
-        env |= {"PYTHONPATH": str(path or self.package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= {"PYTHONPATH": str(path or self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= {"PIP_CONFIG_FILE": os.devnull}
         command = [sys.executable, "-m", "sglang_lz", *map(str, args)]
         options |= {"env": env | self.env, "cwd": cwd or self.root, "text": True}

@@ -46,7 +46,7 @@ def bench_runner(model_path: str) -> Any:
 
 @pytest.fixture
 def runner(bench_runner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    from sglang_lz import sampling
+    from sglang_lz.scheduler import sampling
 
     made = Runner(bench_runner)
     apply_step = sampling.apply_step

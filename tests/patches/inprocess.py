@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lz_penalty.fields.histories import UPSTREAM, HistoryParams
+from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
 from oracle import delta_bits
-from sglang_lz.fields.histories import UPSTREAM, HistoryParams
-from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE, LZParams
 
 LZ = {
     "lz_penalty": 0.3,

@@ -21,7 +21,7 @@ def admitted(model_path: str, flags: list[str]) -> str | None:
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_lz.admission import admit
+    from sglang_lz.http.admission import admit
 
     args = prepare_server_args(["--model-path", model_path, "--device", "cpu", *flags])
     try:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from sglang_lz.proper import drafts as forcing
-from sglang_lz.sampling import has_penalty
+from sglang_lz.constraints import drafts as forcing
+from sglang_lz.scheduler.sampling import has_penalty
 
 NODES, VOCAB, TRIALS = 3, 4, 20_000
 

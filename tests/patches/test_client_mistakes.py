@@ -13,7 +13,7 @@ from fastapi import HTTPException
 from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from sglang_lz import gate
+from sglang_lz.http import gate
 
 
 class TestClientMistakes:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from inprocess import LZ, TOLERANCE, Runner, change, make_request
+from lz_penalty.kernels import cpu as cpu_kernels
+from lz_penalty.kernels import history_cpu
 from oracle import Penalties, penalised, visible_history
-from sglang_lz import sampling
-from sglang_lz.penalty.kernels import cpu as cpu_kernels
-from sglang_lz.penalty.kernels import history_cpu
+from sglang_lz.scheduler import sampling
 from trees import Tree
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 10, 9], [3, 3, 3, 3], [5, 6, 5, 6], [7, 9, 7, 10]]

@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
-from sglang_lz.admission import FIELDS
-from sglang_lz.fields.lz import PREFIXES
-from sglang_lz.gate import LIMITS, OBJECTS
+from lz_penalty.fields.table import PREFIXES
+from sglang_lz.http.admission import FIELDS
+from sglang_lz.http.gate import LIMITS, OBJECTS
 
 BODY_METHODS = {"POST", "PUT", "PATCH", "DELETE"}
 # Where each route that takes the fields has them.
@@ -108,7 +108,7 @@ def test_every_route_that_takes_requests_is_tried_here() -> None:
 
 
 def test_the_routes_that_take_the_fields_are_known() -> None:
-    from sglang_lz.gate import place_of
+    from sglang_lz.http.gate import place_of
 
     taking = {route.path: place_of(route) for route in api_routes()}
     assert {path: place for path, place in taking.items() if place is not None} == TAKERS

@@ -17,7 +17,7 @@ import pytest
 
 from releases import PATCHES
 from sglang_lz.distribution.patchset import PatchSet
-from sglang_lz.server import hooks
+from sglang_lz.scheduler import hooks
 
 SAMPLE = "sglang.srt.model_executor.model_runner.ModelRunner.sample"
 VERIFY = "sglang.srt.speculative.eagle_utils.eagle_sample"

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from proper_files import KINDS, file_of, with_whole_tokens
-from sglang_lz import answers
-from sglang_lz.detokenizer import MOST_KEPT, REPLACEMENT
+from sglang_lz.fixes import answers
+from sglang_lz.fixes.detokenizer import MOST_KEPT, REPLACEMENT
 
 LENGTH = {"type": "length", "length": 0}
 BYTE_LEVEL = ("demo", "llama3")

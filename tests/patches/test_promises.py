@@ -23,17 +23,17 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from sglang_lz.admission import FIELDS, UNPENALISED
-from sglang_lz.fields.histories import NEUTRAL, HistoryParams
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.fields.repetition import RepetitionDetection
-from sglang_lz.guard import FinishRepetition
-from sglang_lz.loops.detector import Loop
+from lz_penalty.detector import Loop
+from lz_penalty.fields.histories import NEUTRAL, HistoryParams
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.fields.repetition import RepetitionDetection
+from sglang_lz.guard.guard import FinishRepetition
+from sglang_lz.http.admission import FIELDS, UNPENALISED
 
 LOOP = {"max_pattern_size": 64, "min_pattern_size": 2, "min_count": 8, "action": "stop"}
 LOOP |= {"ignore_numbers": True}
 GIVEN = {"lz_penalty": 0.2, "lz_buffer_size": 16, "lz_cost": "rate", "repetition_detection": LOOP}
-ADMIT = "sglang_lz.admission.admit"
+ADMIT = "sglang_lz.http.admission.admit"
 
 
 def lz_part(params: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class TestServer:
         from sglang.srt.server_args import ServerArgs
 
         checked = []
-        monkeypatch.setattr("sglang_lz.startup.check_server", checked.append)
+        monkeypatch.setattr("sglang_lz.startup.server.check_server", checked.append)
         args = ServerArgs(model_path=model_path, device="cpu", lz_max_window_size=77)
         args.resolve_once()
         args.check_server_args()
@@ -378,7 +378,7 @@ class TestDeadEnds:
 
     @pytest.fixture(autouse=True)
     def _server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sglang_lz.bounds.dead_ends.is_pipeline", lambda: False)
+        monkeypatch.setattr("sglang_lz.constraints.dead_ends.is_pipeline", lambda: False)
         monkeypatch.setattr("sglang_lz.guard.metrics.finished", MagicMock())
 
     @staticmethod

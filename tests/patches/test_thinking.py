@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from lz_penalty.fields.repetition import RepetitionDetection
 from oracle import first_loop
-from sglang_lz.fields.repetition import RepetitionDetection
 
 END = [9, 8]
 DETECTION = RepetitionDetection(4, 0, 3, "end_thinking")
@@ -22,7 +22,7 @@ def guarded(least: int = 0, **options: Any) -> Any:
     """A guarded grammar of upstream's, inside a thinking section, and what its mask allows."""
     from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 
-    from sglang_lz.thinking import GuardedThinking
+    from sglang_lz.guard.thinking import GuardedThinking
 
     grammar = ReasonerGrammarObject(None, END, **options)
     grammar.maybe_init_reasoning(True)
@@ -77,7 +77,7 @@ def test_masks_are_right_after_any_rollback(least: int) -> None:
 
 
 def test_thoughts_that_differ_by_their_numbers_are_ended() -> None:
-    from sglang_lz.thinking import GuardedThinking
+    from sglang_lz.guard.thinking import GuardedThinking
 
     detection = RepetitionDetection(7, 0, 3, "end_thinking", ignore_numbers=True)
     is_number = np.array([0, 0, 0, 0, 1, 1, 1], dtype=np.uint8)
@@ -122,7 +122,7 @@ def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
     from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
     from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 
-    from sglang_lz.thinking import guard_thinking
+    from sglang_lz.guard.thinking import guard_thinking
 
     manager = SimpleNamespace(grammar_backend=None)
     whole = ReasonerGrammarObject(BaseGrammarObject(), END)
@@ -139,7 +139,7 @@ def test_a_grammar_that_describes_the_thoughts_is_refused() -> None:
 
 
 def test_requests_without_thinking_have_no_grammar() -> None:
-    from sglang_lz.thinking import guard_thinking
+    from sglang_lz.guard.thinking import guard_thinking
 
     manager = SimpleNamespace(grammar_backend=None)
     stops = SimpleNamespace(repetition_detection=RepetitionDetection(4, 0, 3), min_new_tokens=0)

@@ -153,7 +153,7 @@ def test_every_speculative_algorithm_is_exact_or_refuses(server_config: dict[str
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_lz.admission import admit
+    from sglang_lz.http.admission import admit
 
     names = {name for name in dir(SpeculativeAlgorithm) if name.isupper()} - {"NONE"}
     exact = {"DFLASH", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "NGRAM", "STANDALONE"}

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 IMPORTS = (
-    "sglang_lz.server.launch",
+    "sglang_lz.startup.launch",
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
     "sglang.srt.models.registry",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proper_tokens.tokenizer import byte_characters
 from server.client import Json, events, post, post_ok, refusal, streaming
 from server.configurations import on
 from server.contract import at_once
@@ -15,7 +16,6 @@ from server.encodings import encode
 from server.endpoints import ENDPOINTS, Endpoint, every_endpoint
 from server.launch import Server
 from server.model import tokenizer
-from sglang_lz.proper.tokenizer import byte_characters
 
 NEW_TOKENS = 40
 MESSAGES = [{"role": "user", "content": "What is a list?"}]

@@ -19,10 +19,10 @@ from _tools import BROWSER_TOOLS, find
 from bench.http_client import HTTP, answers
 from bench.processes import Background, free_port
 from browser import Browser
+from lz_penalty.fields.lz import RECOMMENDED
 from server.configurations import on
 from server.launch import Server, vocab_size
 from server.model import numbers
-from sglang_lz.fields.lz import RECOMMENDED
 from sglang_lz.playground.app import EXAMPLES, SESSION
 
 SECONDS = 60

@@ -24,8 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_lz.fields.lz import LARGEST_MAX_WINDOW_SIZE
-from sglang_lz.penalty.kernels import cuda as cuda_kernels
+from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE
+from lz_penalty.kernels import cuda as cuda_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {

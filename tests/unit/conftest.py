@@ -12,4 +12,4 @@ from device import DEVICE
 def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The kernels of CUDA on DEVICE; nothing imports them before, as the product does on CUDA."""
     monkeypatch.setenv("TRITON_INTERPRET", str(int(DEVICE == "cpu")))
-    return importlib.import_module("sglang_lz.penalty.kernels.cuda")
+    return importlib.import_module("lz_penalty.kernels.cuda")

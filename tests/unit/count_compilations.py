@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import xgrammar
 
-from sglang_lz.proper import kernels, prepared
-from sglang_lz.proper.apart import compile_all
-from sglang_lz.proper.language import Rules, language_of
-from sglang_lz.proper.product import START, Product
+from proper_tokens import kernels, prepared
+from proper_tokens.apart import compile_all
+from proper_tokens.language import Rules, language_of
+from proper_tokens.product import START, Product
 
 RULES = (
     "root ::= (([\\0-\\U0010ffff]*))",

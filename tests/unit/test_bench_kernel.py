@@ -11,9 +11,9 @@ import torch
 import oracle
 from bench.kernel import host, implementations, timing
 from bench.kernel.inputs import HISTORIES, LZ_PENALTY, Case, Inputs
-from sglang_lz.penalty.kernels import cpu as cpu_kernels
-from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import EXACT
+from lz_penalty.kernels import cpu as cpu_kernels
+from lz_penalty.reference import steps as reference
+from lz_penalty.window import EXACT
 
 VOCAB = 24
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_lz.fields.histories import MOST_TAILS
-from sglang_lz.penalty import breakers
-from sglang_lz.penalty.breakers import Vocabulary, tables_of
-from sglang_lz.penalty.history import LONGEST_TAIL
-from sglang_lz.penalty.numbers import number_tokens
+from lz_penalty import breakers
+from lz_penalty.breakers import Vocabulary, tables_of
+from lz_penalty.fields.histories import MOST_TAILS
+from lz_penalty.history import LONGEST_TAIL
+from lz_penalty.numbers import number_tokens
 
 # Texts of one alphabet, so that they overlap; tokens may be any bytes, half of characters too.
 texts = st.text("ab:é漢", min_size=1, max_size=8)

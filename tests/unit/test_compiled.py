@@ -9,7 +9,7 @@ from typing import Any
 import numba
 import pytest
 
-from sglang_lz.compiled import compiled
+from lz_penalty.compiled import compiled
 
 
 def double(x: int) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from _docs import BLOCKS, with_blocks
+from lz_penalty.fields.lz import LZParams
 from releases import PATCHES
 from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
-from sglang_lz.fields.lz import LZParams
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

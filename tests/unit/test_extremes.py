@@ -20,7 +20,8 @@ from sglang.srt.layers.sampler import (
 )
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
-from sglang_lz import admission, sampling
+from sglang_lz.http import admission
+from sglang_lz.scheduler import sampling
 from unit.test_penalizer import (
     MAX_WINDOW,
     VOCAB,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz import fixes
+from sglang_lz.fixes import batches as fixes
 
 OFFSET = 50  # what the step's own chunk counts for
 

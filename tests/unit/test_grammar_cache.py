@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_lz.bounds import grammar_cache
-from sglang_lz.bounds.grammar_cache import BoundedCache
+from sglang_lz.constraints import grammar_cache
+from sglang_lz.constraints.grammar_cache import BoundedCache
 from sglang_lz.demo import MODEL_PATH
 
 

@@ -25,15 +25,13 @@ import torch
 import triton
 
 from device import DEVICE
-from onset_examples import EXAMPLES, FADING, LAST_STEP, NUMBER_EXAMPLES, NUMBERS
-from oracle import COSTS, delta_bits, has_memory, run_lengths
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.penalty import draft_tree
-from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
-from sglang_lz.penalty.kernels import cpu as cpu_kernels
-from sglang_lz.penalty.kernels import launch, warm_up
-from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import (
+from lz_penalty import draft_tree
+from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.kernels import cpu as cpu_kernels
+from lz_penalty.kernels import launch, warm_up
+from lz_penalty.reference import steps as reference
+from lz_penalty.window import (
     LEAST_ID,
     MEMORY,
     NUMBER_MARK,
@@ -46,6 +44,8 @@ from sglang_lz.penalty.window import (
     bytes_of_row,
     tokens_to_seed,
 )
+from onset_examples import EXAMPLES, FADING, LAST_STEP, NUMBER_EXAMPLES, NUMBERS
+from oracle import COSTS, delta_bits, has_memory, run_lengths
 from trees import Tree
 
 ON_GPU = DEVICE != "cpu"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz import gate
+from lz_penalty.fields.table import FieldError
 from sglang_lz.bounds import limits
 from sglang_lz.bounds.limits import (
     INTERNAL,
@@ -22,7 +22,7 @@ from sglang_lz.bounds.limits import (
     check_token_ids,
     check_tokens,
 )
-from sglang_lz.fields.lz import FieldError
+from sglang_lz.http import gate
 
 V = 2048
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from sglang_lz.distribution.cli import main
-from sglang_lz.fields.repetition import RECOMMENDED, RepetitionDetection
-from sglang_lz.loops import past_outputs
-from sglang_lz.loops.detector import Loop, loops
-from sglang_lz.loops.past_outputs import Output
+from lz_penalty.detector import Loop, loops
+from lz_penalty.fields.repetition import RECOMMENDED, RepetitionDetection
+from sglang_lz.cli import main
+from sglang_lz.guard import past_outputs
+from sglang_lz.guard.past_outputs import Output
 
 LOOP = [7, *([1, 2, 3] * 25), 1, 9]
 FINE = list(range(50))

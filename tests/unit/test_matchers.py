@@ -19,10 +19,10 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from transformers import AutoTokenizer
 from xgrammar import GrammarMatcher
 
-from sglang_lz.bounds import dead_ends, grammar_cache, matchers, ranks
-from sglang_lz.bounds.dead_ends import end_constrained, open_dead_ends
+from proper_tokens.threads import Allowance
 from sglang_lz.bounds.limits import CONSTRAINTS
-from sglang_lz.bounds.threads import Allowance
+from sglang_lz.constraints import dead_ends, grammar_cache, matchers, ranks
+from sglang_lz.constraints.dead_ends import end_constrained, open_dead_ends
 from sglang_lz.demo import MODEL_PATH
 
 SLOW = r"((\w?(\n{0,9}é[a-z]{0,100})(.*){0,100}([^\n]{0,9}é?)){3})"

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_lz import guard
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.fields.repetition import RepetitionDetection
-from sglang_lz.loops import metrics
-from sglang_lz.loops.detector import FINISH_REASON
+from lz_penalty.detector import FINISH_REASON
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.fields.repetition import RepetitionDetection
+from sglang_lz.guard import guard, metrics
 
 FINE = list(range(100, 140))
 AT_END = [*FINE, *([1, 2] * 25)]

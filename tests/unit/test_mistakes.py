@@ -12,7 +12,7 @@ import jinja2
 import pydantic
 import pytest
 
-from sglang_lz.bounds.mistakes import is_clients, reading
+from sglang_lz.http.mistakes import is_clients, reading
 
 
 def nested() -> None:

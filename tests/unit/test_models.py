@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
+from proper_tokens.tokenizer import byte_characters
 from sglang_lz.models import catalogue, packages
 from sglang_lz.models.gguf import convert
-from sglang_lz.proper.tokenizer import byte_characters
 
 MERGES = ["i n", "t h", "th e", "1 2", "Ġ 1", "Ċ Ċ"]
 SPECIAL = ["<|endoftext|>", "<|im_end|>"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_lz.fields.kinds import Kind, boolean, choice, integer, number
-from sglang_lz.fields.lz import FIELDS, LZParams, check_max_window_size
+from lz_penalty.fields.kinds import Kind, boolean, choice, integer, number
+from lz_penalty.fields.lz import FIELDS, LZParams, check_max_window_size
 
 ANYTHING = st.one_of(
     st.none(),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from sglang.srt.mem_cache import common
 
-from sglang_lz.bounds import ranks
-from sglang_lz.proper.backend import ProperGrammar
-from sglang_lz.proper.pauses import admitted, discard_late, pause_late
-from sglang_lz.proper.product import START
+from proper_tokens.product import START
+from sglang_lz.constraints import ranks
+from sglang_lz.constraints.backend import ProperGrammar
+from sglang_lz.constraints.pauses import admitted, discard_late, pause_late
 
 
 class Product:

@@ -26,17 +26,16 @@ from hypothesis.stateful import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device import DEVICE
+from lz_penalty import kernels, penalizer
+from lz_penalty.breakers import Vocabulary, tables_of
+from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
+from lz_penalty.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.history import HistoryRoom
+from lz_penalty.reference import steps as reference
+from lz_penalty.window import StepInputs, WindowState, bytes_of_row
 from oracle import COSTS, Penalties, delta_bits, has_memory, penalised, visible_history
-from sglang_lz import sampling
-from sglang_lz.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.penalty import kernels, penalizer
-from sglang_lz.penalty.breakers import Vocabulary, tables_of
-from sglang_lz.penalty.draft_tree import AcceptedPaths, DraftTrees
-from sglang_lz.penalty.history import HistoryRoom
-from sglang_lz.penalty.reference import steps as reference
-from sglang_lz.penalty.window import StepInputs, WindowState, bytes_of_row
-from sglang_lz.server import history_room
+from sglang_lz.scheduler import history_room, sampling
 from trees import Tree
 
 VOCAB = 5
@@ -63,7 +62,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling.guard, "prepare", lambda: None)
     monkeypatch.setattr(sampling, "unsupported_modes", lambda config: iter(()))
     monkeypatch.setattr(
-        "sglang_lz.penalty.breakers.tables_for",
+        "lz_penalty.breakers.tables_for",
         lambda _, size, breakers: tables_of(breakers, Vocabulary(WORDS), encode, size),
     )
 
@@ -1147,7 +1146,7 @@ def test_dry_equals_the_examples_of_llama_cpp(
     tokens, vocab, multiplier, allowed, last_n, breakers, expected = example
     words = (b"a", b"b", b"c", b"d", b"e")
     monkeypatch.setattr(
-        "sglang_lz.penalty.breakers.tables_for",
+        "lz_penalty.breakers.tables_for",
         lambda _, size, given: tables_of(given, Vocabulary(words), encode, size),
     )
     pool = reserved_pool()

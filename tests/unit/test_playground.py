@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import oracle
-from sglang_lz.fields import lz
-from sglang_lz.fields.lz import LZParams
+from lz_penalty.fields import lz
+from lz_penalty.fields.lz import LZParams
 from sglang_lz.playground import app, command, single_file
 from sglang_lz.playground.explain import COLUMNS, Explainer, counters, loops_in
 from sglang_lz.playground.upstream import Upstream

@@ -21,18 +21,18 @@ from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import train
 from ebnf import rules_json
-from sglang_lz.bounds import ranks
-from sglang_lz.bounds.threads import Allowance, Stopwatch
-from sglang_lz.compiled import is_kept
-from sglang_lz.fields.lz import FieldError
-from sglang_lz.proper import apart, backend, compiler, kernels, prepared, request_field, waiting
-from sglang_lz.proper import product as products
-from sglang_lz.proper.backend import ProperGrammar, ProperTokens, UnmadeProduct
-from sglang_lz.proper.compiler import Compiler
-from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
-from sglang_lz.proper.product import START, Late, Product, Spent
-from sglang_lz.proper.tokenizer import Unsupported
-from sglang_lz.proper.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
+from lz_penalty.compiled import is_kept
+from lz_penalty.fields.table import FieldError
+from proper_tokens import apart, compiler, kernels, prepared, waiting
+from proper_tokens import product as products
+from proper_tokens.compiler import Compiler
+from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.product import START, Late, Product, Spent
+from proper_tokens.threads import Allowance, Stopwatch
+from proper_tokens.tokenizer import Unsupported
+from proper_tokens.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
+from sglang_lz.constraints import backend, ranks, request_field
+from sglang_lz.constraints.backend import ProperGrammar, ProperTokens, UnmadeProduct
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -97,7 +97,7 @@ def test_a_child_has_little_time_and_memory(limit: str) -> None:
         "BYTES": "found = []\nwhile True: found.append(bytes(1 << 20))",
     }[limit]
     program = (
-        "import socket, sys\nfrom sglang_lz.proper import compiler\n"
+        "import socket, sys\nfrom proper_tokens import compiler\n"
         f"def work(text):\n{chr(10).join('    ' + line for line in source.splitlines())}\n"
         "compiler.Rules = work\ncompiler.SECONDS = 1\n"
         "compiler._work(socket.socket(fileno=int(sys.argv[1])))"

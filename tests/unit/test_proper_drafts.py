@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sglang_lz.proper.drafts import _children, _put_on_path
+from sglang_lz.constraints.drafts import _children, _put_on_path
 
 
 def linked(parents: list[int]) -> tuple[list[int], list[int]]:

@@ -39,11 +39,11 @@ from proper_sequences import (
     sequences,
     some,
 )
-from sglang_lz.compiled import reference
-from sglang_lz.proper import kernels, merges, prepared
-from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
-from sglang_lz.proper.product import START, Product
-from sglang_lz.proper.tokenizer import SPACE, Unsupported, read
+from proper_tokens import kernels, merges, prepared
+from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.product import START, Product
+from proper_tokens.references import reference
+from proper_tokens.tokenizer import SPACE, Unsupported, read
 
 
 def oracle_of(text: str) -> Tokenizer:

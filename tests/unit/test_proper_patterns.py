@@ -12,8 +12,8 @@ import pytest
 import xgrammar
 
 from ebnf import schema_rules
-from sglang_lz.proper.language import Language, Rules, language_of
-from sglang_lz.proper.tokenizer import Unsupported
+from proper_tokens.language import Language, Rules, language_of
+from proper_tokens.tokenizer import Unsupported
 
 PIECES = [
     *("a", "b", "1", ".", "-", "/", "é", '"', "]", ",", "(?:)"),

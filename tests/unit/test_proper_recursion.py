@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from ebnf import rules_json, schema_rules
 from proper_sequences import accepts, allowed, encodings, prepared_of, product_of, tokenizer_json
-from sglang_lz.proper import kernels
-from sglang_lz.proper import language as languages
-from sglang_lz.proper import product as products
-from sglang_lz.proper.backend import ProperTokens
-from sglang_lz.proper.language import Rules, language_of
-from sglang_lz.proper.product import START, Product, Spent
-from sglang_lz.proper.tokenizer import Unsupported
+from proper_tokens import kernels
+from proper_tokens import language as languages
+from proper_tokens import product as products
+from proper_tokens.language import Rules, language_of
+from proper_tokens.product import START, Product, Spent
+from proper_tokens.tokenizer import Unsupported
+from sglang_lz.constraints.backend import ProperTokens
 
 Grammar = dict[str, list[list[str]]]
 # By name: the alternatives of each rule, and how many characters the texts have at most.

@@ -38,13 +38,13 @@ from proper_sequences import (
     texts,
     tokenizer_json,
 )
-from sglang_lz.compiled import reference
-from sglang_lz.proper import kept, merges, nfc, prepared
-from sglang_lz.proper.backend import ProperGrammar
-from sglang_lz.proper.codepoints import SIZE
-from sglang_lz.proper.language import ANY_TEXT, SERIALIZATION, Rules, language_of
-from sglang_lz.proper.product import START, Product, State
-from sglang_lz.proper.tokenizer import Unsupported, read
+from proper_tokens import kept, merges, nfc, prepared
+from proper_tokens.codepoints import SIZE
+from proper_tokens.language import ANY_TEXT, SERIALIZATION, Rules, language_of
+from proper_tokens.product import START, Product, State
+from proper_tokens.references import reference
+from proper_tokens.tokenizer import Unsupported, read
+from sglang_lz.constraints.backend import ProperGrammar
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,11 @@ from bench.published import byte_level
 from ebnf import rules_json
 from proper_files import WHOLE, with_whole_tokens
 from proper_sequences import ALPHABET, assert_accepted_iff_proper, encodings, sequences, some
-from sglang_lz.proper import merges
-from sglang_lz.proper.language import ANY_TEXT, Rules, language_of
-from sglang_lz.proper.prepared import Prepared, prepared_arrays
-from sglang_lz.proper.product import Product
-from sglang_lz.proper.tokenizer import Unsupported, byte_characters
+from proper_tokens import merges
+from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.prepared import Prepared, prepared_arrays
+from proper_tokens.product import Product
+from proper_tokens.tokenizer import Unsupported, byte_characters
 
 
 @cache

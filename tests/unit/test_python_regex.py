@@ -1,4 +1,4 @@
-"""The output of each Python's regular-expression parser (`bounds.python_regex`)."""
+"""The output of each Python's regular-expression parser (`proper_tokens.python_regex`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "python/sglang_lz"
-MODULE = PACKAGE / "bounds/python_regex.py"
+PACKAGE = Path(__file__).parents[2] / "python/proper_tokens"
+MODULE = PACKAGE / "python_regex.py"
 
 
 def works(python: str) -> bool:

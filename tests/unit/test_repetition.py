@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lz_penalty.detector import Detector, Loop
+from lz_penalty.fields.repetition import LARGEST_COUNT, LARGEST_PATTERN_SIZE, RepetitionDetection
+from lz_penalty.fields.table import FieldError
 from oracle import first_loop
-from sglang_lz.fields.lz import FieldError
-from sglang_lz.fields.repetition import LARGEST_COUNT, LARGEST_PATTERN_SIZE, RepetitionDetection
-from sglang_lz.loops.detector import Detector, Loop
 
 Tokens = list[int]
 NUMBERS = frozenset({0, 3})

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_lz import admission, startup
-from sglang_lz.fields.histories import NEUTRAL, HistoryParams
-from sglang_lz.fields.lz import LZParams
-from sglang_lz.fields.repetition import RepetitionDetection
+from lz_penalty.fields.histories import NEUTRAL, HistoryParams
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.fields.repetition import RepetitionDetection
+from sglang_lz.http import admission
+from sglang_lz.startup import server as startup
 
 
 def admitted(embeds: bool = False, processor: str | None = None, **fields: Any) -> SamplingParams:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lz_penalty.fields.table import FieldError
 from sglang_lz.bounds import stop_regex
-from sglang_lz.fields.lz import FieldError
 
 PATTERNS = (
     "a",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from lz_penalty.fields.table import FieldError
 from sglang_lz.bounds.texts import CHARACTERS_PER_TOKEN, SHORT, encode_texts, tokenized
 from sglang_lz.demo import MODEL_PATH
-from sglang_lz.fields.lz import FieldError
 
 CONTEXT = 4096
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from lz_penalty.fields.kinds import Kind, is_integer, number
+from lz_penalty.fields.table import FieldError, shown
+from lz_penalty.history import LARGEST_CHANGE
 from sglang_lz.bounds import stop_regex
-from sglang_lz.fields.kinds import Kind, is_integer, number
-from sglang_lz.fields.lz import FieldError, shown
-from sglang_lz.penalty.history import LARGEST_CHANGE
 
 MOST_COPIES = 1024
 """The largest `n`: upstream creates the state of all copies before it checks anything else."""

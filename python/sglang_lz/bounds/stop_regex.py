@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-from sglang_lz.bounds import python_regex
-from sglang_lz.fields.lz import FieldError, shown
+from lz_penalty.fields.table import FieldError, shown
+from proper_tokens import python_regex
 
 FIELD = "stop_regex"
 MOST = 32

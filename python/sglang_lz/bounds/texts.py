@@ -10,7 +10,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sglang_lz.fields.lz import FieldError
+from lz_penalty.fields.table import FieldError
 
 CHARACTERS_PER_TOKEN = 32
 """The most characters per token of the context: ordinary text has about 4, and even a text of

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from . import workspace
-from .errors import DistError
-from .fetch import Say, fetch, pin
-from .gitapply import git, run, transform
-from .lock import ARCHES, NAME, PYTHONS, Lock
-from .modes import JUDGED, judged, modes
-from .patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
-from .sources import LOCK, PACKAGE, checkout_patches_dir, release, release_dir
-from .wheelfile import Wheel
-from .workspace import BASE, patch_names
+from sglang_lz.distribution import workspace
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.fetch import Say, fetch, pin
+from sglang_lz.distribution.gitapply import git, run, transform
+from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock
+from sglang_lz.distribution.modes import JUDGED, judged, modes
+from sglang_lz.distribution.patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
+from sglang_lz.distribution.sources import LOCK, PACKAGE, checkout_patches_dir, release, release_dir
+from sglang_lz.distribution.wheelfile import Wheel
+from sglang_lz.distribution.workspace import BASE, patch_names
 
 FROM, FROM_BASE = "from", "from-upstream"
 """The branches with the old release's commits, and with that release without them."""

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..models import packages
-from .errors import DistError
-from .lock import NAME, Lock, WheelPin
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.lock import NAME, Lock, WheelPin
+from sglang_lz.models import packages
 
 PLATFORM = "manylinux_2_34"  # of upstream's wheels, without the machine
 Say = Callable[[str], None]

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .errors import DistError
-from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
 
 Read = Callable[[str], bytes | None]
 """Reads a file by its path below the wheel's root; None if there is none."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from .errors import DistError
-from .files import first_file, remove_empty, replace_all
-from .gitapply import Read, transform
-from .lock import NAME, Lock
-from .overlay import VERSION_FILE, make_overlay, stamp_version
-from .patchset import PatchSet
-from .seal import SEAL, Seal, reader
-from .sources import PACKED_PATCHES
-from .wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.files import first_file, remove_empty, replace_all
+from sglang_lz.distribution.gitapply import Read, transform
+from sglang_lz.distribution.lock import NAME, Lock
+from sglang_lz.distribution.overlay import VERSION_FILE, make_overlay, stamp_version
+from sglang_lz.distribution.patchset import PatchSet
+from sglang_lz.distribution.seal import SEAL, Seal, reader
+from sglang_lz.distribution.sources import PACKAGES, PACKED_PATCHES
+from sglang_lz.distribution.wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
 
 
 def find_root(target: Path | None) -> Path:
@@ -41,7 +41,7 @@ def find_dist_info(root: Path) -> str | None:
 
 
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
-    """Patch the sglang in ``target`` and put sglang_lz beside it; return its root and seal.
+    """Patch the sglang in ``target`` and put our packages beside it; return its root and seal.
 
     In a .dist-info, METADATA gets our version and RECORD lists our files, for pip. Raises
     DistError, with nothing changed, unless it is the unmodified pinned release of upstream.
@@ -49,9 +49,10 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
     # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
-    if found := first_file(root / "sglang_lz"):
-        undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found} away"
-        raise DistError(f"{root} already has a sglang_lz, nothing was changed; {undo} first.")
+    for name in PACKAGES:
+        if found := first_file(root / name):
+            undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found} away"
+            raise DistError(f"{root} already has a {name}, nothing was changed; {undo} first.")
     if dist_info:
         version = metadata_version(read(f"{dist_info}/METADATA") or b"")
         if version != lock.version:
@@ -101,7 +102,8 @@ def revert(target: Path | None) -> tuple[Path, Seal]:
     if dist_info:
         _edit_dist_info(changes, read, dist_info, seal.upstream, None)
     replace_all(root, changes)
-    remove_empty(root / "sglang_lz")
+    for name in PACKAGES:
+        remove_empty(root / name)
     return root, seal
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .errors import DistError
-from .patchset import FIELDS, GROUPS, Patch, PatchSet
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.patchset import FIELDS, GROUPS, Patch, PatchSet
 
 BUDGET = {"patches": 56, "changed files": 66, "added lines": 470}
 """Small enough to read in one sitting. If you raise a number, say why in the commit message."""

@@ -9,7 +9,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import DistError
+from sglang_lz.distribution.errors import DistError
 
 NAME = "sglang"
 PYTHONS = ("cp311", "cp312", "cp313")

@@ -1,6 +1,6 @@
 """The server arguments and speculative algorithms of a release.
 
-`sglang_lz/fields/modes.py` records for each whether the penalties are exact in it. Those that have
+`sglang_lz/bounds/modes.py` records for each whether the penalties are exact in it. Those that have
 been reviewed are listed in ``judged`` beside the patches; a test fails for any other.
 """
 
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .errors import DistError
-from .gitapply import Read
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.gitapply import Read
 
 JUDGED = "judged"
 ARGUMENTS = r"sglang/srt/(server_args|arg_groups/fields/\w+)\.py"

@@ -12,19 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .errors import DistError
-from .fetch import Say
-from .gitapply import Read, transform
-from .lock import NAME, Lock, WheelPin
-from .patchset import LZ_GROUPS, PatchSet
-from .seal import SEAL, Seal
-from .sources import LOCK, PACKAGE, PACKED_PATCHES, release_dir
-from .wheelfile import NOTICE, Wheel, edit_entry_points, edit_metadata, write_wheel
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.fetch import Say
+from sglang_lz.distribution.gitapply import Read, transform
+from sglang_lz.distribution.lock import NAME, Lock, WheelPin
+from sglang_lz.distribution.patchset import LZ_GROUPS, PatchSet
+from sglang_lz.distribution.seal import SEAL, Seal
+from sglang_lz.distribution.sources import LOCK, PACKAGE, PACKAGES, PACKED_PATCHES, release_dir
+from sglang_lz.distribution.wheelfile import (
+    NOTICE,
+    Wheel,
+    edit_entry_points,
+    edit_metadata,
+    write_wheel,
+)
 
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
-NOT_FOR_CUDA = ("cpu/", "demo/reasoner/")
-"""The folders of our package that the CUDA flavour omits, as nothing in it uses them."""
+NOT_FOR_CUDA = ("sglang_lz/cpu/", "sglang_lz/demo/reasoner/")
+"""The folders that the CUDA flavour omits, as nothing in it uses them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def build(
         def info(name: str) -> bytes:
             return upstream.read(f"{upstream.dist_info}/{name}") or b""
 
-        ours = "sglang_lz\nsgl_kernel\n" if flavour == "cpu" else "sglang_lz\n"
+        ours = "\n".join((*PACKAGES, *(["sgl_kernel"] if flavour == "cpu" else []), ""))
         requires = cpu_requirements() if flavour == "cpu" else None
         changes = {
             **overlay.files,
@@ -88,7 +94,7 @@ def make_overlay(
     notice = _notice([*sorted(files), VERSION_FILE], lock.version, version)
     if stamp := read(VERSION_FILE):
         files[VERSION_FILE] = stamp_version(stamp, lock.version, version)
-    files |= {f"sglang_lz/{path}": data for path, data in package_files(flavour, groups).items()}
+    files |= package_files(flavour, groups)
     for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
         files[f"sglang_lz/{PACKED_PATCHES}/{lock.version}/{path}"] = (root / path).read_bytes()
     if flavour == "cpu":
@@ -109,11 +115,18 @@ def make_overlay(
 
 
 def package_files(flavour: str, groups: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the files of our package that belong to a flavour, by paths below the package."""
-    left_out: tuple[str, ...] = (f"{PACKED_PATCHES}/", "seal.json")  # made by a build
+    """Return the files of our packages that belong to a flavour, by paths below site-packages."""
+    left_out: tuple[str, ...] = (f"sglang_lz/{PACKED_PATCHES}/", SEAL)  # made by a build
     if flavour == "cuda" and "cpu" not in groups:
         left_out += NOT_FOR_CUDA
-    return {p: data for p, data in _folder(PACKAGE).items() if not p.startswith(left_out)}
+    packed = {
+        f"{name}/{path}": data
+        for name in PACKAGES
+        for path, data in _folder(PACKAGE.parent / name).items()
+        # What installs a library by itself is not part of our wheel.
+        if path not in {"pyproject.toml", "README.md"}
+    }
+    return {path: data for path, data in packed.items() if not path.startswith(left_out)}
 
 
 def cpu_requirements() -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from .errors import DistError
+from sglang_lz.distribution.errors import DistError
 
 LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server", "bench")
 """The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""

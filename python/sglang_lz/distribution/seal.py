@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from .errors import DistError
+from sglang_lz.distribution.errors import DistError
 
 SEAL = "sglang_lz/seal.json"
 

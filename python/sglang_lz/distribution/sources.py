@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import DistError
+from sglang_lz.distribution.errors import DistError
 
 PACKAGE = Path(__file__).resolve().parent.parent
 """The sglang_lz that runs."""
+PACKAGES = ("lz_penalty", "proper_tokens", "sglang_lz")
+"""Our packages, which are installed beside each other."""
 PACKED_PATCHES = "_patches"
 """Where a built package carries what a checkout keeps in patches/."""
 LOCK = "upstream.lock"

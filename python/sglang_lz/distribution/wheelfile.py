@@ -13,11 +13,11 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .errors import DistError
+from sglang_lz.distribution.errors import DistError
 
 NOTICE = "licenses/NOTICE.sglang-lz"
 """Below dist-info: which of upstream's files we changed (Apache License 2.0, section 4(b))."""
-SCRIPT = b"sglang-lz = sglang_lz.distribution.cli:main"
+SCRIPT = b"sglang-lz = sglang_lz.cli:main"
 
 
 class Wheel:

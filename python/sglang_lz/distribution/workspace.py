@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from .errors import DistError
-from .files import remove_empty, replace_all
-from .gitapply import IDENTITY, Read, apply_one, git, run
-from .lint import lint_patches
-from .modes import JUDGED
-from .patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet
-from .sources import LOCK, checkout_patches_dir
+from sglang_lz.distribution.errors import DistError
+from sglang_lz.distribution.files import remove_empty, replace_all
+from sglang_lz.distribution.gitapply import IDENTITY, Read, apply_one, git, run
+from sglang_lz.distribution.lint import lint_patches
+from sglang_lz.distribution.modes import JUDGED
+from sglang_lz.distribution.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet
+from sglang_lz.distribution.sources import LOCK, checkout_patches_dir
 
 BASE = "upstream"
 """The tag of the first commit: upstream's files without patches."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from . import packages
-from .packages import PackageError
+from sglang_lz.models import packages
+from sglang_lz.models.packages import PackageError
 
 FOLDER = "SGLANG_LZ_MODELS"
 CONVERSION = 2
@@ -133,7 +133,7 @@ def obtain(model: Published) -> Path:
 def _make(model: Published, folder: Path) -> None:
     from safetensors import SafetensorError
 
-    from .gguf import convert
+    from sglang_lz.models.gguf import convert
 
     _say(
         f"{model.hub}, {model.quantization}, {model.licence}: fetching {model.megabytes} MB from "

@@ -22,12 +22,13 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
-from sglang_lz.fields import lz
-from sglang_lz.fields.kinds import Kind, integer, number, token_ids
-from sglang_lz.fields.lz import FieldError, LZParams, shown
-from sglang_lz.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
-from sglang_lz.loops import past_outputs
-from sglang_lz.penalty.numbers import is_number
+from lz_penalty.fields import lz
+from lz_penalty.fields.kinds import Kind, integer, number, token_ids
+from lz_penalty.fields.lz import LZParams
+from lz_penalty.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
+from lz_penalty.fields.table import FieldError, description, shown
+from lz_penalty.numbers import is_number
+from sglang_lz.guard import past_outputs
 from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
@@ -469,7 +470,7 @@ def described() -> dict[str, Any]:
         "lz": [
             {
                 "name": name,
-                "description": lz.description(name),
+                "description": description(name),
                 "schema": entry.metadata["kind"].schema,
                 "bound": entry.metadata["kind"].bound,
                 "value": recommended[name],

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import uvicorn
 
-from sglang_lz.fields import lz
+from lz_penalty.fields import lz
 from sglang_lz.playground.app import (
     EXAMPLES,
     KNOWN,

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_lz.fields.lz import RECOMMENDED, LZParams
-from sglang_lz.loops.detector import Loop
-from sglang_lz.loops.metrics import reached
-from sglang_lz.penalty.reference import steps
-from sglang_lz.penalty.reference.codelength import saved_bits
-from sglang_lz.penalty.reference.window_view import WindowView
-from sglang_lz.penalty.window import LOOPED, MEMORY, RowWindow, WindowState
+from lz_penalty.detector import Loop
+from lz_penalty.fields.lz import RECOMMENDED, LZParams
+from lz_penalty.reference import steps
+from lz_penalty.reference.codelength import saved_bits
+from lz_penalty.reference.window_view import WindowView
+from lz_penalty.window import LOOPED, MEMORY, RowWindow, WindowState
+from sglang_lz.guard.metrics import reached
 
 COLUMNS = ("nats", "distance", "match", "copies", "cover", "memory")
 """What `Explainer.explain` returns for each token:

@@ -106,8 +106,8 @@ def capture_for_blocks(qwen2: ModuleType) -> None:
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
-    "sglang_lz.penalty.kernels.cuda": note_compilations,
-    "sglang_lz.sampling": record_steps,
+    "lz_penalty.kernels.cuda": note_compilations,
+    "sglang_lz.scheduler.sampling": record_steps,
     "sglang.srt.models.qwen2": capture_for_blocks,
 }
 

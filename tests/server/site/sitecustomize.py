@@ -84,7 +84,7 @@ def forget_pinning(_: ModuleType) -> None:
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
-    "sglang_lz.sampling": record_digests,
+    "sglang_lz.scheduler.sampling": record_digests,
     "sglang.srt.entrypoints.engine": fork_children,
     "sglang.srt.layers.attention.torch_native_backend": pad_attention,
     "sglang.srt.lora.layers": forget_pinning,

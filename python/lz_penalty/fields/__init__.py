@@ -1,0 +1,1 @@
+"""The request fields of the penalties and the loop guard."""

@@ -1,0 +1,296 @@
+"""The automata that depend only on the tokenizer, built once and cached on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from proper_tokens import kept, kernels, merges, nfc, pretokenizer
+from proper_tokens.codepoints import SIZE, classes_of
+from proper_tokens.merges import MergeRelation, fill_row, relation_of
+from proper_tokens.references import Reference, reference
+from proper_tokens.tokenizer import SPACE, AddedToken, Unsupported, read
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 6
+"""The version of the cache file format. Increase it whenever the prepared arrays change."""
+CACHE_VARIABLE = "SGLANG_LZ_CACHE"
+ROWS = 1024
+"""How many rows of the merge relation are cached."""
+CUTS = 64
+"""For how many pre-tokenizer states the result of `kernels.cuts_behind` is cached."""
+
+_ARRAYS = (
+    "content", "begin", "plain", "marked", "odd", "byte_ids", "added", "is_raw", "goto",
+    "pretokens", "torn", "may_end", "changes",
+)  # fmt: skip
+
+# What `kernels.cuts_behind` returns.
+Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+class Prepared:
+    """The automata of a tokenizer. It is thread-safe.
+
+    Attributes:
+        tables: the tokenizer's part of the tables of a product.
+        classes: [SIZE] int32: the class of each code point.
+        characters: [classes, 5] int32: `Tables.characters` without the language's column.
+        character_ids: [n, 2] int64: the code points that are a token of their own where BPE begins
+            with characters, and these tokens.
+        general: `pretokenizer.PreTokenizer.general`.
+        letters: the characters that occur in the texts of added tokens.
+        added: the added tokens that are text.
+    """
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
+        self.characters = arrays["characters"]
+        self.character_ids = arrays["character_ids"]
+        self.general = arrays["general"]
+        made_by = np.full(len(relation.parts), -1, np.int64)
+        made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
+        is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
+        for name in ("plain", "marked"):
+            found = arrays[name][:, kernels.TOKEN]
+            is_inert[found[found >= 0]] = True
+        self.tables = kernels.Tables(
+            **{name: arrays[name] for name in _ARRAYS},
+            relation=relation,
+            decoder=np.zeros((1, 256), np.int32),
+            reach=np.zeros((1, 1), np.uint64),
+            can=np.zeros((1, 1), np.uint64),
+            takes=np.zeros((1, pretokenizer.FLAGS, 1), np.uint64),
+            language=np.zeros((1, 1), np.int32),
+            accepts=np.zeros(1, bool),
+            distance=np.zeros(1, np.int32),
+            characters=np.zeros((1, 6), np.int32),
+            spelling=np.zeros((1, 5), np.int32),
+            samples=np.zeros((1, 5), np.int32),
+            leading=np.zeros(0, np.int64),
+            made_by=made_by,
+            is_inert=is_inert,
+            pushdown=kernels.no_pushdown(),
+        )
+        lengths = np.diff(np.append(arrays["class_begin"], SIZE))
+        self.classes = np.repeat(arrays["class_value"], lengths)
+        self.letters = _letters_of(arrays["goto"])
+        self.added = frozenset(arrays["added"].tolist())
+        self._relation = reference(relation)
+        self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
+        self._cuts: OrderedDict[int, Cuts] = OrderedDict()
+        self._nfc: npt.NDArray[np.int32] | None = None
+        self._lock = threading.Lock()
+
+    def row(self, token: int) -> npt.NDArray[np.uint32]:
+        """The tokens that may follow a token within a pre-token, as a bit mask."""
+        with self._lock:
+            row = self._rows.get(token)
+            if row is not None:
+                self._rows.move_to_end(token)
+                return row
+        row = np.empty_like(self.tables.relation.reachable)
+        fill_row(self._relation, token, row)
+        with self._lock:
+            self._rows[token] = row
+            if len(self._rows) > ROWS:
+                self._rows.popitem(last=False)
+        return row
+
+    def cuts(self, tables: Reference, pretoken: int) -> Cuts:
+        """The result of `kernels.cuts_behind`, which is the same for all constraints.
+
+        Args:
+            tables: those of any product of this tokenizer.
+            pretoken: a state of the pre-tokenizer.
+        """
+        with self._lock:
+            if pretoken in self._cuts:
+                self._cuts.move_to_end(pretoken)
+                return self._cuts[pretoken]
+        cuts: Cuts = kernels.cuts_behind(tables, self.nfc(tables), pretoken)
+        with self._lock:
+            self._cuts[pretoken] = cuts
+            if len(self._cuts) > CUTS:
+                self._cuts.popitem(last=False)
+        return cuts
+
+    def nfc(self, tables: Reference) -> npt.NDArray[np.int32]:
+        """The result of `kernels.nfc_behind`, which is the same for all constraints."""
+        if self._nfc is None:
+            self._nfc = kernels.nfc_behind(tables)
+        return self._nfc
+
+
+def prepare(text: str) -> Prepared:
+    """Prepare a tokenizer, or load it from the cache if it has been prepared before.
+
+    Args:
+        text: the content of its `tokenizer.json`.
+
+    Raises:
+        Unsupported: it has a feature that is not modelled.
+    """
+    path = cache_directory() / f"{key_of(text)}.npz"
+    try:
+        return Prepared(kept.load(path))
+    except FileNotFoundError:
+        pass
+    except kept.Damaged as error:
+        logger.warning("Proper tokens: %s is not read, it is made again: %s", path, error)
+    arrays = prepared_arrays(text)
+    try:
+        kept.keep(path, arrays)
+    except OSError as error:
+        logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)
+    return Prepared(arrays)
+
+
+def cache_directory() -> Path:
+    """Where prepared tokenizers are cached: `SGLANG_LZ_CACHE`, or the user's cache folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sglang-lz"
+
+
+def key_of(text: str) -> str:
+    """The name of a tokenizer's cache file: a hash of everything that determines its content."""
+    versions = f"{FORMAT} {tokenizers.__version__} {np.__version__}\n"
+    return hashlib.sha256((versions + text).encode()).hexdigest()
+
+
+def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `Prepared`, by name.
+
+    Raises:
+        Unsupported: as `prepare`.
+    """
+    file = read(text)
+    relation = relation_of(file)
+    whole = np.flatnonzero(relation.made == merges.WHOLE).tolist()
+    splitting = pretokenizer.pretokenizer_of(
+        file.patterns, [(file.tokens[token] or b"").decode() for token in whole]
+    )
+    normalization = (
+        nfc.normalization() if file.nfc else nfc.no_normalization(SPACE if file.characters else "")
+    )
+    character_ids = np.array(
+        sorted((ord(one), token) for one, token in file.characters.items()), np.int64
+    ).reshape(-1, 2)
+    spelt_as = np.full(SIZE, kernels.IN_BYTES if file.characters else 0, np.int32)
+    # Of the token of an ASCII character and that of its byte, only one is in `file.tokens`.
+    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, kernels.IN_ONE)
+    characters = (
+        splitting.classes, normalization.combining, normalization.mark, normalization.starter,
+        spelt_as,
+    )  # fmt: skip
+    classes, samples = classes_of(characters)
+    begin = np.flatnonzero(np.append(True, classes[1:] != classes[:-1]))
+    tokens = [
+        content if content and relation.made[token] != merges.UNREACHABLE else None
+        for token, content in enumerate(file.tokens)
+    ]
+    inert = (normalization.combining == 0) & (normalization.mark == 0)
+    is_plain = [content is not None and _begins_inert(content, inert) for content in tokens]
+    contents = [content or b"" for content in tokens]
+    is_raw = np.zeros(len(contents), bool)
+    for added in file.added:
+        contents[added.id] = added.content
+        is_raw[added.id] = not (added.normalized and file.nfc)
+    spelt = [(content, token) for token, content in enumerate(tokens) if content]
+    marks = {token.content[:1] for token in file.added}
+    even = [item for item in spelt if is_plain[item[1]]]
+    is_marked = {token: any(mark in content for mark in marks) for content, token in even}
+    return {f"relation.{name}": array for name, array in relation._asdict().items()} | {
+        "class_begin": begin,
+        "class_value": classes[begin],
+        "characters": np.stack([values[samples] for values in characters], axis=1),
+        "content": np.frombuffer(b"".join(contents), np.uint8).copy(),
+        "begin": np.cumsum([0, *map(len, contents)]),
+        "plain": _trie([item for item in even if not is_marked[item[1]]]),
+        "marked": _trie([item for item in even if is_marked[item[1]]]),
+        "odd": _trie([item for item in spelt if not is_plain[item[1]]]),
+        "byte_ids": file.byte_ids,
+        "character_ids": character_ids,
+        "added": np.array([token.id for token in file.added if token.is_text], np.int64),
+        "is_raw": is_raw,
+        "goto": _added_automaton(file.added),
+        "general": splitting.general,
+        "pretokens": splitting.table,
+        "torn": splitting.torn,
+        "may_end": splitting.may_end,
+        "changes": normalization.changes,
+    }
+
+
+def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
+    """Whether bytes begin with a whole character that NFC never changes."""
+    size = next((n for lead, n in ((0xF0, 4), (0xE0, 3), (0xC0, 2)) if content[0] >= lead), 1)
+    try:
+        return bool(inert[ord(content[:size].decode())])
+    except UnicodeDecodeError:
+        return False
+
+
+def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
+    """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`.
+
+    An added token is cut out of the text, so no other added token begins within it. Only a longer
+    one that begins at the same place continues after its end.
+    """
+    words = {token.content for token in added}
+    prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
+    if len(prefixes) > 1 << kernels.ADDED_BITS:
+        raise Unsupported("its added tokens are too many")
+    number = {prefix: i for i, prefix in enumerate(prefixes)}
+    goto = np.zeros((len(prefixes), 257), np.int32)
+    shorter = [0] * len(prefixes)
+    for i, prefix in enumerate(prefixes):
+        if prefix:
+            # The failure link: the longest proper suffix that is also a prefix; none after a word.
+            end = goto[shorter[number[prefix[:-1]]], prefix[-1]] if prefix[1:] else 0
+            end = 0 if prefix in words else end
+            shorter[i] = end
+            goto[i] = goto[end]
+            if prefix in words:
+                goto[i, kernels.LENGTH] = len(prefix)
+        for byte in range(256):
+            after = number.get(prefix + bytes([byte]))
+            if after is not None:
+                goto[i, byte] = after
+    return goto
+
+
+def _letters_of(goto: npt.NDArray[np.int32]) -> str:
+    """The characters in the texts of added tokens, given the result of `_added_automaton`."""
+    prefixes = {0: b""}
+    waiting = [0]
+    for state in waiting:  # the shortest way to a state is its own text
+        for byte in np.flatnonzero(goto[state, :256]).tolist():
+            after = int(goto[state, byte])
+            if after not in prefixes:
+                prefixes[after] = prefixes[state] + bytes([byte])
+                waiting.append(after)
+    words = [text for state, text in prefixes.items() if goto[state, kernels.LENGTH] == len(text)]
+    return "".join(sorted(set(b"".join(words).decode(errors="ignore"))))
+
+
+def _trie(items: list[tuple[bytes, int]]) -> npt.NDArray[np.int32]:
+    items.sort()
+    if any(len(text) > kernels.LONGEST for text, _ in items):
+        raise Unsupported(f"it has a token of more than {kernels.LONGEST} bytes")
+    content = np.frombuffer(b"".join(text for text, _ in items), np.uint8)
+    ends = np.cumsum([0, *(len(text) for text, _ in items)])
+    trie: npt.NDArray[np.int32] = kernels.trie_array(content, ends, np.array([i for _, i in items]))
+    return trie

@@ -1,0 +1,84 @@
+"""How long a scheduler waits for masks. A row that is not ready delays the whole batch."""
+
+from __future__ import annotations
+
+import time
+
+from proper_tokens.threads import ORDINARY, Allowance, Stopwatch
+
+PATIENCE = 0.7
+"""Seconds that the searches of one request may take while a scheduler waits, besides what its
+tokens earn."""
+A_TOKEN = 0.02
+"""Seconds that each token of a request earns."""
+GRACE = 0.25
+"""Seconds that each search may take even if others have used up the shared allowance."""
+MASKS = Allowance(0.5, 0.1)
+"""How long the masks of all requests together may delay a scheduler: half a second at once, and a
+tenth of the time in the long run."""
+BRIEFLY = 0.02
+"""Seconds that a scheduler waits for a mask of a request that can pause."""
+
+
+class Waiting:
+    """How much longer a scheduler waits for the masks of a request that cannot pause.
+
+    When this time is used up, the request has to end. Two times are measured. The time that the
+    request's own searches take counts against the request, so a request with an easy constraint
+    never ends because others search for a long time. The time that the scheduler waits counts
+    against all requests together, unless the search is an ordinary one. When the requests have used
+    up their common time, the scheduler waits only for short searches.
+
+    Args:
+        shared: the allowance for all requests together (`MASKS`).
+    """
+
+    def __init__(self, shared: Allowance) -> None:
+        self._shared = shared
+        self._left = PATIENCE
+        self._furthest = 0
+
+    def watch(self) -> Stopwatch:
+        """Measures how long the scheduler waits for one mask."""
+        return Stopwatch()
+
+    def is_over(self, own: float, waited: float) -> bool:
+        """Whether the scheduler must stop waiting.
+
+        Args:
+            own: seconds that the search itself has taken meanwhile.
+            waited: seconds that the scheduler has waited for it.
+        """
+        return own >= self._left or (own >= GRACE and waited >= self._shared.left())
+
+    def waited(self, own: float, waited: float) -> None:
+        """Record a wait that has ended; the arguments are those of `is_over`."""
+        self._left -= own
+        if own >= ORDINARY:
+            self._shared.spend(waited)
+
+    def got_to(self, length: int) -> None:
+        """Record the length of the output; draft tokens that were rolled back count only once."""
+        if length > self._furthest:
+            self._left = min(PATIENCE, self._left + A_TOKEN * (length - self._furthest))
+            self._furthest = length
+
+
+class BriefWaiting(Waiting):
+    """How much longer a scheduler waits for a mask of a request that can pause instead.
+
+    All of the time counts, even if a busy machine does other work in it, because the other requests
+    wait in any case. It counts only against all requests together.
+    """
+
+    def watch(self) -> Stopwatch:
+        """Measures how long the scheduler waits for one mask."""
+        return Stopwatch(used=time.monotonic)
+
+    def is_over(self, own: float, waited: float) -> bool:
+        """Like that of `Waiting`."""
+        return waited >= min(BRIEFLY, self._shared.left())
+
+    def waited(self, own: float, waited: float) -> None:
+        """Like that of `Waiting`."""
+        self._shared.spend(waited)

@@ -1,0 +1,669 @@
+"""Proper tokens in SGLang's scheduler: the grammar object of a request that uses them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sglang.srt.constrained.base_grammar_backend import (
+    BaseGrammarBackend,
+    BaseGrammarObject,
+    GrammarStats,
+    InvalidGrammarObject,
+)
+from sglang.srt.constrained.reasoner_grammar_backend import (
+    ReasonerGrammarBackend,
+    ReasonerGrammarObject,
+)
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
+
+from proper_tokens.apart import compile_all, prepare_apart
+from proper_tokens.compiler import COMPILER
+from proper_tokens.prepared import Prepared, prepare
+from proper_tokens.product import START, Late, Product, Spent, State
+from proper_tokens.threads import Allowance
+from proper_tokens.tokenizer import Unsupported
+from proper_tokens.waiting import MASKS, BriefWaiting, Waiting
+from sglang_lz.constraints import grammar_cache, ranks
+from sglang_lz.constraints.dead_ends import is_pipeline
+from sglang_lz.constraints.end_tokens import allow, model_end_tokens
+from sglang_lz.constraints.rules import ANY_TEXT, rules_of
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "proper_"
+"""The prefix that marks one of upstream's grammar kinds as one with proper tokens."""
+FRAMED = f"{PREFIX}framed"
+PRODUCTS = 64
+"""How many constraints are cached; unused ones above this number are dropped."""
+BYTES = 128 << 20
+"""How much memory constraints may take; unused ones above this size are dropped."""
+MOST_BYTES = 1 << 30
+"""The most memory for all constraints, including those in use."""
+TIDY = 30.0
+"""Seconds between checks of the cached constraints, while they take much memory."""
+BUILDERS = 128
+"""How many constraints are compiled or waited for at the same time."""
+ROW_BYTES = 1 << 20
+"""The least memory for the rows of one constraint."""
+_ENDED = "proper_tokens: the constraint was given up here"
+_TOO_LATE = "its next tokens were not found in time, and other requests wait"
+_NEVER, _LATER, _NOW = range(3)
+"""When a rank has a mask."""
+MOST_PAUSES = 2
+"""How often a request may pause at the same length of its output. It may have to pause again,
+because the rows that it waited for may not fit into memory at once."""
+PATIENCE = 100_000
+"""How many more times, at least 5 ms apart, upstream polls for a grammar before it gives up. The
+first grammar has to wait for the tokenizer to be prepared and, if nothing has been compiled yet,
+for numba."""
+
+
+class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
+    """A request's walk through the proper sequences of its constraint.
+
+    Its mask has the same layout as XGrammar's (packed bits), so both can share a batch.
+    """
+
+    allocate_vocab_mask = staticmethod(XGrammarGrammarBackend.allocate_vocab_mask)
+    move_vocab_mask = staticmethod(XGrammarGrammarBackend.move_vocab_mask)
+    apply_vocab_mask = staticmethod(XGrammarGrammarBackend.apply_vocab_mask)
+
+    def __init__(
+        self,
+        product: Product | UnmadeProduct,
+        stop_tokens: Sequence[int],
+        shared: Allowance | None = None,
+    ) -> None:
+        """Begin a walk.
+
+        Args:
+            product: the product of the constraint.
+            stop_tokens: the tokens that end an output.
+            shared: the scheduler's time allowance for all requests; None to wait indefinitely.
+        """
+        super().__init__()
+        self._product = product
+        self._stop_tokens = tuple(stop_tokens)
+        self._shared = shared
+        self._waiting = None if shared is None else Waiting(shared)
+        self._briefly = None if shared is None else BriefWaiting(shared)
+        self._states: list[State] = [START]
+        self.may_pause = False
+        """Whether the request pauses when a mask is late (`pauses`), instead of ending."""
+        self.is_paused = False
+        self._pauses = self._paused_at = 0
+        self._late: list[tuple[State, Future[Any]]] = []
+        self._hopeless: dict[State, str] = {}
+        self._stopped = False
+        self._problem = _TOO_LATE
+        self.failure: str | None = None
+        """Why there was no mask for the last token; the request ends then."""
+        self.grammar_stats = GrammarStats(dispatch_type="proper_tokens")
+        product.begin()
+        self._end = weakref.finalize(self, product.end)
+
+    def accept_token(self, token: int) -> None:
+        """Advance by one token.
+
+        Raises:
+            ValueError: the constraint does not allow it there.
+        """
+        if self._stopped:
+            return
+        state = self._states[-1]
+        if self.failure is not None:
+            self._states.append(state)
+            return
+        is_end = token in self._stop_tokens
+        if is_end and self._product.may_end(state):
+            self._stopped = True
+            self._states.append(state)
+        else:
+            after = None if is_end else self._product.next(state, token)
+            if after is None:
+                if token != self._product.impossible(state):
+                    raise ValueError(f"Token not accepted by proper tokens: {token}")
+                self.failure = f"{_ENDED}: {self._problem}"
+                self._states.append(state)
+                return
+            self._states.append(after)
+            self._product.expect(after)
+            if self._waiting is not None:
+                self._waiting.got_to(len(self._states))
+        self.current_token = token
+
+    def rollback(self, k: int) -> None:
+        """Go back by k tokens."""
+        if k:
+            del self._states[-k:]
+            self._stopped = False
+            self.failure = None
+
+    def is_terminated(self) -> bool:
+        """Whether the output has ended, or there is no mask for what comes next."""
+        return self._stopped or self.failure is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether upstream has finished the request. Its searches are stopped then."""
+        return bool(self._finished)
+
+    @finished.setter
+    def finished(self, finished: bool) -> None:
+        self._finished = finished
+        if finished:
+            self._end()
+
+    def fill_vocab_mask(self, vocab_mask: torch.Tensor, idx: int) -> None:
+        """Set a row of a mask, [rows, ceil(V / 32)] int32, to the tokens that may come next.
+
+        If they are not found in time on all ranks, the row allows only a token that cannot come
+        next. The request then pauses, or the ranks and pipeline stages all end it when they accept
+        that token.
+        """
+        row = vocab_mask.numpy().view(np.uint32)[idx]  # many times as fast as torch
+        state = self._states[-1]
+        when = self._ask(state, row)
+        (when,) = ranks.least([when])
+        if when == _LATER:
+            self._late.append((state, self._product.expected(state)))
+        if when != _NOW:
+            row[:] = 0
+            allow(row, (self._product.impossible(state),), is_allowed=True)
+            return
+        allow(row, self._stop_tokens, is_allowed=self._product.may_end(state))
+
+    def end_at(self, tokens: Sequence[int]) -> None:
+        """End the output at these tokens alone, where it may end; they then stand for no text."""
+        self._stop_tokens = tuple(tokens)
+
+    def _ask(self, state: State, row: npt.NDArray[np.uint32]) -> int:
+        """Write the mask of a state into a row if it is known. Returns when it becomes known."""
+        self._problem = self._hopeless.get(state, self._problem)
+        if self.failure is not None or state in self._hopeless:
+            return _NEVER
+        try:
+            self._product.mask(state, self._patience(), row)
+        except Spent as error:
+            self._problem = str(error)
+            return _NEVER
+        except Late:
+            self._problem = _TOO_LATE
+            return _LATER if self._can_pause else _NEVER
+        return _NOW
+
+    def _patience(self) -> Waiting | None:
+        """How long to wait for a mask."""
+        return self._briefly if self._can_pause else self._waiting
+
+    @property
+    def _can_pause(self) -> bool:
+        return self.may_pause and self._pauses < MOST_PAUSES
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the last step lacked a mask of this request, which can pause."""
+        return bool(self._late)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the masks that were late are known by now, or cannot be found."""
+        return all(future.done() for _, future in self._late)
+
+    def pause(self, length: int) -> None:
+        """Wait until `is_ready`.
+
+        Args:
+            length: how many tokens the output has.
+        """
+        self.is_paused = True
+        self._pauses += 1
+        self._paused_at = length
+
+    def resume(self) -> None:
+        """Continue where the walk paused."""
+        self.is_paused = False
+        for state, future in self._late:
+            if future.done() and not future.cancelled() and future.exception() is not None:
+                self._hopeless[state] = str(future.exception())
+        self._late.clear()
+
+    def forget_late(self) -> None:
+        """Forget what was late, because the step samples nothing."""
+        self._late.clear()
+
+    def went_on(self, length: int) -> None:
+        """Record the length of the output after a step."""
+        if length > self._paused_at:
+            self._pauses = 0
+
+    def forced_run(self, most: int) -> list[int]:
+        """The tokens that are forced next, at most `most` of them, as far as they are known."""
+        run: list[int] = []
+        state = self._states[-1]
+        while not self.is_terminated() and len(run) < most:
+            try:
+                ends = self._product.may_end(state)
+                only = None if ends else self._product.only(state, self._patience())
+            except (Late, Spent):  # filling the mask will report it
+                break
+            if only is None or only in self._stop_tokens:
+                break
+            after = self._product.next(state, only)
+            if after is None:
+                break
+            run.append(only)
+            state = after
+        return run[: ranks.least([len(run)])[0]]  # another rank may know fewer
+
+    def copy(self) -> ProperGrammar:
+        """A walk in the same state."""
+        other = ProperGrammar(self._product, self._stop_tokens, self._shared)
+        other._states = list(self._states)
+        other._stopped = self._stopped
+        other.failure, other._problem = self.failure, self._problem
+        other.current_token = self.current_token
+        return other
+
+
+class _Unmade(Spent):
+    """A stage of a pipeline could not compile a constraint that the first stage has."""
+
+    def __init__(self, problem: str) -> None:
+        Unsupported.__init__(self, problem)
+
+
+class UnmadeProduct:
+    """Takes the place of a product that a later stage of a pipeline could not make in time.
+
+    The first stage has admitted the request, so all stages must run it. The last stage has no mask
+    for its first token, so it samples a token that ends the request on all stages.
+
+    Args:
+        impossible: that token, `Product.impossible` of the initial state.
+        problem: why there is no product.
+    """
+
+    def __init__(self, impossible: int, problem: str) -> None:
+        self._impossible = impossible
+        self._problem = problem
+
+    def mask(self, state: State, waiting: Waiting | None = None, out: Any = None) -> Any:
+        """Raise `Spent`, because there is no mask.
+
+        Raises:
+            Spent: always.
+        """
+        raise _Unmade(self._problem)
+
+    only = mask
+
+    def expected(self, state: State) -> Future[Any]:
+        """Never called, because no mask is late."""
+        raise NotImplementedError
+
+    def next(self, state: State, token: int) -> State | None:
+        """Accept every token, because the last stage decides which tokens are sampled."""
+        return None if token == self._impossible else state
+
+    def impossible(self, state: State) -> int:
+        """The token that ends the request."""
+        return self._impossible
+
+    def may_end(self, state: State) -> bool:
+        """None, because forced tokens are not known here."""
+        return False
+
+    def expect(self, state: State) -> None:
+        """Do nothing, because there is nothing to search for."""
+
+    def begin(self) -> None:
+        """Do nothing, because there is nothing to keep."""
+
+    end = begin
+
+
+class ProperTokens:
+    """Everything a scheduler needs to serve proper tokens with its tokenizer.
+
+    Args:
+        tokenizer: the model's tokenizer, a fast tokenizer of Hugging Face.
+        stop_tokens: the tokens that end an output.
+        shared: as in `ProperGrammar`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stop_tokens: Sequence[int], shared: Allowance | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_tokens = tuple(stop_tokens)
+        self._shared = shared
+        self._prepared: Prepared | None = None
+        self._products: OrderedDict[tuple[str, str], Future[Product]] = OrderedDict()
+        self._timer: threading.Timer | None = None
+        self._preparing = threading.Lock()
+        self._building = threading.Lock()
+        self._lock = threading.Lock()
+
+    def prepared(self) -> Prepared:
+        """The tokenizer's automata; the first call builds or loads them.
+
+        Raises:
+            Unsupported: the tokenizer cannot be modelled exactly.
+        """
+        with self._preparing:
+            if self._prepared is None:
+                start = time.perf_counter()
+                text = tokenizer_text(self._tokenizer)
+                prepare_apart(text)
+                found = prepare(text)
+                compile_all(found)
+                self._prepared = found
+                logger.info("Proper tokens ready in %.1f s", time.perf_counter() - start)
+            return self._prepared
+
+    def dispatch(self, kind: str, text: str) -> BaseGrammarObject:
+        """The grammar of a constraint of one of our kinds (upstream's `dispatch_fallback`)."""
+        try:
+            if kind == FRAMED:
+                raise Unsupported("this model frames its answers in tokens that are no text")
+            return self._grammar(kind.removeprefix(PREFIX), text)
+        except Unsupported as error:
+            return InvalidGrammarObject(f"proper_tokens cannot be exact: {error}")
+
+    def _grammar(self, kind: str, text: str) -> ProperGrammar:
+        key = (kind, text)
+        with self._lock:
+            future = self._products.get(key)
+            if future is not None and _is_worn(future):
+                # Those that use it keep it, and it still counts.
+                self._products[f"{kind} {id(future)}", text] = self._products.pop(key)
+                future = None
+            is_first = future is None
+            if future is None:
+                future = self._products[key] = Future()
+            self._products.move_to_end(key)
+        if is_first:
+            self._build(key, future)
+        product = future.result()
+        try:
+            return ProperGrammar(product, self._stop_tokens, self._shared)
+        finally:
+            if is_first:
+                product.end()
+
+    def unmade(self, problem: str) -> ProperGrammar:
+        """The grammar of a constraint that this stage of a pipeline could not make."""
+        impossible = int(self.prepared().tables.byte_ids[0x80])
+        return ProperGrammar(UnmadeProduct(impossible, problem), self._stop_tokens, self._shared)
+
+    def is_ready(self, kind: str, text: str) -> bool:
+        """Whether the constraint is compiled already, so that `dispatch` returns quickly."""
+        with self._lock:
+            future = self._products.get((kind.removeprefix(PREFIX), text))
+        return future is not None and future.done() and not _is_worn(future)
+
+    def _build(self, key: tuple[str, str], future: Future[Product]) -> None:
+        """Build the product of a constraint for everyone waiting for it."""
+        try:
+            prepared, language = self.prepared(), COMPILER.language(rules_of(*key))
+            # This takes about 25 ms of Python. If several ran at once, the scheduler's thread would
+            # wait for the GIL behind each of them.
+            with self._building:
+                product = Product(prepared, language)
+            product.begin()  # until the walk of the request that builds it has begun
+            if not product.can_end():
+                raise Unsupported("it allows no text that the tokenizer would spell")
+            self._make_room(product)
+        except BaseException as error:
+            with self._lock:
+                self._products.pop(key, None)
+            future.set_exception(error)
+            return
+        future.set_result(product)
+        product.warm_in_background()
+
+    def _make_room(self, new: Product) -> None:
+        """Drop unused products so that all products stay within the memory limit.
+
+        Raises:
+            Unsupported: the products in use leave no room.
+        """
+        with self._lock:
+            if self._forget(new.all_bytes) > MOST_BYTES:
+                raise Unsupported("the constraints of other requests leave it no memory now")
+            rows = max(ROW_BYTES, BYTES // 2 // len(self._products))
+            for product in (new, *self._kept().values()):
+                product.most_bytes = rows
+        self._tidy()
+
+    def _kept(self) -> dict[tuple[str, str], Product]:
+        """The finished products, the least recently used first. The caller holds `_lock`."""
+        return {key: future.result() for key, future in self._products.items() if future.done()}
+
+    def _forget(self, others: int) -> int:
+        """Drop unused products until all fit. The caller holds `_lock`.
+
+        Args:
+            others: the size in bytes of what must fit besides them.
+
+        Returns:
+            The total size in bytes.
+        """
+        kept = self._kept()
+        total = others + sum(product.all_bytes for product in kept.values())
+        for key, product in kept.items():
+            if total <= BYTES and len(self._products) <= PRODUCTS:
+                break
+            if not product.is_used:
+                total -= product.all_bytes
+                del self._products[key]
+        return total
+
+    def _tidy(self) -> None:
+        """Drop products that are too large, later if they are still in use."""
+        with self._lock:
+            if self._timer not in (None, threading.current_thread()):
+                return  # the pending timer will do it
+            self._timer = None
+            if self._forget(0) > BYTES // 2:
+                self._timer = threading.Timer(TIDY, self._tidy)
+                self._timer.daemon = True
+                self._timer.start()
+
+
+def _is_worn(future: Future[Product]) -> bool:
+    """Whether a product is finished and has little room left (`Product.is_worn`)."""
+    return future.done() and future.exception() is None and future.result().is_worn
+
+
+def tokenizer_text(tokenizer: Any) -> str:
+    """The `tokenizer.json` of a tokenizer.
+
+    Raises:
+        Unsupported: it has none.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "to_str"):
+        raise Unsupported(f"the tokenizer {type(tokenizer).__name__} has no tokenizer.json")
+    text: str = backend.to_str()
+    return text
+
+
+def serve_proper_tokens(manager: Any) -> None:
+    """Make a scheduler serve proper tokens (upstream's hook).
+
+    Args:
+        manager: upstream's GrammarManager, with its backend.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    backend = inner_backend(manager.grammar_backend)
+    if backend is None:
+        return
+    grammar_cache.bound(manager.grammar_backend, backend, is_pipeline())
+    scheduler = manager.scheduler
+    stops = model_end_tokens(scheduler.model_config, scheduler.tokenizer)
+    proper = ProperTokens(scheduler.tokenizer, sorted(stops), MASKS)
+    backend.dispatch_fallback = proper.dispatch
+    ranks.join(scheduler)
+    _keep_apart(manager, proper)
+    if get_context().config_leaf("prepare_proper_tokens"):
+        threading.Thread(target=_prepare, args=(proper,), daemon=True).start()
+
+
+class _Agreed(Future[Any]):
+    """A grammar that a scheduler waits for; if it fails on one rank, it fails on all.
+
+    One rank may run out of time or memory where another does not. Upstream requests the results in
+    the same order on all ranks. In a pipeline the first stage decides and tells the later ones.
+
+    Args:
+        manager: upstream's GrammarManager.
+        proper: makes the grammars.
+    """
+
+    def __init__(self, manager: Any, proper: ProperTokens) -> None:
+        super().__init__()
+        self._manager, self._proper = manager, proper
+
+    def result(self, timeout: float | None = None) -> Any:
+        found = super().result(timeout)
+        mine = found.error_message if isinstance(found, InvalidGrammarObject) else None
+        problems: list[Any] = [mine]
+        for group in ranks.GROUPS:
+            problems = [None] * torch.distributed.get_world_size(group)
+            torch.distributed.all_gather_object(problems, mine, group=group)
+        problem = next(filter(None, problems), None)
+        first = _of_first_stage(self._manager, problem)
+        if first is not None:
+            return InvalidGrammarObject(first)
+        return found if problem is None else self._proper.unmade(problem)
+
+
+def _of_first_stage(manager: Any, problem: str | None) -> str | None:
+    """The problem that the first stage of a pipeline has; every stage passes it on to the next.
+
+    The messages follow those of upstream that say which grammars are ready.
+    """
+    if manager.pp_size == 1:
+        return problem
+    from sglang.srt.distributed.communication_tags import P2PTag
+
+    tag = P2PTag.GRAMMAR_PP_SYNC
+    if manager.pp_rank > 0:
+        problem = manager.pp_group.recv_object(src=manager.pp_rank - 1, tag=tag)
+    if manager.pp_rank + 1 < manager.pp_size:
+        sent = manager.pp_group.send_object(
+            problem, dst=manager.pp_rank + 1, async_send=True, tag=tag
+        )
+        manager.grammar_pp_sync_work_list.extend(sent)
+    return problem
+
+
+def _keep_apart(manager: Any, proper: ProperTokens) -> None:
+    """Keep our grammars out of the cache and the thread pool of upstream's backend.
+
+    Upstream's cache is small, and its pool has few threads.
+    """
+    backend = manager.grammar_backend
+    look, keep = backend.get_cached_or_future_value, backend.set_cache
+    threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="proper-build")
+
+    def get_cached_or_future_value(key: tuple[str, str], require_reasoning: bool) -> Any:
+        if not key[0].startswith(PREFIX):
+            return look(key, require_reasoning)
+        is_one_rank = not ranks.GROUPS and manager.pp_size == 1  # other ranks might not be ready
+        if is_one_rank and proper.is_ready(*key):
+            return backend._init_value_dispatch(key, require_reasoning), True
+        agreed = _Agreed(manager, proper)
+
+        def build() -> None:
+            if not agreed.set_running_or_notify_cancel():
+                return  # the request was aborted
+            try:
+                agreed.set_result(backend._init_value_dispatch(key, require_reasoning))
+            except Exception as error:
+                logger.exception("Proper tokens: a constraint cannot be compiled")
+                agreed.set_result(InvalidGrammarObject(f"proper_tokens failed: {error!r}"))
+
+        threads.submit(build)
+        return agreed, False
+
+    def set_cache(key: tuple[str, str], value: BaseGrammarObject) -> None:
+        if not key[0].startswith(PREFIX):
+            keep(key, value)
+
+    backend.get_cached_or_future_value = get_cached_or_future_value
+    backend.set_cache = set_cache
+
+
+def end_without_mask(req: Any, new_tokens: int) -> None:
+    """End a request whose mask was not found in time, and that could not pause (upstream's hook).
+
+    Args:
+        req: upstream's Req, with its new tokens.
+        new_tokens: the number of tokens from this step; they are discarded.
+    """
+    grammar = req.grammar
+    if isinstance(grammar, ReasonerGrammarObject):
+        grammar = grammar.grammar
+    if not isinstance(grammar, ProperGrammar):
+        return
+    grammar.went_on(len(req.output_ids))
+    if grammar.failure is None or req.to_finish is not None:
+        return
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    req.to_finish = FINISH_ABORT(grammar.failure, HTTPStatus.BAD_REQUEST, "BadRequestError")
+    req.finished_len = max(0, len(req.output_ids) - new_tokens)
+
+
+def _prepare(proper: ProperTokens) -> None:
+    """Prepare everything that the first request would otherwise have to wait for."""
+    found = proper.dispatch(f"{PREFIX}regex", ANY_TEXT)
+    if isinstance(found, InvalidGrammarObject):
+        logger.warning("--prepare-proper-tokens: %s", found.error_message)
+
+
+def inner_backend(backend: BaseGrammarBackend | None) -> BaseGrammarBackend | None:
+    """The grammar backend that the one for thinking sections wraps, if any."""
+    if isinstance(backend, ReasonerGrammarBackend):
+        return backend.grammar_backend
+    return backend
+
+
+def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> tuple[str, str]:
+    """The key of a request's grammar in upstream's cache of grammars (upstream's hook).
+
+    Args:
+        key: upstream's key, of kind and text.
+        req: upstream's Req.
+        backend: upstream's grammar backend.
+    """
+    kind, text = key
+    if not req.sampling_params.proper_tokens:
+        return key
+    req.grammar_wait_ct = -PATIENCE
+    kind = kind.partition(":")[0]
+    if isinstance(backend, ReasonerGrammarBackend) and backend._is_framed(kind):
+        return FRAMED, text
+    return PREFIX + kind, text
+
+
+def walk_of(grammar: Any) -> ProperGrammar | None:
+    """The walk that constrains the next token of a request; None if there is none."""
+    if isinstance(grammar, ReasonerGrammarObject):
+        grammar = grammar.grammar if grammar._grammar_active() else None
+    return grammar if isinstance(grammar, ProperGrammar) else None

@@ -1,0 +1,257 @@
+"""XGrammar's matchers, with a limit on the time that a token may take.
+
+Some constraints are extremely ambiguous, such as `((a?(.*){0,100}b?){3})`. XGrammar tracks all
+parses at once, so a single token may take minutes, and XGrammar cannot be interrupted. Its calls
+therefore run in a thread of their own, and the scheduler waits for them for a limited time. After
+that the matcher is stopped: its request ends with an error, and the thread is abandoned. An
+abandoned thread uses only processors that are idle, and ends with its call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from xgrammar import GrammarMatcher
+
+from proper_tokens.threads import ORDINARY, Allowance, Stopwatch
+from sglang_lz.constraints.dead_ends import MOST_SECONDS, is_pipeline
+from sglang_lz.constraints.end_tokens import allow
+
+SEARCHES = Allowance(0.5, 0.1)
+"""How long all matchers together may delay a scheduler beyond the ordinary: half a second at once,
+and a tenth of the time in the long run."""
+MOST_ABANDONED = 64
+"""How many abandoned threads there may be. While there are more, new matchers are stopped."""
+
+_T = TypeVar("_T")
+
+
+class TimedMatcher(GrammarMatcher):
+    """A matcher that is stopped when a call takes too long.
+
+    When it is stopped, it allows everything until its request has ended. Ranks that run a request
+    together must end it at the same token, but a call may be slow on one rank and not on another,
+    so they decide together (`dead_ends`). In a pipeline only the last stage asks for masks, and no
+    other call is limited. A mask that is not found in time allows `end_token` alone, which every
+    stage then rejects.
+    """
+
+    is_slow = False
+    """Whether the request has to end, on all ranks (`dead_ends`)."""
+
+    end_token: int | None = None
+    """In a pipeline, a token that no constraint allows; None elsewhere. In a pipeline whose
+    tokenizer has no such token, no call is limited."""
+
+    def __init__(self, compiled: Any, **options: Any) -> None:
+        super().__init__(compiled, **options)
+        self._shared = compiled  # shared by all requests with this constraint
+        self._more_ends: tuple[int, ...] = ()
+        self._stopped = _abandoned() >= MOST_ABANDONED or hasattr(compiled, "lz_is_slow")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a call took too long on this rank."""
+        return self._stopped
+
+    def accept_token(self, *args: Any, **options: Any) -> bool:
+        """Like XGrammar's, but limited."""
+        if args[0] == self.end_token:
+            self._stopped = self.is_slow = True
+            return False
+        if args[0] in self._more_ends:
+            args = (self.stop_token_ids[0], *args[1:])
+        accept = super().accept_token
+        return self._limited(lambda worker: accept(*args, **options), True)
+
+    def end_at(self, tokens: Sequence[int]) -> None:
+        """End the output at these tokens too, where it may end. They then stand for nothing else.
+
+        XGrammar's own `override_stop_tokens` leaves them out of its masks.
+        """
+        self._more_ends = tuple(sorted(set(tokens) - set(self.stop_token_ids)))
+
+    def fill_next_token_bitmask(  # type: ignore[override]  # only upstream calls it
+        self, bitmask: torch.Tensor, index: int = 0
+    ) -> bool:
+        """Like XGrammar's, but limited."""
+        fill = super().fill_next_token_bitmask
+        row = bitmask[index]
+
+        def work(worker: _Worker) -> torch.Tensor | None:
+            own = worker.row_like(row)  # an abandoned call must not write into a batch's mask
+            fill(own, 0)
+            return own[0]
+
+        found = self._limited(work, None, self.end_token is not None)
+        if found is None:
+            self.fill_without_mask(row)
+        else:
+            row.copy_(found)
+            if self._more_ends:
+                end = self.stop_token_ids[0]
+                may_end = bool(int(row[end // 32]) >> end % 32 & 1)
+                allow(row.numpy().view(np.uint32), self._more_ends, is_allowed=may_end)
+            if self.end_token is not None:  # some constraints allow any byte
+                allow(row.numpy().view(np.uint32), (self.end_token,), is_allowed=False)
+        return True
+
+    @classmethod
+    def fill_without_mask(cls, row: torch.Tensor) -> None:
+        """Fill a row, int32 [ceil(V / 32)], so that the next token ends its request."""
+        if cls.end_token is None:
+            row.fill_(-1)
+        else:
+            row.zero_()
+            allow(row.numpy().view(np.uint32), (cls.end_token,), is_allowed=True)
+
+    def rollback(self, *args: Any, **options: Any) -> None:
+        """Like XGrammar's, but limited."""
+        rollback = super().rollback
+        self._limited(lambda worker: rollback(*args, **options), None)
+
+    def find_jump_forward_string(self) -> str:
+        """Like XGrammar's, but limited."""
+        find = super().find_jump_forward_string
+        return self._limited(lambda worker: find(), "")
+
+    def is_terminated(self) -> bool:
+        """Like XGrammar's."""
+        return not self._stopped and super().is_terminated()
+
+    def stop(self) -> None:
+        """End the request, on this rank too if it was another one that found it slow.
+
+        In a pipeline it ends on all stages at once, when they reject `end_token`.
+        """
+        self._stopped = True
+        self.is_slow = self.end_token is None
+
+    def _limited(
+        self, call: Callable[[_Worker], _T], otherwise: _T, in_a_pipeline: bool = False
+    ) -> _T:
+        """The result of a call, or `otherwise` if the matcher is stopped.
+
+        Args:
+            call: the call.
+            otherwise: its result then.
+            in_a_pipeline: whether the call is limited there too.
+        """
+        if self._stopped:
+            return otherwise
+        worker = _worker()
+        if is_pipeline() and not in_a_pipeline:
+            return call(worker)
+        try:
+            return worker.run(call)
+        except _TooSlow as error:
+            self._stopped = True
+            if error.seconds >= MOST_SECONDS:  # or other constraints left it less time
+                self._shared.lz_is_slow = True
+            _worker.cache_clear()
+            return otherwise
+
+
+def end_token(vocabulary: Sequence[bytes]) -> int | None:
+    """A token whose single byte never occurs in UTF-8; None if there is none.
+
+    Args:
+        vocabulary: the bytes of each token.
+    """
+    return next((token for token, text in enumerate(vocabulary) if text == b"\xff"), None)
+
+
+class _TooSlow(Exception):
+    """A call took longer than `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+class _Worker:
+    """A thread that runs one call at a time while the scheduler's thread waits."""
+
+    def __init__(self) -> None:
+        self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
+        self._call: Callable[[_Worker], Any] | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._row = torch.empty((1, 0), dtype=torch.int32)
+        self._thread = threading.Thread(target=self._serve, name="lz-matcher", daemon=True)
+        self._thread.start()
+        assert self._thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self._thread.ident)
+
+    def run(self, call: Callable[[_Worker], _T]) -> _T:
+        """The result of a call.
+
+        Raises:
+            _TooSlow: it takes too long, and this worker is abandoned.
+        """
+        watch = Stopwatch(used=lambda: time.clock_gettime(self._clock))
+        limit = min(MOST_SECONDS, max(ORDINARY, SEARCHES.left()))
+        self._call = call
+        self._asked.release()
+        try:
+            while not self._answered.acquire(timeout=max(0.001, limit - watch.seconds())):
+                if watch.seconds() >= limit:
+                    self._abandon()
+                    raise _TooSlow(limit)
+        finally:
+            if watch.seconds() >= ORDINARY:
+                SEARCHES.spend(watch.seconds())
+        error, result = self._error, self._result
+        self._error = self._result = None
+        if error is not None:
+            raise error
+        return result
+
+    def row_like(self, row: torch.Tensor) -> torch.Tensor:
+        """A row of a mask, [1, words] int32, for one call."""
+        if self._row.shape[1] != len(row):
+            self._row = torch.empty((1, len(row)), dtype=row.dtype)
+        return self._row
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._call is None:  # it was abandoned
+                return
+            try:
+                self._result = self._call(self)
+            except BaseException as error:
+                self._error = error
+            self._call = None
+            self._answered.release()
+
+    def _abandon(self) -> None:
+        self._thread.name = _ABANDONED
+        # The call may just have ended, and then the thread waits for the next one.
+        self._asked.release()
+        assert self._thread.native_id is not None
+        with contextlib.suppress(OSError):  # the thread may have ended by now
+            os.sched_setscheduler(self._thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+
+
+_ABANDONED = "lz-matcher-abandoned"
+"""The name of abandoned threads."""
+
+
+def _abandoned() -> int:
+    """How many abandoned threads still run."""
+    return sum(thread.name == _ABANDONED for thread in threading.enumerate())
+
+
+@cache
+def _worker() -> _Worker:
+    """The worker of the scheduler's thread, which is the only one that calls matchers."""
+    return _Worker()

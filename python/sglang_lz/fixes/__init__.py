@@ -1,0 +1,1 @@
+"""Repairs of upstream, for requests without a penalty too."""

@@ -1,0 +1,143 @@
+"""`sglang-lz loops`: reports whether past outputs loop, and which setting would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from lz_penalty.fields.repetition import FIELD, KEYS, RECOMMENDED, RepetitionDetection
+from sglang_lz.guard.past_outputs import LoopsError, Output, read, searched
+
+PATTERNS = 10
+"""The most patterns that a report lists."""
+
+
+@dataclass
+class Pattern:
+    """The loops of one size and unit. There may be millions: keep two numbers of each."""
+
+    first: str
+    begins: array[int] = field(default_factory=lambda: array("q"))
+    copies: array[int] = field(default_factory=lambda: array("q"))
+
+
+def run(files: Sequence[str], asked: Mapping[str, Any], *, as_json: bool) -> str:
+    """Report on some files, in words or as JSON.
+
+    Args:
+        files: their paths; "-" is standard input.
+        asked: holds `KEYS` of `repetition_detection`; None for the recommended value.
+        as_json: whether to return JSON.
+
+    Raises:
+        ValueError: a value is out of range, or a record is invalid.
+        OSError: a file cannot be read.
+    """
+    given = {name: asked[name] for name in KEYS if asked[name] is not None}
+    detection = RepetitionDetection.parse(dataclasses.asdict(RECOMMENDED) | given)
+    if detection is None:
+        raise LoopsError("--max-pattern-size must be above 0, got 0.")
+    found = report(chain.from_iterable(map(read, files)), detection)
+    return json.dumps(found, indent=1) if as_json else told(found, detection)
+
+
+def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[str, Any]:
+    """Count outputs and their loops.
+
+    Returns:
+        A JSON object: the number of outputs and tokens; how many outputs a log truncated; how many
+        contain a loop, and how many end in one; the tokens spent in loops (after the first copy);
+        how many outputs were counted in each unit (`past_outputs.searched`), which takes the place
+        of tokens; and the patterns by size and unit, each with its number of loops and the median
+        of their start positions and of their numbers of copies.
+    """
+    found: dict[str, Any] = dict.fromkeys(
+        (
+            *("outputs", "outputs_cut_short", "tokens", "outputs_with_a_loop"),
+            *("outputs_that_end_in_one", "tokens_in_loops"),
+        ),
+        0,
+    )
+    found["counted_in"] = {}
+    by_size: dict[tuple[int, str], Pattern] = {}
+    for one in outputs:
+        output, own = searched(one, detection)
+        found["outputs"] += 1
+        found["counted_in"][output.unit] = found["counted_in"].get(output.unit, 0) + 1
+        found["outputs_cut_short"] += output.is_cut
+        found["tokens"] += len(output.tokens)
+        found["outputs_with_a_loop"] += bool(own)
+        found["outputs_that_end_in_one"] += bool(own) and own[-1].end == len(output.tokens)
+        found["tokens_in_loops"] += sum(loop.end - loop.begin - loop.pattern_size for loop in own)
+        for loop in own:
+            key = loop.pattern_size, output.unit
+            pattern = by_size.setdefault(key, Pattern(output.place))
+            pattern.begins.append(loop.begin)
+            pattern.copies.append(loop.count)
+    most = sorted(by_size.items(), key=lambda pair: -len(pair[1].begins))[:PATTERNS]
+    found["patterns"] = [
+        {
+            "pattern_size": size,
+            "unit": unit,
+            "loops": len(own.begins),
+            "copies": statistics.median(own.copies),
+            "begin": statistics.median(own.begins),
+            "first": own.first,
+        }
+        for (size, unit), own in most
+    ]
+    return found
+
+
+def told(found: dict[str, Any], detection: RepetitionDetection) -> str:
+    """A report in words, with a suggested setting."""
+    outputs, tokens = found["outputs"], found["tokens"]
+    lines = [f"{'outputs':<26}{outputs:>10,}"]
+    for name, key, whole in (
+        ("cut short in the log", "outputs_cut_short", outputs),
+        ("with a loop", "outputs_with_a_loop", outputs),
+        ("that end in one", "outputs_that_end_in_one", outputs),
+        ("tokens", "tokens", 0),
+        ("spent in loops", "tokens_in_loops", tokens),
+    ):
+        if key == "outputs_cut_short" and not found[key]:
+            continue
+        share = f"{100 * found[key] / whole:>8.2f} %" if whole else ""
+        lines.append(f"{name:<26}{found[key]:>10,}{share}")
+    counted = ", ".join(f"{unit} ({n:,} outputs)" for unit, n in found["counted_in"].items())
+    lines.append(f"{'counted in':<26}{counted}")
+    if not found["outputs_with_a_loop"]:
+        return "\n".join([*lines, "", _verdict(found)])
+    lines += ["", "pattern size   unit               loops   copies   begins at   first seen in"]
+    lines += [
+        f"{p['pattern_size']:>12}   {p['unit']:<16}{p['loops']:>8,}{p['copies']:>9g}"
+        f"{p['begin']:>12g}   {p['first']}"
+        for p in found["patterns"]
+    ]
+    setting = {k: v for k, v in dataclasses.asdict(detection).items() if v not in {0, "stop"}}
+    return "\n".join(
+        [
+            *lines,
+            "",
+            'To end loops, send "lz_penalty": 0.15, "lz_onset": 3.',
+            f'To stop what still loops, add "{FIELD}": {json.dumps(setting)}.',
+        ]
+    )
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    """The conclusion of a report that found no loops."""
+    if not found["tokens"]:
+        return "The outputs are empty: they tell nothing."
+    if found["outputs_cut_short"]:
+        return (
+            "Nothing that the log holds loops. It does not hold all: take --log-requests-level 3 "
+            "for whole outputs."
+        )
+    return "No output loops: no penalty and no guard is needed."

@@ -1,0 +1,513 @@
+"""Checks our fields in every HTTP request before the endpoint sees it.
+
+Upstream ignores unknown keys, and some of its streams begin before `admit` can reject a request.
+`check_fields` therefore runs first, on every route. It checks the values of those of our fields
+that the route accepts. It rejects our fields, and any other key with one of their prefixes
+(`table.PREFIXES`), in every other place where clients put sampling parameters. The request model
+of a route shows whether it accepts the fields, so a route added by a later release accepts none.
+
+`serve` runs the routes, and answers the errors that `bounds.mistakes` attributes to the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+)
+from functools import cache
+from typing import Any
+
+import pydantic
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from lz_penalty.fields import repetition
+from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
+from lz_penalty.fields.table import PREFIXES, FieldError, check_name, check_needs, shown
+from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
+from sglang_lz.bounds.texts import most_characters
+from sglang_lz.constraints import request_field
+from sglang_lz.guard import metrics
+from sglang_lz.http.admission import (
+    FIELDS,
+    OLLAMA_OURS,
+    Facts,
+    RequestFields,
+    RequestFieldsInOptions,
+    Resolved,
+    format_schema,
+    ollama_params,
+    preferred,
+    resolve,
+)
+from sglang_lz.http.dropped import Place, check_dropped
+from sglang_lz.http.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
+
+# Where clients put sampling parameters, whether or not the route reads them there.
+OBJECTS = (
+    *("sampling_params", "options", "parameters", "instances", "extra_body", "custom_params"),
+    *("nvext", "vllm_xargs"),
+)
+DEEPEST = 2
+# Fields of a body that holds a single prompt, or something that becomes one.
+SINGLE = frozenset(("messages", "instructions", "tokens"))
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+
+# A body without any of these contains none of our fields and no template. The backslash is there
+# because a JSON key may be written with escapes.
+_TRACES = (
+    *(name.encode() for name in FIELDS),
+    *map(str.encode, (*PREFIXES, "lz", "dry", "norepeat", "chat_template_kwargs", "\\u00")),
+)
+
+# Names that no custom logit processor uses for its own parameters.
+ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
+# Vertex AI's envelope has these in each of its instances.
+_OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
+
+PROCESSOR = "custom_logit_processor"
+
+# Ollama's options that are copied unchecked into upstream's sampling parameters, with their names
+# there.
+OLLAMA_OPTIONS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_new_tokens",
+    "seed": "sampling_seed",
+}
+
+# What Ollama and SGLang call the maximum number of tokens to generate.
+LIMITS = {"options": "num_predict", "sampling_params": "max_new_tokens"}
+
+
+async def check_fields(connection: HTTPConnection) -> None:
+    """Reject a request whose fields cannot be honoured (a FastAPI dependency of every route).
+
+    The request object caches its parsed body, so upstream does not parse it again. A WebSocket has
+    no body.
+
+    Raises:
+        FieldError: `answer` turns it into HTTP 400.
+    """
+    if not isinstance(connection, Request):
+        return
+    route = connection.scope.get("route")
+    place = place_of(route)
+    _check_keys(connection.query_params, ("the URL",), place)
+    inner = _takes_internal(route)
+    body = await _body(connection, needed=place is not None or inner)
+    if (place is not None or inner) and not isinstance(body, dict):
+        raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
+    if inner:
+        check_internal(body)
+    found = check_body(body, place, _model_of(route))
+    for values, resolved in found:
+        if resolved.proper_tokens:
+            await request_field.check_rules({**values, **_constraint(body, values)}, values)
+    if place is not None:
+        path = str(getattr(route, "path", ""))
+        metrics.admitted(path, [resolved.penalty for _, resolved in found])
+
+
+def check_json(body: Any, model: type) -> None:
+    """Like `check_fields`, for a body that did not arrive over HTTP and becomes this request model.
+
+    Raises:
+        FieldError: one of our fields cannot be honoured.
+    """
+    check_body(body, place_in(model), model)
+
+
+def check_body(
+    body: Any, place: Place | None, model: object = None
+) -> list[tuple[Mapping[str, Any], Resolved]]:
+    """Reject a parsed body if one of our fields in it, or a constraint, cannot be honoured.
+
+    A null means unset. Upstream's request models refuse it for most fields, so nulls are removed.
+
+    Args:
+        body: the parsed JSON or form; None if there is none.
+        place: the object that accepts our fields; None if no object does.
+        model: the request model that accepts them.
+
+    Returns:
+        Each object that accepts our fields, and what it asks for.
+
+    Raises:
+        FieldError: a field of ours has a wrong value or name, or is in the wrong object.
+    """
+    objects = list(_objects(body))
+    takes = _taken(model, place)
+    for where, values in objects:
+        _check_keys(values, where, place)
+        if takes and where[-1:] != ("custom_params",):
+            check_dropped(values, where, takes)
+            _drop_nulls(values)
+        if where == ("parameters",) and place == (*where, "sampling_params"):
+            _check_envelope(values)
+        check_object(values)
+    has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
+    processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
+    found: list[tuple[Mapping[str, Any], Resolved]] = []
+    if place is None or not isinstance(body, dict):
+        return found
+    # If the body lacks that object, the server's preferred parameters apply.
+    for given in [values for where, values in objects if where == place] or [{}]:
+        values = given
+        if place == ("options",):
+            _check_options(given)
+            values = {**given, **ollama_params(given)}
+        facts = Facts(
+            max_new_tokens=_limit(values, place),
+            beam_width=_beam_width(values, place),
+            is_encoder_decoder=_is_encoder_decoder(),
+            has_input_embeds=has_input_embeds,
+            custom_logit_processor=processor,
+        )
+        try:
+            resolved = resolve(values, facts)
+            check_needs(values, preferred())
+        except FieldError as error:
+            raise _as_spelt(error, given) from None
+        if resolved.proper_tokens:
+            request_field.check_tokenizer(values, _tokenizer())
+        found.append((values, resolved))
+    return found
+
+
+def _constraint(body: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The constraint that OpenAI's `response_format` or Ollama's `format` requests, if it is well
+    formed."""
+    if "format" in body:
+        return format_schema(body["format"])
+    form = values.get("response_format")
+    if not isinstance(form, dict):
+        return {}
+    kind, inner = form.get("type"), form.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    with contextlib.suppress(RecursionError):
+        if kind == "json_schema" and isinstance(schema, dict):
+            return {"json_schema": json.dumps(schema)}
+        if kind == "json_object":
+            return {"json_schema": '{"type": "object"}'}
+        if kind == "structural_tag":
+            return {"structural_tag": json.dumps(form)}
+    return {}
+
+
+async def serve(handler: Callable[[Request], Awaitable[Response]], request: Request) -> Response:
+    """Run the handler of a route. Answer the client's errors with HTTP 400 in its API's format.
+
+    On a route that samples, the stream begins only once its first part is available. Upstream would
+    send HTTP 200 before it checks the request, and could then only drop the connection.
+    """
+    try:
+        response = await handler(bounded(request))
+        if isinstance(response, StreamingResponse) and _samples(request):
+            response.body_iterator = await begun(response.body_iterator)
+    except DATA_ERRORS as error:
+        path = getattr(request.scope.get("route"), "path", "")
+        if isinstance(error, FieldError) or is_clients(error, samples=_samples(request), path=path):
+            return await answer(request, as_refusal(error))
+        raise
+    except RequestValidationError as error:
+        error.endpoint_file = None  # upstream's answer is its text, which would name this path
+        raise
+    return response
+
+
+def bounded(request: Request) -> Request:
+    """The same request, but reading its body fails once it exceeds the allowed size.
+
+    Raises:
+        FieldError: the Content-Length header already exceeds the allowed size.
+    """
+    most = most_body(request.scope.get("route"))
+    if most is None:
+        return request
+    length = request.headers.get("content-length", "")
+    error = FieldError(
+        "body", f"The body must be at most {most} bytes here, got {length or 'more'}."
+    )
+    if length.isdecimal() and int(length) > most:
+        raise error
+    seen = 0
+
+    async def receive() -> Message:
+        nonlocal seen
+        message = await request.receive()
+        seen += len(message.get("body", b""))
+        if seen > most:
+            raise error
+        return message
+
+    return type(request)(request.scope, receive)
+
+
+def most_body(route: object) -> int | None:
+    """The largest body of a FastAPI route in bytes; None if the route accepts no prompts.
+
+    Routes for operators have no limit, because some accept model weights.
+    """
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    state = get_global_state()
+    models = _models(route)
+    takes_prompts = any(
+        place_in(one) is not None or getattr(one, "__module__", "").endswith(".protocol")
+        for one in models
+    )
+    is_reader = getattr(route, "path", "") in READERS
+    if state is None or not (takes_prompts or is_reader or _takes_internal(route)):
+        return None
+    manager = state.tokenizer_manager
+    if manager.model_config.is_multimodal or manager.model_config.is_audio_model:
+        return MOST_MEDIA
+    if any(not SINGLE.isdisjoint(getattr(one, "model_fields", ())) for one in models):
+        return min(MOST_BODY, max(LEAST_BODY, most_characters(manager.context_len)))
+    return MOST_BODY
+
+
+async def begun(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """Wait for the first part of a stream, and return a stream of the same parts.
+
+    Raises:
+        Exception: whatever the stream raises before its first part.
+    """
+    rest = aiter(parts)
+    first = []
+    with contextlib.suppress(StopAsyncIteration):
+        first.append(await anext(rest))
+
+    async def all_parts() -> AsyncIterator[Any]:
+        for part in first:
+            yield part
+        async for part in rest:
+            yield part
+
+    return all_parts()
+
+
+def typed_request(**values: Any) -> Any:
+    """Upstream's GenerateReqInput for the values of an envelope, checked like a /generate body.
+
+    Raises:
+        FieldError: a value has a wrong type, or its field is reserved for the server.
+    """
+    from sglang.srt.entrypoints.api_contract import generate_contract_error
+
+    check_internal(values)
+    given = {name: value for name, value in values.items() if value is not None}
+    if error := generate_contract_error(given):
+        raise FieldError("parameters", f"The request cannot be used: {error}.")
+    try:
+        return _generate_request().validate_python(given)
+    except pydantic.ValidationError as error:
+        raise FieldError("parameters", f"The request cannot be used: {error}.") from None
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """HTTP 400 in the error format of the route's API (the handler of `FieldError`)."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    place = place_of(request.scope.get("route"))
+    message, kind = str(error), "invalid_request_error"
+    named = {"message": message, "type": kind, "param": getattr(error, "field", None), "code": 400}
+    content: dict[str, Any] = {"error": named}
+    if path.startswith("/v1/messages"):  # Anthropic's
+        content = {"type": "error", "error": {"type": kind, "message": message}}
+    elif place == ("options",):  # Ollama's
+        content = {"error": message}
+    elif place == () and path != "/v1/responses":  # upstream's form of OpenAI's
+        content = {"object": "error", **named}
+    return JSONResponse(content, status_code=400)
+
+
+def _model_of(route: object) -> object:
+    """The request model of a FastAPI route that accepts our fields; None if none does."""
+    return next((one for one in _models(route) if place_in(one) is not None), None)
+
+
+def _taken(model: Any, place: Place | None) -> dict[Place, Collection[str]]:
+    """The names that a route reads, by the object of its body that has them; none if it does not
+    sample."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    if model is None or place is None:
+        return {}
+    if place == ():
+        return {(): model.model_fields}
+    if place == ("options",):
+        return {(): model.model_fields, place: (*OLLAMA_OPTIONS, *OLLAMA_OURS, *FIELDS)}
+    return {place: (*SamplingParams.__struct_fields__, *FIELDS)}
+
+
+def _drop_nulls(values: dict[str, Any]) -> None:
+    for name in [name for name, value in values.items() if value is None]:
+        del values[name]
+
+
+def place_of(route: object) -> Place | None:
+    """The object that accepts our fields in the body of a FastAPI route; None if none does."""
+    places = map(place_in, _models(route))
+    return next((place for place in places if place is not None), None)
+
+
+def place_in(model: object) -> Place | None:
+    """The object that accepts our fields in the body of a request model; None if none does."""
+    from sglang.srt.managers.io_struct import GenerateReqInput, VertexGenerateReqInput
+
+    if model is GenerateReqInput:
+        return ("sampling_params",)
+    if model is VertexGenerateReqInput:
+        return ("parameters", "sampling_params")
+    if isinstance(model, type) and issubclass(model, RequestFields):
+        return ()
+    if isinstance(model, type) and issubclass(model, RequestFieldsInOptions):
+        return ("options",)
+    return None
+
+
+@cache
+def _generate_request() -> pydantic.TypeAdapter[Any]:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    return pydantic.TypeAdapter(GenerateReqInput)
+
+
+def _samples(request: Request) -> bool:
+    return place_of(request.scope.get("route")) is not None
+
+
+def _models(route: object) -> list[object]:
+    """The request models of a FastAPI route."""
+    parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
+    return [parameter.field_info.annotation for parameter in parameters]
+
+
+def _takes_internal(route: object) -> bool:
+    """Whether a route's request model is upstream's internal one, with fields of its own."""
+    from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
+
+    return any(model in (GenerateReqInput, EmbeddingReqInput) for model in _models(route))
+
+
+async def _body(request: Request, *, needed: bool) -> Any:
+    """The parsed body of a request; None if it cannot be parsed.
+
+    Unless `needed` is set, it is also None if the body contains none of our fields.
+    """
+    if request.headers.get("content-type", "").lower().startswith(FORMS):
+        return dict(await request.form())
+    raw = await request.body()
+    # Routes that accept none of our fields may receive megabytes.
+    if not needed:
+        lower = raw.lower()
+        if not any(part in lower for part in _TRACES):
+            return None
+    try:
+        return await request.json()
+    except (ValueError, RecursionError):  # upstream's parser reports this
+        return None
+
+
+def _objects(body: Any, where: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The objects of a body that may hold sampling parameters, including those inside lists."""
+    if isinstance(body, list) and where:
+        for item in body:
+            if isinstance(item, dict):
+                yield from _objects(item, where)
+    elif isinstance(body, dict):
+        yield where, body
+        for name in OBJECTS if len(where) < DEEPEST else ():
+            yield from _objects(body.get(name), (*where, name))
+
+
+def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) -> None:
+    for name, value in values.items():
+        # Custom logit processors name their own parameters, and may use our prefixes.
+        if where[-1:] == ("custom_params",) and name not in ONLY_OURS:
+            continue
+        check_name(name, value)
+        is_key = name in repetition.KEYS
+        if (name not in FIELDS and not is_key) or value is None or (where == place and not is_key):
+            continue
+        here = f"in {'.'.join(where)}" if where else "at the top level"
+        if is_key:
+            raise FieldError(
+                name, f"{name} belongs in {repetition.FIELD}, got {shown(value)} {here}."
+            )
+        if place is None:
+            raise FieldError(
+                name, f"{name} must be left out: this endpoint does not take it, got "
+                f"{shown(value)} {here}.",
+            )  # fmt: skip
+        there = f"in {'.'.join(place)}" if place else "at the top level"
+        raise FieldError(name, f"{name} belongs {there} here, got {shown(value)} {here}.")
+
+
+def _check_envelope(parameters: Mapping[str, Any]) -> None:
+    for name in _OF_INSTANCES:
+        if name in parameters:
+            raise FieldError(
+                name,
+                f"{name} belongs in instances here, got {shown(parameters[name])} in parameters.",
+            )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check the types of Ollama's options. Upstream passes any value on to the scheduler."""
+    from sglang.srt.entrypoints.api_contract import generate_contract_error
+
+    for name, inner in OLLAMA_OPTIONS.items():
+        error = generate_contract_error({"sampling_params": {inner: options.get(name)}})
+        if error is not None:
+            raise FieldError(name, f"{name} has a wrong type, got {shown(options[name])}: {error}.")
+
+
+def _as_spelt(error: FieldError, options: Mapping[str, Any]) -> FieldError:
+    """The error with the name that an Ollama option has in the request."""
+    names = {inner: name for name, inner in {**OLLAMA_OPTIONS, **OLLAMA_OURS}.items()}
+    name = names.get(error.field)
+    if name is None or name not in options or error.field in options:
+        return error
+    return FieldError(name, str(error).replace(error.field, name, 1))
+
+
+def _is_encoder_decoder() -> bool:
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    state = get_global_state()
+    return state is not None and bool(state.tokenizer_manager.model_config.is_encoder_decoder)
+
+
+def _tokenizer() -> Any:
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    state = get_global_state()
+    return None if state is None else state.tokenizer_manager.tokenizer
+
+
+def _limit(values: Mapping[str, Any], where: Place) -> Any:
+    """The maximum number of tokens to generate, as upstream reads it from this object."""
+    if where:
+        return values.get(LIMITS[where[-1]])
+    return values.get("max_completion_tokens") or values.get("max_tokens")
+
+
+def _beam_width(values: Mapping[str, Any], where: Place) -> int | None:
+    """The number of beams, if it is an integer. Upstream rejects anything else."""
+    value = values.get("beam_width") if where[-1:] == ("sampling_params",) else None
+    return value if isinstance(value, int) else None

@@ -1,1 +1,0 @@
-"""Where outputs have loops: while they grow, on `/metrics`, and in old logs."""

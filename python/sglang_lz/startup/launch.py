@@ -1,0 +1,180 @@
+"""``python -m sglang_lz.startup.launch``: start upstream's server, or explain briefly why not.
+
+`sglang-lz serve` becomes this process. It accepts the arguments of ``sglang.launch_server`` and
+lets upstream parse them exactly once, so that our checks see what the server will use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import functools
+import itertools
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from sglang_lz.distribution.seal import verify_imported
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+"""Upstream's variable with the cores of each rank on a CPU, for example ``0,1|2,3``."""
+
+REFUSED = 2
+"""Exit status if the server cannot start as requested; `sglang-lz` uses the same."""
+
+
+class CannotServe(Exception):
+    """The server cannot start; the message is one sentence for the user."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the server until it ends.
+
+    Raises:
+        CannotServe: the arguments, or the machine's resources, do not allow it to start.
+    """
+    check_temporary_folder()
+    # These imports take seconds, and each process that the server spawns imports this module.
+    import sglang
+    from sglang.launch_server import load_plugins, prepare_server_args, run_server
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.utils import get_device, kill_process_tree
+
+    if problems := verify_imported(sglang):  # an unpatched sglang would not check itself
+        raise CannotServe(f"{problems[0]}; reinstall sglang-lz, or mend PYTHONPATH.")
+    argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
+    # Upstream calls this after it has resolved all arguments; it must not be called twice.
+    ServerArgs.check_server_args = _refusing(ServerArgs.check_server_args)
+    load_plugins()
+    config = _refusing(prepare_server_args)(list(arguments))
+    check_model_path(config.model_path)
+    check_address(config.host, config.port)
+    ranks = ranks_here(config)
+    if ranks > 1 and (config.device or get_device()) == "cpu":
+        os.environ.setdefault(CORES, share_cores(cores(), ranks))
+    _refusing(config.resolve_once)()
+    try:
+        run_server(config)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Replaces argparse's `error`, which would print 480 lines of usage."""
+    raise CannotServe(f"{message}; python -m sglang.launch_server --help lists all arguments.")
+
+
+def _refusing(check: Callable[P, T]) -> Callable[P, T]:
+    """Wrap one of upstream's checks so that its deliberate errors become CannotServe."""
+
+    @functools.wraps(check)
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return check(*args, **kwargs)
+        except (AssertionError, OSError, ValueError) as error:
+            if message := " ".join(str(error).split()):
+                raise CannotServe(message) from error
+            raise
+
+    return refusing
+
+
+def check_temporary_folder() -> None:
+    """Check the folder for temporary files, which upstream's sockets and torch's compiler need.
+
+    Raises:
+        CannotServe: no such folder is writable.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        raise CannotServe(
+            "no folder for temporary files can be written; set TMPDIR to one, and give a read-only "
+            "container one with --tmpfs /tmp:exec."
+        ) from None
+
+
+def check_model_path(path: str) -> None:
+    """Reject a path that does not exist; upstream would look for it on a model hub.
+
+    Raises:
+        CannotServe: nothing exists there, and it cannot be the name of a hub model, OWNER/MODEL.
+    """
+    a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
+    deep = path.count("/") > 1 and "://" not in path and not a_file_there
+    local = deep or path.startswith(("/", "./", "../", "~"))
+    if local and not Path(os.path.expanduser(path)).exists():
+        raise CannotServe(f"--model-path {path} does not exist.")
+
+
+def check_address(host: str, port: int) -> None:
+    """Check the address early: upstream binds it only after loading the model, and may then hang.
+
+    Raises:
+        CannotServe: the port is already in use, or the address does not belong to this machine.
+    """
+    if not 1 <= port <= 65535:
+        raise CannotServe(f"--port must be an integer in [1, 65535], got {port}.")
+    bound, reason = False, ""
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on port {port} of {host} ({error}).") from None
+    for family, kind, protocol, _, address in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+            bound = True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise CannotServe(
+                    f"port {port} of {host} is in use; choose another with --port."
+                ) from None
+            reason = error.strerror or str(error)
+    if not bound:  # one of several is enough: localhost also resolves to an IPv6 address
+        raise CannotServe(f"cannot listen on port {port} of {host} ({reason}).")
+
+
+def ranks_here(config: Any) -> int:
+    """How many ranks upstream starts on this machine.
+
+    Args:
+        config: upstream's server arguments, as attributes.
+    """
+    replicas = 1 if config.enable_dp_attention else config.dp_size
+    return config.tp_size * config.pp_size * replicas // config.nnodes
+
+
+def cores() -> list[int]:
+    """The physical cores that this process may use, grouped by NUMA node."""
+    from sglang.srt.utils.common import get_cpu_ids_by_node
+
+    found = [int(core) for node in get_cpu_ids_by_node() for core in node.split(",")]
+    return found or sorted(os.sched_getaffinity(0))
+
+
+def share_cores(cores: Sequence[int], ranks: int) -> str:
+    """Divide cores among ranks, in the syntax of `CORES`. If there are too few, ranks share."""
+    if ranks > len(cores):
+        return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+    ends = [rank * len(cores) // ranks for rank in range(ranks + 1)]
+    parts = (cores[begin:end] for begin, end in itertools.pairwise(ends))
+    return "|".join(",".join(map(str, part)) for part in parts)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except CannotServe as error:
+        print(f"sglang-lz: {error}", file=sys.stderr)
+        sys.exit(REFUSED)
