@@ -82,8 +82,8 @@ COMPILE = """
 import threading
 import torch
 from sglang_lz.demo import MODEL_PATH
-from sglang_lz.penalty.kernels import import_for, warm_up
-from sglang_lz.proper.apart import prepare_apart
+from lz_penalty.kernels import import_for, warm_up
+from proper_tokens.apart import prepare_apart
 
 tokenizer = (MODEL_PATH / "tokenizer.json").read_text()
 beside = threading.Thread(target=prepare_apart, args=(tokenizer,))  # in a process of its own
