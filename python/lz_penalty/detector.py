@@ -19,6 +19,8 @@ from lz_penalty.window import NUMBERS_TIMES, PERIOD_TIMES
 
 FINISH_REASON = "repetition"
 NO_NUMBERS = np.zeros(0, dtype=np.uint8)
+ANY_RUN = 1, 1
+"""The shortest runs that count, for patterns of one token and for longer ones: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,18 @@ class Detector:
         """A detector in the same state."""
         return copy.copy(self)
 
-    def find(self, output: array[int], numbers: NDArray[np.uint8] = NO_NUMBERS) -> Loop | None:
+    def find(
+        self,
+        output: array[int],
+        numbers: NDArray[np.uint8] = NO_NUMBERS,
+        runs: tuple[int, int] = ANY_RUN,
+    ) -> Loop | None:
         """The first loop in an output, given that earlier checks found none.
 
         Args:
             output: token ids, as array("q").
             numbers: 1 for each token that is a number, uint8 [V]; only used with `ignore_numbers`.
+            runs: the fewest tokens after the first copy, of patterns of one token and of others.
         """
         if len(output) < self.next_check:
             return None
@@ -101,23 +109,27 @@ class Detector:
             (detection.shortest, detection.max_pattern_size),
             detection.min_count,
             numbers if detection.ignore_numbers else NO_NUMBERS,
+            runs,
         )
         return Loop(size, begin, self.next_check) if size else None
 
 
 def loops(
-    output: array[int], detection: RepetitionDetection, numbers: NDArray[np.uint8] = NO_NUMBERS
+    output: array[int],
+    detection: RepetitionDetection,
+    numbers: NDArray[np.uint8] = NO_NUMBERS,
+    runs: tuple[int, int] = ANY_RUN,
 ) -> Iterator[Loop]:
     """All loops of a finished output, in order, each up to where its repetition ends.
 
     Args:
         output: token ids, as array("q").
         detection: the definition of a loop.
-        numbers: as in `Detector.find`.
+        numbers, runs: as in `Detector.find`.
     """
     detector = Detector(detection)
     ignored = numbers if detection.ignore_numbers else NO_NUMBERS
-    while (found := detector.find(output, numbers)) is not None:
+    while (found := detector.find(output, numbers, runs)) is not None:
         tokens, size = np.frombuffer(output, np.int64), found.pattern_size
         end = _end(tokens, found.end, size, ignored)
         yield Loop(size, found.begin, end)
@@ -178,6 +190,7 @@ def first_loop(
     sizes: tuple[int, int],
     count: int,
     numbers: NDArray[np.uint8],
+    runs: tuple[int, int] = ANY_RUN,
 ) -> tuple[int, int, int]:
     """The length at which tokens first end in a loop, its pattern's size and where it began.
 
@@ -189,14 +202,19 @@ def first_loop(
         sizes: those of the shortest and the longest pattern, in tokens.
         count: the number of consecutive copies, including the first.
         numbers: 1 for each token that may differ from another of them, uint8 [V].
+        runs: as in `Detector.find`.
     """
     shortest, longest = sizes
     while end <= len(tokens):
         newest = tokens[end - 1]
         is_number = _is_number(newest, numbers)
-        lacking = (count - 1) * shortest
+        lacking = max((count - 1) * shortest, runs[int(shortest > 1)])
         found = counted = 0  # numbers among the newest `counted` tokens
         for size in range(shortest, min(longest, end - 1) + 1):
+            # A run holds at most end - size tokens, so no longer pattern is complete any sooner.
+            # Without this, a client could make one check take half a second.
+            if count * size - end >= lacking:
+                break
             token = tokens[end - 1 - size]
             if token != newest and not (is_number and _is_number(token, numbers)):
                 continue
@@ -204,7 +222,7 @@ def first_loop(
                 counted += 1
                 found += _is_number(tokens[end - counted], numbers)
             ignored = _ignored(numbers, found, size)
-            needed = (count - 1) * size
+            needed = max((count - 1) * size, runs[int(size > 1)])
             run = _run(tokens, end, size, needed, ignored)
             if run == needed:
                 return end, size, end - size - _run(tokens, end, size, end, ignored)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lz_penalty.detector import Detector, Loop
+from lz_penalty import detector as finding
+from lz_penalty.detector import NO_NUMBERS, Detector, Loop
 from lz_penalty.fields.repetition import LARGEST_COUNT, LARGEST_PATTERN_SIZE, RepetitionDetection
 from lz_penalty.fields.table import FieldError
 from oracle import first_loop
@@ -98,6 +99,24 @@ def test_the_detector_can_roll_back(tokens: Tokens, edits: list[tuple[int, int]]
         assert (found and (found.end, found.pattern_size, found.begin)) == wanted
         if found:
             return
+
+
+@pytest.mark.parametrize(("shortest", "count"), [(1, 32767), (1640, 20), (1, 20)])
+def test_a_check_of_a_long_output_compares_few_tokens(
+    monkeypatch: pytest.MonkeyPatch, shortest: int, count: int
+) -> None:
+    """Whatever a client asks for. Of equal tokens, every pattern has a long run."""
+    compared, run = 0, finding._run
+
+    def counted(*given: object) -> int:
+        nonlocal compared
+        compared += (found := run(*given))
+        return found
+
+    monkeypatch.setattr(finding, "_run", counted)
+    tokens = np.ones(32766, dtype=np.int64)
+    finding.first_loop.py_func(tokens, len(tokens), (shortest, 8192), count, NO_NUMBERS)
+    assert 0 < compared < 3 * len(tokens)
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])

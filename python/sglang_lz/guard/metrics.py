@@ -157,10 +157,10 @@ def reached(
     longest, end = max(window_size - 1, 1), 0
     exact = RepetitionDetection(longest, min_count=onset + 1)
     alike = RepetitionDetection(longest, min_count=onset + 2, ignore_numbers=True)
-    found = [*loops(output, exact), *loops(output, alike, numbers)]
+    runs = shortest_loop(1), shortest_loop(2)
+    found = [*loops(output, exact, runs=runs), *loops(output, alike, numbers, runs)]
     for loop in sorted(found, key=lambda one: (one.begin, -one.end)):
-        # Many loops are found as both kinds.
-        if loop.repeated >= shortest_loop(loop.pattern_size) and loop.end > end:
+        if loop.end > end:  # many loops are found as both kinds
             end = loop.end
             yield loop
 
