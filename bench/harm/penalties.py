@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.history import HistoryRoom
-from lz_penalty.penalizer import Penalizer
+from lz_penalty.penalizer import Penalizer, RowStart
 from lz_penalty.window import ALIKE, EXACT, LOOPED, SHORTEST_LOOP, SHORTEST_LOOP_OF_ONE, RowWindow
 
 LZ_PENALTY = 0.15
@@ -152,8 +152,8 @@ class _Forced:
         # The prompt is one token, which the penalty does not see.
         window = RowWindow(length=1, first_visible=1, lz=lz)
         rows = torch.arange(len(texts))
-        windows = dict.fromkeys(range(len(texts)), window)
-        plan = self.penalizer.plan(rows, len(texts), windows, {})
+        starts = dict.fromkeys(range(len(texts)), RowStart(window))
+        plan = self.penalizer.plan(rows, len(texts), starts)
         assert plan is not None
         self.penalizer.write_windows(plan.windows)
         self.plan = dataclasses.replace(plan, windows={})

@@ -19,7 +19,7 @@ from lz_penalty.fields.lz import LZParams
 from lz_penalty.history import HistoryRoom
 from lz_penalty.history_penalizer import RowHistory
 from lz_penalty.numbers import number_tokens
-from lz_penalty.penalizer import Penalizer, StepPlan
+from lz_penalty.penalizer import Penalizer, RowStart, StepPlan
 from lz_penalty.window import RowWindow
 
 COUNTS = ("frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -114,7 +114,7 @@ class Engine:
         plan = self._plan(penalizer, rows, request)
         for t in range(len(output)):
             if t:
-                plan = penalizer.plan_again(rows, 1, 0) or penalizer.plan(rows, 1, {}, {})
+                plan = penalizer.plan_again(rows, 1, 0) or penalizer.plan(rows, 1, {})
             length = torch.tensor([len(request.prompt) + t])
             newest = torch.tensor([output[t - 1] if t else request.prompt[-1]])
             _apply(plan, zero, rows, length, newest)
@@ -143,7 +143,7 @@ class Engine:
         newest = torch.tensor([request.output[-1] for request in running])
         lengths = torch.tensor([len(r.prompt) + len(r.output) for r in running])
         logits = self._decoder.step(rows, newest, lengths)
-        plan = self._penalizer.plan(rows, len(slots), {}, {})
+        plan = self._penalizer.plan(rows, len(slots), {})
         _apply(plan, logits, rows, lengths, newest)
         finished = ((s, self._take(s, row)) for s, row in zip(slots, logits, strict=True))
         return [(slot, finish) for slot, finish in finished if finish]
@@ -164,16 +164,16 @@ class Engine:
 
     def _plan(self, penalizer: Penalizer, rows: Tensor, request: Request) -> StepPlan | None:
         """The plan of the first step of a request, alone in its batch."""
-        windows, histories = {}, {}
+        window, history = None, None
         prompt, output, penalty = request.prompt, request.output, request.penalty
         if penalty.get("lz_penalty"):
             own = {name: value for name, value in penalty.items() if name in LZ_FIELDS}
             lz = LZParams.parse(own, self._window)
             length = len(prompt) + len(output)
             if lz.include_prompt:
-                windows[0] = RowWindow(array("q", [*prompt, *output]), len(prompt), length, 0, lz)
+                window = RowWindow(array("q", [*prompt, *output]), len(prompt), length, 0, lz)
             else:
-                windows[0] = RowWindow(array("q", output), 0, length, len(prompt), lz)
+                window = RowWindow(array("q", output), 0, length, len(prompt), lz)
         rest = {name: value for name, value in penalty.items() if name not in LZ_FIELDS}
         counts = {name.removesuffix("_penalty"): rest.pop(name) for name in COUNTS if name in rest}
         if rest or counts:
@@ -185,7 +185,7 @@ class Engine:
                 def tables() -> Any:
                     return tables_for(self._tokenizer, size, breakers)
 
-            histories[0] = RowHistory(
+            history = RowHistory(
                 [*prompt, *output],
                 len(prompt),
                 len(prompt) + self._max_tokens,
@@ -193,7 +193,7 @@ class Engine:
                 params=params,
                 tables=tables,
             )
-        return penalizer.plan(rows, 1, windows, histories, prefilled=1)
+        return penalizer.plan(rows, 1, {0: RowStart(window, history)}, prefilled=1)
 
 
 def _apply(

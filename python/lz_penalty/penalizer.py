@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NO_GENERATION = -1
+
+
+class RowStart(NamedTuple):
+    """The initial state of a request row.
+
+    Attributes:
+        window: its window; None without an LZ penalty.
+        history: its whole history; None without any other penalty.
+    """
+
+    window: RowWindow | None = None
+    history: RowHistory | None = None
 
 
 @dataclass(slots=True)
@@ -165,8 +177,7 @@ class Penalizer:
         self,
         request_rows: Tensor,
         count: int,
-        windows: Mapping[int, RowWindow],
-        histories: Mapping[int, RowHistory],
+        starts: Mapping[int, RowStart],
         *,
         prefilled: int = 0,
         offset: int = 0,
@@ -179,8 +190,7 @@ class Penalizer:
         Args:
             request_rows: the request row of each batch row, int64 [at least `count`], on the CPU.
             count: how many of them are requests.
-            windows: the initial windows of the batch rows that start, by batch row.
-            histories: their initial histories, by batch row.
+            starts: the initial state of the batch rows that start, by batch row.
             prefilled: as in `StepPlan`. These rows lose what they had, unless they start.
             offset: as in `StepPlan`.
 
@@ -190,9 +200,10 @@ class Penalizer:
         self._last = None, None
         given: dict[int, RowWindow] = {}
         width = 0
-        if prefilled or windows:
-            width = self._start(request_rows.tolist(), prefilled, windows, given)
+        if prefilled or starts:
+            width = self._start(request_rows.tolist(), prefilled, starts, given)
         history = None
+        histories = {i: own.history for i, own in starts.items() if own.history is not None}
         if histories or self.histories.users:
             rows = request_rows.numpy()[:count]
             history = self.histories.plan(
@@ -212,14 +223,14 @@ class Penalizer:
         self,
         rows: list[int],
         prefilled: int,
-        windows: Mapping[int, RowWindow],
+        starts: Mapping[int, RowStart],
         given: dict[int, RowWindow],
     ) -> int:
         """Activate the rows that start, and deactivate the other prefilled ones.
 
         Args:
             rows: the request row of each batch row.
-            prefilled, windows: as in `plan`.
+            prefilled, starts: as in `plan`.
             given: receives `StepPlan.windows`.
 
         Returns:
@@ -230,7 +241,9 @@ class Penalizer:
         if self.histories.users:
             self.histories.deactivate(prefills)
         # Element by element, because numpy needs longer for a few rows, and few rows start at once.
-        for i, window in windows.items():
+        for i, (window, _) in starts.items():
+            if window is None:
+                continue
             row = rows[i]
             given[row] = window
             self._users.add(row)

@@ -1,4 +1,4 @@
-"""Builds a row's initial state from `Req`."""
+"""Builds the initial state of a row from `Req`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lz_penalty import breakers
 from lz_penalty.fields.histories import HistoryParams, is_used
 from lz_penalty.history import HistoryNeed, HistoryRoom
 from lz_penalty.history_penalizer import RowHistory
+from lz_penalty.penalizer import RowStart
 from lz_penalty.window import RowWindow, tokens_to_seed
 from sglang_lz.constraints.end_tokens import request_end_tokens
 
@@ -33,31 +34,20 @@ def samples_with_penalty(req: Req) -> bool:
     return generates_with_penalty(req) and req.extend_end == len(req.full_untruncated_fill_ids)
 
 
-def add_start(
-    i: int,
-    req: Req,
-    end: int,
-    *,
-    room: HistoryRoom,
-    windows: dict[int, RowWindow],
-    histories: dict[int, RowHistory],
-) -> None:
-    """Add the initial state of a batch row. A request with a history becomes a holder of room.
+def start_of(req: Req, end: int, room: HistoryRoom) -> RowStart:
+    """The initial state of a request's row. A request with a history becomes a holder of room.
 
     Args:
-        i: the batch row.
-        req: its request.
+        req: a request with a penalty.
         end: how many tokens it has.
         room: the memory for histories.
-        windows: receives the window of a request with an LZ penalty, by batch row.
-        histories: receives the history of a request with other penalties, by batch row.
     """
-    if req.sampling_params.lz_params is not None:
-        windows[i] = _window(req, end)
+    window = None if req.sampling_params.lz_params is None else _window(req, end)
     need = need_of(req, room)
-    if need.words:
-        room.holders[id(req)] = req, need
-        histories[i] = _history(req, end, room.vocab_size)
+    if not need.words:
+        return RowStart(window)
+    room.holders[id(req)] = req, need
+    return RowStart(window, _history(req, end, room.vocab_size))
 
 
 def need_of(req: Req, room: HistoryRoom) -> HistoryNeed:

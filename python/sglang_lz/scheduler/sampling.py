@@ -28,7 +28,7 @@ from sglang_lz.bounds.modes import unsupported_modes
 from sglang_lz.constraints.pauses import admitted
 from sglang_lz.guard import guard
 from sglang_lz.scheduler import history_room, hooks
-from sglang_lz.scheduler.request_rows import add_start, generates_with_penalty, samples_with_penalty
+from sglang_lz.scheduler.request_rows import generates_with_penalty, samples_with_penalty, start_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-    from lz_penalty.history_penalizer import RowHistory
-    from lz_penalty.window import RowWindow
+    from lz_penalty.penalizer import RowStart
 
     VerifyInput: TypeAlias = EagleVerifyInput | NgramVerifyInput
 
@@ -355,28 +354,21 @@ def _plan(
         if again is not None:
             return again
     reqs, room = batch.reqs, penalizer.histories.room
-    windows: dict[int, RowWindow] = {}
-    histories: dict[int, RowHistory] = {}
+    starts: dict[int, RowStart] = {}
     for i in range(prefilled):
         if samples_with_penalty(reqs[i]):
-            end = reqs[i].extend_end
-            add_start(i, reqs[i], end, room=room, windows=windows, histories=histories)
+            starts[i] = start_of(reqs[i], reqs[i].extend_end, room)
     if not prefilled and _is_decode_server():
         for i in penalizer.new_rows(batch.req_pool_indices_cpu, len(reqs)):
             if generates_with_penalty(reqs[i]):
                 end = len(reqs[i].full_untruncated_fill_ids) - 1
                 complete = is_verified or int(batch.seq_lens_cpu[i]) == end + 1
                 assert complete, "not all of a new row's tokens are here"
-                add_start(i, reqs[i], end, room=room, windows=windows, histories=histories)
-    if not (windows or histories or penalizer.has_users):
+                starts[i] = start_of(reqs[i], end, room)
+    if not (starts or penalizer.has_users):
         return None
     plan = penalizer.plan(
-        batch.req_pool_indices_cpu,
-        len(reqs),
-        windows,
-        histories,
-        prefilled=prefilled,
-        offset=offset,
+        batch.req_pool_indices_cpu, len(reqs), starts, prefilled=prefilled, offset=offset
     )
     if plan is not None and plan.history is not None:
         for i in plan.history.refused:
