@@ -103,6 +103,13 @@ class RowWindow(NamedTuple):
     first_visible: int = 0
     lz: LZParams = LZParams(window_size=0, buffer_size=0)
 
+    @property
+    def params(self) -> tuple[float, ...]:
+        """The row's columns of `WindowState.params`, in their order."""
+        lz = self.lz
+        sizes = lz.window_size, lz.buffer_size, self.first_visible
+        return lz.penalty, *sizes, lz.cost == "rate", lz.onset
+
 
 class WindowState:
     """Tokens, run lengths and parameters of each request row; rows do not move when a batch does.

@@ -471,13 +471,11 @@ def write_windows(
         numbers: as `WindowState.numbers`.
     """
     tokens, run, params, cover = arrays
-    for row, (own, sampled, length, first, lz) in windows.items():
+    for row, window in windows.items():
         # Not compiled, because a call would take longer, and many windows start empty.
-        _PARAMS.pack_into(  # in the order of the columns
-            params, row * _PARAMS.size,
-            lz.penalty, lz.window_size, lz.buffer_size, first, lz.cost == "rate", lz.onset,
-        )  # fmt: skip
+        _PARAMS.pack_into(params, row * _PARAMS.size, *window.params)
         _COVER.pack_into(cover, row * _COVER.size, 0, 0)
+        own, sampled, length, _, lz = window
         if own:
             seen = np.frombuffer(own, np.int64)
             _seed(row, seen, sampled, length, lz.window_size, lz.onset, tokens, run, cover, numbers)

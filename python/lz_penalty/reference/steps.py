@@ -17,14 +17,11 @@ from lz_penalty.reference.codelength import run_lengths, saved_bits, subtract_sa
 from lz_penalty.reference.window_view import WindowView
 from lz_penalty.window import (
     ALIKE,
-    BUFFER_SIZE,
-    FIRST_VISIBLE,
     IS_RATE,
     LEAST_ID,
     NUMBER_MARK,
     ONSET,
     PENALTY,
-    WINDOW_SIZE,
     RowWindow,
     StepInputs,
     WindowState,
@@ -40,8 +37,8 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     """
     device = state.tokens.device
     for row, window in windows.items():
-        tokens, sampled, length, first_visible, lz = window
-        state.params[row, ONSET] = lz.onset
+        tokens, sampled, length, _, lz = window
+        state.params[row] = torch.tensor(window.params)
         visible = torch.tensor(tokens, dtype=torch.int64, device=device)
         visible = marked(state, torch.tensor([row], device=device), visible[None])[0]
         newest_first = visible.flip(0)[: state.capacity]
@@ -49,11 +46,6 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
         state.tokens[row, slot] = newest_first
         periods = max(1, lz.window_size)
         state.run[row, :, :periods] = _runs(visible, periods)
-        state.params[row, PENALTY] = lz.penalty
-        state.params[row, WINDOW_SIZE] = lz.window_size
-        state.params[row, BUFFER_SIZE] = lz.buffer_size
-        state.params[row, FIRST_VISIBLE] = first_visible
-        state.params[row, IS_RATE] = lz.cost == "rate"
         state.cover[row] = 0
         # Every prefix from which a token was sampled, including the last.
         for end in range(sampled, len(visible) + 1):
