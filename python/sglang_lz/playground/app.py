@@ -133,14 +133,7 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
 
     @app.get("/api/server")
     async def server() -> Response:
-        try:
-            about = await upstream.about(is_fresh=True)
-        except UpstreamError as error:
-            return JSONResponse({"url": upstream.url, "answers": False, "sentence": str(error)})
-        sentence = "" if about.is_ours else STOCK
-        return JSONResponse(
-            {"url": upstream.url, "answers": True, "sentence": sentence, **asdict(about)}
-        )
+        return JSONResponse(await _server(upstream))
 
     @app.get("/api/session")
     async def session() -> Response:
@@ -168,34 +161,7 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
 
     @app.post("/api/explain")
     async def explain(request: Request) -> Response:
-        body = await _body(request)
-        try:
-            about: About | None = await upstream.about()
-        except UpstreamError:
-            about = None
-        params = _params(body, about.max_window_size if about and about.is_ours else 0)
-        server = about if about is not None and about.is_ours else None
-        vocab_size = server.vocab_size if server else demo_vocab_size()
-        ids = _ids(body, vocab_size)
-        text = None if "ids" in body else _text(body, "text", MOST_CHARACTERS)
-        if text is not None:
-            tokenize = upstream.tokenize(text, is_chat=False) if server else demo_ids(text)
-            ids = await tokenize
-        if len(ids) > MOST_TOKENS:
-            raise BadRequest(
-                f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens."
-            )
-        texts = await (upstream.texts(ids) if server else demo_texts(ids))
-        numbers = numbers_of(ids, texts)
-        if text is not None:
-            texts, _ = pieces(text, 0, texts)
-        async with readings:
-            found = await run_in_threadpool(explained, ids, params, vocab_size, numbers)
-        found["tokens"] = [
-            [token, part, None, *row]
-            for token, part, row in zip(ids, texts, found.pop("rows"), strict=True)
-        ]
-        return JSONResponse(found | {"model": server.model if server else "demo"})
+        return JSONResponse(await _explanation(await _body(request), upstream, readings))
 
     @app.post("/api/log")
     async def log(request: Request) -> Response:
@@ -212,6 +178,46 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
         return FileResponse(PAGE / path, media_type=kind)
 
     return app
+
+
+async def _server(upstream: Upstream) -> dict[str, Any]:
+    """Whether the server answers, and what it says of itself."""
+    try:
+        about = await upstream.about(is_fresh=True)
+    except UpstreamError as error:
+        return {"url": upstream.url, "answers": False, "sentence": str(error)}
+    sentence = "" if about.is_ours else STOCK
+    return {"url": upstream.url, "answers": True, "sentence": sentence, **asdict(about)}
+
+
+async def _explanation(
+    body: Mapping[str, Any], upstream: Upstream, readings: asyncio.Semaphore
+) -> dict[str, Any]:
+    """What the penalty does to the tokens or the text that a request names."""
+    try:
+        about: About | None = await upstream.about()
+    except UpstreamError:
+        about = None
+    params = _params(body, about.max_window_size if about and about.is_ours else 0)
+    server = about if about is not None and about.is_ours else None
+    vocab_size = server.vocab_size if server else demo_vocab_size()
+    ids = _ids(body, vocab_size)
+    text = None if "ids" in body else _text(body, "text", MOST_CHARACTERS)
+    if text is not None:
+        ids = await (upstream.tokenize(text, is_chat=False) if server else demo_ids(text))
+    if len(ids) > MOST_TOKENS:
+        raise BadRequest(f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens.")
+    texts = await (upstream.texts(ids) if server else demo_texts(ids))
+    numbers = numbers_of(ids, texts)
+    if text is not None:
+        texts, _ = pieces(text, 0, texts)
+    async with readings:
+        found = await run_in_threadpool(explained, ids, params, vocab_size, numbers)
+    found["tokens"] = [
+        [token, part, None, *row]
+        for token, part, row in zip(ids, texts, found.pop("rows"), strict=True)
+    ]
+    return found | {"model": server.model if server else "demo"}
 
 
 def _refused(request: Request, hosts: frozenset[str]) -> Response | None:
