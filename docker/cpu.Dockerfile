@@ -11,8 +11,9 @@ RUN apt-get update \
 WORKDIR /source
 COPY patches patches
 COPY python python
+COPY scripts scripts
 RUN --mount=type=cache,target=/root/.cache \
-    PYTHONPATH=python python3 -m sglang_lz build \
+    python3 scripts/_patches.py build \
         --flavour cpu --out /dist --cache /root/.cache/sglang-lz
 
 FROM ${BASE_IMAGE}

@@ -21,10 +21,11 @@ RUN apt-get update \
 WORKDIR /source
 COPY patches patches
 COPY python python
+COPY scripts scripts
 # The Python of the base image.
 ARG PYTHON=cp312
 RUN --mount=type=cache,target=/root/.cache \
-    PYTHONPATH=python python3 -m sglang_lz build \
+    python3 scripts/_patches.py build \
         --flavour cuda --python "$PYTHON" --out /dist --cache /root/.cache/sglang-lz
 
 FROM ${BASE_IMAGE:-missing}

@@ -20,13 +20,11 @@ from hostile import judge
 from lz_penalty.fields import histories
 from lz_penalty.fields.lz import FIELDS
 from lz_penalty.fields.table import markdown_table
+from patches_tool.patchset import GROUPS, PatchSet
+from patches_tool.upstream import release_dir
 from sglang_lz.constraints import request_field
-from sglang_lz.distribution.patchset import GROUPS, PatchSet
-from sglang_lz.distribution.sources import release
 
 ROOT = Path(__file__).resolve().parents[1]
-PATCHES = ROOT / "patches"
-RELEASE = release(PATCHES)
 
 TITLES = {
     "sampling": "The penalties, where upstream samples",
@@ -44,7 +42,7 @@ TITLES = {
 def patches() -> str:
     """All patches by group, with what each does."""
     by_group: dict[str, list[str]] = {group: [] for group in GROUPS}
-    for patch in PatchSet.load(PATCHES / RELEASE).patches:
+    for patch in PatchSet.load(release_dir()).patches:
         by_group[patch.group].append(f"- `{Path(patch.name).stem}`: {patch.subject}")
     parts = ["\n".join((f"**{TITLES[group]}**\n", *rows)) for group, rows in by_group.items()]
     return "\n\n".join(parts) + "\n"

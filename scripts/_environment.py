@@ -26,14 +26,13 @@ from pathlib import Path
 
 import _supervise
 from _checkout import ROOT
-from sglang_lz.distribution import sources
-from sglang_lz.distribution.errors import DistError
+from patches_tool.upstream import PATCHES, release_dir
+from sglang_lz.startup.errors import DistError
 
 FLAVOURS = ("cpu", "cuda")
 CACHE = ROOT / ".cache"
 FULL = CACHE / "full"
 """The commit at which `scripts/test full` passed last; scripts/release signs no other."""
-PATCHES = ROOT / "patches"
 SCRIPTS = ROOT / "scripts"
 CPU = ROOT / "python" / "sglang_lz" / "cpu"
 CPU_REQUIREMENTS = CPU / "requirements.txt"
@@ -286,7 +285,7 @@ class Environment:
         self.stock = CACHE / "stock"
         self.python = self.folder / "bin" / "python"
         self._stamps = self.folder / "stamps"
-        self._patches = PATCHES / sources.release(PATCHES)
+        self._patches = release_dir(PATCHES)
         # Upstream's own requirements, of the CUDA flavour, are not locked.
         self._locked = ["--constraints", str(TEST_LOCK)] if flavour == "cpu" else []
 
@@ -299,7 +298,7 @@ class Environment:
         """
         # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
         patched = made_from(self.folder, files_below(self._patches, CPU))
-        package = made_from(self.folder, files_below(ROOT / "python"))
+        package = made_from(self.folder, files_below(ROOT / "python", SCRIPTS / "patches_tool"))
         steps = [
             uv_step(),
             environment_step(
@@ -378,9 +377,9 @@ class Environment:
     def _build(self, folder: str, *options: str) -> str:
         out = CACHE / folder
         shutil.rmtree(out, ignore_errors=True)
-        command = [str(UV / "bin" / "python"), "-m", "sglang_lz", "build", "--out", str(out)]
-        command += ["--flavour", self.flavour, "--cache", str(CACHE / "upstream"), *options]
-        run(command, "the patched wheel could not be built", PYTHONPATH=str(ROOT / "python"))
+        command = [str(UV / "bin" / "python"), "-B", str(SCRIPTS / "_patches.py"), "build"]
+        command += ["--out", str(out), "--flavour", self.flavour, *options]
+        run(command, "the patched wheel could not be built")
         (wheel,) = out.glob("*.whl")
         return str(wheel)
 

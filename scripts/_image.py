@@ -12,9 +12,8 @@ import subprocess
 
 import _supervise
 from _checkout import ROOT
-from _environment import PATCHES, SetupError, main, say
-from sglang_lz.distribution import sources
-from sglang_lz.distribution.lock import Lock
+from _environment import SetupError, main, say
+from patches_tool.upstream import LOCK, Lock, release_dir
 
 ENGINES = ("docker", "podman", "buildah")
 PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
@@ -69,7 +68,7 @@ def build_command(
 
 def version() -> str:
     """Return our version of the upstream release, for example ``0.5.23+lz1``."""
-    lock = Lock.load(PATCHES / sources.release(PATCHES) / sources.LOCK)
+    lock = Lock.load(release_dir() / LOCK)
     return lock.local_version(lock.revision, "cuda")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import os
 import signal
@@ -21,9 +20,9 @@ import _sbom
 from _checkout import ROOT
 from _environment import CACHE, FLAVOURS, FULL, SetupError, main, say
 from _release import PASSWORD, parse
-from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock, WheelPin
-from sglang_lz.distribution.sources import LOCK, release_dir
+from patches_tool.upstream import ARCHES, LOCK, PYTHONS, Lock, WheelPin, release_dir, sha256
 from sglang_lz.startup.doctor import examine_wheel
+from sglang_lz.startup.seal import NAME
 from sglang_lz.startup.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
 PROJECT = "pkg:generic/sglang-lz"
@@ -75,7 +74,7 @@ def make_release(arguments: list[str]) -> int:
         command = ["--only", options.only] if options.only else []
         statement = _provenance(todo, source, files, commit, command)
         (files / PROVENANCE).write_text(json.dumps(statement, indent=1) + "\n")
-        sums = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(files.iterdir()))
+        sums = "".join(f"{sha256(file)}  {file.name}\n" for file in sorted(files.iterdir()))
         (files / SUMS).write_text(sums)
         if secret:
             comment = f"sglang-lz {version}, commit {commit}"
@@ -137,12 +136,12 @@ def _targets(only: str | None) -> list[Target]:
 
 
 def _build(target: Target, source: Path, files: Path) -> Path:
-    command = [sys.executable, "-B", "-m", "sglang_lz", "build", "--out", str(files)]
+    script = source / "scripts" / "_patches.py"
+    command = [sys.executable, "-B", str(script), "build", "--out", str(files)]
     command += ["--python", target.pin.python, "--arch", target.pin.arch]
     command += ["--flavour", target.flavour, "--cache", str(CACHE / "upstream")]
-    env = os.environ | {"PYTHONPATH": str(source / "python")}
     # Its output must not be part of ours.
-    if subprocess.run(command, env=env, cwd=source, stdout=sys.stderr, check=False).returncode:
+    if subprocess.run(command, cwd=source, stdout=sys.stderr, check=False).returncode:
         raise SetupError(f"{target.filename} could not be built, see the lines above.")
     return files / target.filename
 
@@ -154,8 +153,8 @@ def _provenance(
     locks = [*sorted((source / "docker").glob("*.lock")), source / "scripts" / "release.lock"]
     locks.append(source / "patches" / todo[0].lock.version / LOCK)
     digests = {target.pin.filename: target.pin.sha256 for target in todo}
-    digests |= {lock.relative_to(source).as_posix(): _sha256(lock) for lock in locks}
-    built = {target.filename: _sha256(files / target.filename) for target in todo}
+    digests |= {lock.relative_to(source).as_posix(): sha256(lock) for lock in locks}
+    built = {target.filename: sha256(files / target.filename) for target in todo}
 
     def described(found: dict[str, str]) -> list[dict[str, Any]]:
         return [{"name": name, "digest": {"sha256": digest}} for name, digest in found.items()]
@@ -177,10 +176,6 @@ def _provenance(
             "runDetails": {"builder": {"id": f"{PROJECT}#scripts/release"}},
         },
     }
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _check(files: Path, secret: minisign.SecretKey | None) -> None:

@@ -46,8 +46,7 @@ def release(arguments: list[str]) -> int:
         do_steps([uv_step(), environment_step(FOLDER, "what makes a release", [LOCK], *locked)])
     # Replace this process, so that the password prompt can use its terminal.
     python, script = FOLDER / "bin" / "python", SCRIPTS / "_make_release.py"
-    env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
-    os.execve(python, [str(python), "-B", str(script), *arguments], env)
+    os.execv(python, [str(python), "-B", str(script), *arguments])
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from _environment import SetupError
-from sglang_lz.distribution.lock import NAME, Lock, WheelPin
-from sglang_lz.distribution.seal import Seal
-from sglang_lz.distribution.sources import PACKED_PATCHES
-from sglang_lz.distribution.wheelfile import Wheel
+from patches_tool.overlay import PACKED_PATCHES
+from patches_tool.upstream import Lock, WheelPin
+from sglang_lz.startup.seal import NAME, Seal
+from sglang_lz.startup.wheel import Wheel
 
 IMAGES = {"cpu": ("torch.lock", "cpu.lock"), "router": ("router.lock",)}
 """The images whose packages are all locked, and their lock files in docker/."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import _checkout  # noqa: F401, for the imports below
-from sglang_lz.distribution.processes import ending_with_us
+from sglang_lz.startup.processes import ending_with_us
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from patches_tool.upstream import release_dir
 
-from sglang_lz.distribution.sources import release
-
-FOLDER = Path(__file__).resolve().parents[1] / "patches"
-RELEASE = release(FOLDER)
-PATCHES = FOLDER / RELEASE
+PATCHES = release_dir()
+RELEASE = PATCHES.name

@@ -1,4 +1,4 @@
-"""``python -m sglang_lz``: the command line of the distribution."""
+"""``python -m sglang_lz``: the command line."""
 
 import sys
 

@@ -17,8 +17,8 @@ import kubernetes_validate
 import pytest
 
 from deployment import COMPOSE, MANIFESTS, Json, containers, load, pod_templates, probe_paths
+from patches_tool.upstream import Lock
 from releases import PATCHES
-from sglang_lz.distribution.lock import Lock
 from sglang_lz.startup.serve import RECOMMENDED, without_end_loops
 
 # The first release that knows a preStop of `sleep` without being asked to, and the last.

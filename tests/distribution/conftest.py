@@ -18,10 +18,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world = World(root)
     world.wheel.parent.mkdir()
     parts.write_upstream_wheel(world.wheel, parts.UPSTREAM)
-    rooms = (f"sglang_lz/{room}" for room in ("distribution", "models", "startup"))
-    for room in ("lz_penalty/fields", *rooms):
+    rooms = ("lz_penalty/fields", "sglang_lz/models", "sglang_lz/startup")
+    for folder in (*(f"python/{room}" for room in rooms), "scripts"):
         skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCE / room, world.packages / room, ignore=skipped)
+        shutil.copytree(SOURCE.parent / folder, world.checkout / folder, ignore=skipped)
     for file in ("lz_penalty/__init__.py", "sglang_lz/__main__.py", "sglang_lz/cli.py"):
         shutil.copy(SOURCE / file, world.packages / file)
     parts.put(world.packages, {"proper_tokens/__init__.py": ""})

@@ -14,9 +14,9 @@ import pytest
 
 from distribution import world as parts
 from distribution.world import EDITS, TAGS, UPSTREAM, WHEEL, World, patched, write_lock
+from patches_tool.overlay import NOT_FOR_CUDA, package_files
+from patches_tool.patchset import FLAVOUR_GROUPS, PatchSet
 from releases import PATCHES
-from sglang_lz.distribution.overlay import NOT_FOR_CUDA, package_files
-from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 
 pytestmark = pytest.mark.slow
 
@@ -150,22 +150,12 @@ def test_arguments(world: World, arguments: str, words: str) -> None:
 
 
 def test_cuda_leaves_out_the_reasoner_and_the_cpu_flavour(world: World) -> None:
-    both = {"demo/model/config.json", "__init__.py", "distribution/overlay.py", "seal.json"}
+    both = {"demo/model/config.json", "__init__.py", "startup/seal.py", "seal.json"}
     cpu_only = {"demo/reasoner/config.json", "cpu/requirements.txt"}
     for flavour, there in (("cuda", both), ("cpu", both | cpu_only)):
         names = contents(world.build("--flavour", flavour)).keys()
         found = {name.removeprefix("sglang_lz/") for name in names}
         assert found & (both | cpu_only) == there
-
-
-def test_an_installed_wheel_makes_itself_and_no_cpu_wheel(world: World) -> None:
-    wheel = world.build()
-    site = world.site(wheel)
-    world.ok("doctor", path=site)
-    world.ok("build", "--wheel", world.wheel, "--out", "again", path=site)
-    assert (world.root / "again" / wheel.name).read_bytes() == wheel.read_bytes()
-    sentence = world.fails("build", "--wheel", world.wheel, "--flavour", "cpu", path=site)
-    assert "the CPU flavour is built from a whole checkout" in sentence
 
 
 def uses_of_left_out(flavour: str) -> set[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from distribution.world import TAGS, UPSTREAM, World, git, write_upstream_wheel
-from sglang_lz.distribution import fetch
-from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
+from patches_tool.upstream import ARCHES, PYTHONS, Lock, verify
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +53,7 @@ def test_lines_that_moved(world: World) -> None:
     lock = Lock.load(new / "upstream.lock")
     assert (lock.version, lock.revision, len(lock.wheels)) == (NEW, 1, 6)
     for pin in lock.wheels:
-        fetch.verify(world.cache / pin.filename, pin)
+        verify(world.cache / pin.filename, pin)
     world.ok("check")
     wheel = world.root / world.ok("build").strip()
     assert wheel.name == f"sglang-{NEW}+lz1-{TAGS}.whl"
@@ -66,7 +65,7 @@ def test_a_conflict_that_a_person_settles(world: World) -> None:
     new = release(world, **CONFLICT)
     out = stops(world, "--tree", "new")
     assert "conflict  cpu/stand-in.patch  python/sglang/kernel.py\n" in out
-    assert "sglang-lz bump 0.5.24 --tree new --continue" in out
+    assert "scripts/patches bump 0.5.24 --tree new --continue" in out
     assert "conflict" in stops(world, "--tree", "new", "--continue")
     assert not new.exists()
     text = UPSTREAM["sglang/kernel.py"].replace("sgl_kernel\n", "sgl_kernel as kernel  # ours\n", 1)
@@ -120,7 +119,7 @@ def test_our_code_uses_a_name_that_the_release_lacks(world: World) -> None:
         (("9.9.9", "--dry-run"), "pip could not download sglang==9.9.9"),
         (("../x",), "'../x' is not a release of upstream"),
         (("0.5.23",), "The patches are for sglang 0.5.23 already"),
-        ((NEW, "--continue"), "is not where `sglang-lz bump 0.5.24` stopped"),
+        ((NEW, "--continue"), "is not where `scripts/patches bump 0.5.24` stopped"),
     ],
 )
 def test_refusals(world: World, arguments: tuple[str, ...], words: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from distribution.world import EDITS, UPSTREAM, World, git, patched
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.gitapply import transform
-from sglang_lz.distribution.lint import LINES_PER_HUNK, lint
-from sglang_lz.distribution.patchset import Patch, PatchSet
+from patches_tool.gitapply import transform
+from patches_tool.lint import LINES_PER_HUNK, lint
+from patches_tool.patchset import Patch, PatchSet
+from sglang_lz.startup.errors import DistError
 
 FILES = {path: text.encode() for path, text in UPSTREAM.items()}
 

@@ -11,7 +11,7 @@ import pytest
 
 from distribution import world as parts
 from distribution.world import EDITS, SAMPLER, World, git, patched, snapshot
-from sglang_lz.distribution.sources import PACKAGES
+from sglang_lz.startup.seal import PACKAGES
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +117,7 @@ def test_apply_twice(world: World) -> None:
     assert f"move {site / 'sglang_lz' / 'notes.txt'} away first" in world.fails("apply", site)
     (site / "sglang_lz" / "notes.txt").rename(world.root / "notes.txt")
     world.ok("apply", site)
-    assert "`sglang-lz revert` first" in world.fails("apply", site)
+    assert "`scripts/patches revert` first" in world.fails("apply", site)
 
 
 def test_an_install_that_cannot_be_reverted(world: World) -> None:

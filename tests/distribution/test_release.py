@@ -52,9 +52,7 @@ class Release:
 def commit(world: World, when: int) -> Path:
     """Make the world's checkout a repository with one commit, its files last changed at `when`."""
     checkout = world.checkout
-    for folder in ("scripts", "docker"):
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, checkout / folder, ignore=skipped)
+    shutil.copytree(ROOT / "docker", checkout / "docker")
     (checkout / ".gitignore").write_text("/.cache/\n__pycache__/\n*.secret\n")
     for file in checkout.rglob("*"):
         os.utime(file, (when, when))

@@ -18,11 +18,10 @@ import psutil
 import pytest
 
 from distribution.world import SOURCE, put
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.seal import Seal
-from sglang_lz.distribution.sources import PACKAGES
 from sglang_lz.models import catalogue, packages
 from sglang_lz.startup import serve
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import PACKAGES, Seal
 from sglang_lz.startup.serve import PREFERRED, server_arguments, without_end_loops
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}

@@ -94,9 +94,3 @@ def test_check_finds_a_patch_that_export_writes_otherwise(
     done = world.run("check", "--wheel", world.wheel)
     assert done.returncode == 1
     assert "sampling/call.patch is not as export writes it" in done.stdout
-
-
-def test_an_installed_package_does_not_write_its_patches(world: World) -> None:
-    site = world.site(world.build())
-    for command in (("export", "tree"), ("bump", "0.5.24")):
-        assert "in a checkout instead" in world.fails(*command, path=site)

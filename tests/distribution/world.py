@@ -1,6 +1,6 @@
 """A small upstream with its wheel and five patches, made without the code under test.
 
-The tools run in processes of their own, from a checkout with a copy of sglang_lz/distribution.
+The tools run in processes of their own, from a checkout with a copy of them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def at_call(owner: str, name: str, calls: int, code: str) -> str:
     )
 
 
-WHEEL_CHECKS = ["wheel", "seal", "version", "files", "package", "patches", "RECORD", "file name"]
+WHEEL_CHECKS = ["wheel", "seal", "version", "files", "package", "RECORD", "file name"]
 """What `doctor --wheel` checks."""
 Change = Callable[[Path], object]
 """Damages the files below a folder."""
@@ -233,11 +233,13 @@ class World:
     def run(
         self, *args: object, path: Path | None = None, cwd: Path | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        """Run sglang-lz from the checkout, or from the site-packages ``path``."""
+        """Run sglang-lz of the checkout, or of the site-packages ``path``, or scripts/patches."""
         env = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheel.parent)}
         env |= {"PYTHONPATH": str(path or self.packages), "PYTHONDONTWRITEBYTECODE": "1"}
         env |= {"PIP_CONFIG_FILE": os.devnull}
-        command = [sys.executable, "-m", "sglang_lz", *map(str, args)]
+        is_ours = args[0] in ("doctor", "verify")
+        program = ["-m", "sglang_lz"] if is_ours else [self.checkout / "scripts" / "_patches.py"]
+        command = [sys.executable, *program, *map(str, args)]
         options |= {"env": env | self.env, "cwd": cwd or self.root, "text": True}
         return subprocess.run(command, capture_output=True, check=False, **options)
 

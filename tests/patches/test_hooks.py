@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from patches_tool.patchset import PatchSet
 from releases import PATCHES
-from sglang_lz.distribution.patchset import PatchSet
 from sglang_lz.scheduler import hooks
 
 SAMPLE = "sglang.srt.model_executor.model_runner.ModelRunner.sample"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from patches_tool.modes import judged, modes
 from releases import PATCHES
-from sglang_lz.distribution.modes import judged, modes
 
 
 def test_every_mode_of_the_release_was_judged() -> None:
-    """A new one: say in fields/modes.py whether the penalties are exact in it, then list it. A
+    """A new one: say in bounds/modes.py whether the penalties are exact in it, then list it. A
     listed one that the release does not have: delete its line.
     """
     spec = importlib.util.find_spec("sglang")

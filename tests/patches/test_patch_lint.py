@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from patches_tool.lint import lint
+from patches_tool.patchset import GROUPS, SELECTIONS, PatchSet, parse_groups
+from patches_tool.upstream import ARCHES, PYTHONS, Lock
 from releases import PATCHES, RELEASE
-from sglang_lz.distribution.lint import lint
-from sglang_lz.distribution.lock import ARCHES, PYTHONS, Lock
-from sglang_lz.distribution.patchset import GROUPS, SELECTIONS, PatchSet, parse_groups
 
 
 def test_lint() -> None:

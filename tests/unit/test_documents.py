@@ -12,8 +12,8 @@ import pytest
 
 from _docs import BLOCKS, with_blocks
 from lz_penalty.fields.lz import LZParams
+from patches_tool.patchset import FLAVOUR_GROUPS, PatchSet
 from releases import PATCHES
-from sglang_lz.distribution.patchset import FLAVOUR_GROUPS, PatchSet
 
 ROOT = Path(__file__).parents[2]
 PAGES = (

@@ -22,7 +22,6 @@ ROOMS = (
     "cpu",
     "demo",
     "models",
-    "distribution",
     "bounds",
     "constraints",
     "guard",

@@ -90,6 +90,7 @@ def test_each_input_repeats_the_steps_that_depend_on_it(tmp_path: Path, monkeypa
         "patches/1.0/cpu/a.patch": {"package", "stock"},
         "patches/1.0/series": {"package"},
         "python/sglang_lz/a.py": {"package"},
+        "scripts/patches_tool/a.py": {"package"},
     }
     for name in dependent:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

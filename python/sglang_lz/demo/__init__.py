@@ -1,4 +1,4 @@
-"""The small models of this distribution: directories in Hugging Face format for `--model-path`.
+"""The small models of the tests: directories in Hugging Face format for `--model-path`.
 
 `MODEL_PATH` is a chat model that loops under greedy decoding. `REASONER_PATH` solves puzzles step
 by step, and its answers can be scored. Their READMEs describe them. The CUDA flavour includes only

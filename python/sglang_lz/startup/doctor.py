@@ -9,15 +9,9 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.gitapply import Read, blob_id
-from sglang_lz.distribution.inplace import find_dist_info, find_root
-from sglang_lz.distribution.lock import NAME
-from sglang_lz.distribution.overlay import package_version
-from sglang_lz.distribution.patchset import LZ_GROUPS, Patch, PatchSet, parse_series
-from sglang_lz.distribution.seal import Seal, reader
-from sglang_lz.distribution.sources import LOCK, PACKAGES, PACKED_PATCHES
-from sglang_lz.distribution.wheelfile import Wheel, metadata_version, record_row
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import NAME, PACKAGES, Read, Seal, reader
+from sglang_lz.startup.wheel import Wheel, metadata_version, record_row
 
 
 @dataclass(frozen=True)
@@ -40,10 +34,32 @@ def checked(name: str, find: Callable[[], str]) -> Check:
         return Check(name, False, str(error))
 
 
+def imported_root() -> Path:
+    """Return the folder of the ``sglang`` that this Python would import; DistError if none."""
+    spec = find_spec(NAME)
+    if spec is None or not spec.submodule_search_locations:
+        raise DistError(f"{NAME} is not installed in this environment; name a TARGET.")
+    return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+
+
+def find_dist_info(root: Path) -> str | None:
+    """Return the name of sglang's .dist-info in ``root``; None in a checkout, which has none."""
+    names = sorted(path.name for path in root.glob(f"{NAME}-*.dist-info"))
+    if len(names) > 1:
+        raise DistError(f"{root} has {' and '.join(names)}; uninstall sglang and install it again.")
+    return names[0] if names else None
+
+
+def package_version(init: bytes | None) -> str:
+    """Return __version__ from the text of sglang_lz/__init__.py, or "" if there is none."""
+    match = re.search(rb'^__version__ = "(.+)"$', init or b"", re.M)
+    return match[1].decode() if match else ""
+
+
 def examine_installed() -> Iterator[Check]:
     """Check the sglang that this Python would import."""
     try:
-        root = find_root(None)
+        root = imported_root()
         dist_info = find_dist_info(root)
     except DistError as error:
         yield Check("sglang", False, str(error))
@@ -83,7 +99,6 @@ def _common(read: Read, metadata: bytes | None) -> Generator[Check, None, Seal |
     yield Check("files", not problems, found + (" …" if len(problems) > 3 else ""))
     version = package_version(read("sglang_lz/__init__.py"))
     yield Check("package", version == seal.package, f"sglang_lz {version}, sealed {seal.package}")
-    yield checked("patches", lambda: _patches(seal, read))
     return seal
 
 
@@ -92,25 +107,8 @@ def _version(seal: Seal, metadata: bytes | None) -> str:
         raise DistError(f"METADATA says {metadata_version(metadata)}, the seal {seal.version}")
     if not re.fullmatch(rf"{re.escape(seal.upstream)}\+lz\d+(\.cpu)?", seal.version):
         raise DistError(f"{seal.version} is not a version of ours")
-    stock = "" if set(LZ_GROUPS) <= set(seal.groups) else ", without the LZ penalty (stock)"
+    stock = ", without the LZ penalty (stock)" if "+lz0" in seal.version else ""
     return f"{NAME} {seal.version}{stock}"
-
-
-def _patches(seal: Seal, read: Read) -> str:
-    """Compare the included patches with the seal's list and with the patched files."""
-    folder = f"sglang_lz/{PACKED_PATCHES}/{seal.upstream}"
-    texts = {name: read(f"{folder}/{name}") for name in ("series", LOCK, *seal.patches)}
-    if missing := [name for name, data in texts.items() if data is None]:
-        raise DistError(f"{folder}/{missing[0]} is missing")
-    series = parse_series(texts["series"] or b"", f"{folder}/series")
-    applied = tuple(name for name in series if name.split("/")[0] in seal.groups)
-    if applied != seal.patches:
-        raise DistError("the series in the package is not the list of patches in the seal")
-    patches = PatchSet(tuple(Patch(name, texts[name] or b"") for name in applied))
-    for path, (_, after) in patches.blobs.items():
-        if (data := read(path)) is None or blob_id(data) != after:
-            raise DistError(f"{path} is not what the patches make of it")
-    return f"{len(applied)} patches, {len(patches.blobs)} patched files, as the seal lists them"
 
 
 def _imports(seal: Seal, root: Path) -> Iterator[Check]:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from sglang_lz.distribution.seal import verify_imported
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import verify_imported
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,19 +27,12 @@ T = TypeVar("T")
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 """Upstream's variable with the cores of each rank on a CPU, for example ``0,1|2,3``."""
 
-REFUSED = 2
-"""Exit status if the server cannot start as requested; `sglang-lz` uses the same."""
-
-
-class CannotServe(Exception):
-    """The server cannot start; the message is one sentence for the user."""
-
 
 def main(arguments: Sequence[str]) -> None:
     """Run the server until it ends.
 
     Raises:
-        CannotServe: the arguments, or the machine's resources, do not allow it to start.
+        DistError: the arguments, or the machine's resources, do not allow it to start.
     """
     check_temporary_folder()
     # These imports take seconds, and each process that the server spawns imports this module.
@@ -48,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     from sglang.srt.utils import get_device, kill_process_tree
 
     if problems := verify_imported(sglang):  # an unpatched sglang would not check itself
-        raise CannotServe(f"{problems[0]}; reinstall sglang-lz, or mend PYTHONPATH.")
+        raise DistError(f"{problems[0]}; reinstall sglang-lz, or mend PYTHONPATH.")
     argparse.ArgumentParser.error = _refuse  # type: ignore[method-assign]
     # Upstream calls this after it has resolved all arguments; it must not be called twice.
     ServerArgs.check_server_args = _refusing(ServerArgs.check_server_args)
@@ -68,11 +62,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
     """Replaces argparse's `error`, which would print 480 lines of usage."""
-    raise CannotServe(f"{message}; python -m sglang.launch_server --help lists all arguments.")
+    raise DistError(f"{message}; python -m sglang.launch_server --help lists all arguments.")
 
 
 def _refusing(check: Callable[P, T]) -> Callable[P, T]:
-    """Wrap one of upstream's checks so that its deliberate errors become CannotServe."""
+    """Wrap one of upstream's checks so that its deliberate errors become DistError."""
 
     @functools.wraps(check)
     def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,7 +74,7 @@ def _refusing(check: Callable[P, T]) -> Callable[P, T]:
             return check(*args, **kwargs)
         except (AssertionError, OSError, ValueError) as error:
             if message := " ".join(str(error).split()):
-                raise CannotServe(message) from error
+                raise DistError(message) from error
             raise
 
     return refusing
@@ -90,12 +84,12 @@ def check_temporary_folder() -> None:
     """Check the folder for temporary files, which upstream's sockets and torch's compiler need.
 
     Raises:
-        CannotServe: no such folder is writable.
+        DistError: no such folder is writable.
     """
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
-        raise CannotServe(
+        raise DistError(
             "no folder for temporary files can be written; set TMPDIR to one, and give a read-only "
             "container one with --tmpfs /tmp:exec."
         ) from None
@@ -105,28 +99,28 @@ def check_model_path(path: str) -> None:
     """Reject a path that does not exist; upstream would look for it on a model hub.
 
     Raises:
-        CannotServe: nothing exists there, and it cannot be the name of a hub model, OWNER/MODEL.
+        DistError: nothing exists there, and it cannot be the name of a hub model, OWNER/MODEL.
     """
     a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
     deep = path.count("/") > 1 and "://" not in path and not a_file_there
     local = deep or path.startswith(("/", "./", "../", "~"))
     if local and not Path(os.path.expanduser(path)).exists():
-        raise CannotServe(f"--model-path {path} does not exist.")
+        raise DistError(f"--model-path {path} does not exist.")
 
 
 def check_address(host: str, port: int) -> None:
     """Check the address early: upstream binds it only after loading the model, and may then hang.
 
     Raises:
-        CannotServe: the port is already in use, or the address does not belong to this machine.
+        DistError: the port is already in use, or the address does not belong to this machine.
     """
     if not 1 <= port <= 65535:
-        raise CannotServe(f"--port must be an integer in [1, 65535], got {port}.")
+        raise DistError(f"--port must be an integer in [1, 65535], got {port}.")
     bound, reason = False, ""
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise CannotServe(f"cannot listen on port {port} of {host} ({error}).") from None
+        raise DistError(f"cannot listen on port {port} of {host} ({error}).") from None
     for family, kind, protocol, _, address in places:
         try:
             with socket.socket(family, kind, protocol) as probe:
@@ -137,12 +131,12 @@ def check_address(host: str, port: int) -> None:
             bound = True
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise CannotServe(
+                raise DistError(
                     f"port {port} of {host} is in use; choose another with --port."
                 ) from None
             reason = error.strerror or str(error)
     if not bound:  # one of several is enough: localhost also resolves to an IPv6 address
-        raise CannotServe(f"cannot listen on port {port} of {host} ({reason}).")
+        raise DistError(f"cannot listen on port {port} of {host} ({reason}).")
 
 
 def ranks_here(config: Any) -> int:
@@ -175,6 +169,6 @@ def share_cores(cores: Sequence[int], ranks: int) -> str:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except CannotServe as error:
+    except DistError as error:
         print(f"sglang-lz: {error}", file=sys.stderr)
-        sys.exit(REFUSED)
+        sys.exit(2)  # as `sglang-lz` itself

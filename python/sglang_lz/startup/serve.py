@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from lz_penalty.fields import lz, repetition
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.processes import ending_with_us
-from sglang_lz.distribution.seal import SEAL, Seal, reader
-from sglang_lz.distribution.sources import PACKAGE
 from sglang_lz.models import catalogue
 from sglang_lz.models.packages import UnreachableError
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.processes import ending_with_us
+from sglang_lz.startup.seal import SEAL, Seal, reader
 
+PACKAGE = Path(__file__).resolve().parent.parent
 DEMO_MODEL = PACKAGE / "demo" / "model"
 HOST, PORT = "SGLANG_LZ_HOST", "SGLANG_LZ_PORT"
 

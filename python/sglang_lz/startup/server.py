@@ -9,11 +9,11 @@ from typing import Any
 from lz_penalty.fields.histories import check_history_memory
 from lz_penalty.fields.lz import check_max_window_size
 from lz_penalty.fields.table import shown
-from sglang_lz.distribution.seal import verify_imported
 from sglang_lz.guard import guard
 from sglang_lz.guard.metrics import check_share
 from sglang_lz.http.admission import Facts, other_fields, resolve
 from sglang_lz.scheduler import hooks
+from sglang_lz.startup.seal import verify_imported
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from sglang_lz.distribution.errors import DistError
 from sglang_lz.startup.doctor import Check, checked, examine_wheel
+from sglang_lz.startup.errors import DistError
 
 SUMS = "SHA256SUMS"
 SIGNATURE = "SHA256SUMS.minisig"

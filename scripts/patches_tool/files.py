@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
+from sglang_lz.startup.errors import DistError
 
 GENERATED = re.compile(r".+\.(pyc(\.\d+)?|nb[ic](\.tmp\.[0-9a-f]+)?)")
 """The names of the files that Python (bytecode) and numba (machine code) keep in ``__pycache__``,

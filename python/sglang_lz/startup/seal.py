@@ -15,9 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from sglang_lz.distribution.errors import DistError
+from sglang_lz.startup.errors import DistError
 
+NAME = "sglang"
+PACKAGES = ("lz_penalty", "proper_tokens", "sglang_lz")
+"""Our packages, which are installed beside it."""
 SEAL = "sglang_lz/seal.json"
+Read = Callable[[str], bytes | None]
+"""Reads a file by its path below the root; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Seal:
         return (json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod
-    def read(cls, read: Callable[[str], bytes | None]) -> Seal:
+    def read(cls, read: Read) -> Seal:
         """Return the seal among the files that ``read`` returns; DistError if there is none."""
         data = read(SEAL)
         if data is None:
@@ -54,7 +59,7 @@ class Seal:
         except (KeyError, TypeError, ValueError) as error:
             raise DistError(f"{SEAL} cannot be read ({error}); install our wheel anew.") from None
 
-    def problems(self, read: Callable[[str], bytes | None]) -> list[str]:
+    def problems(self, read: Read) -> list[str]:
         """Return one sentence for each sealed file that is missing or changed."""
         found = []
         for path, expected in self.files.items():
@@ -66,7 +71,7 @@ class Seal:
         return found
 
 
-def reader(root: Path) -> Callable[[str], bytes | None]:
+def reader(root: Path) -> Read:
     """Return a function that reads files below ``root``, or returns None if there is none."""
 
     def read(path: str) -> bytes | None:

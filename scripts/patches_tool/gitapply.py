@@ -12,14 +12,12 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
-
-Read = Callable[[str], bytes | None]
-"""Reads a file by its path below the wheel's root; None if there is none."""
+from patches_tool.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, PatchSet
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import Read
 
 _NAME, _EMAIL = "sglang-lz maintainers", "maintainers@sglang-lz.invalid"
 _WHO = {"NAME": _NAME, "EMAIL": _EMAIL, "DATE": "2025-11-20T00:00:00+0000"}

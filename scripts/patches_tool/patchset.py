@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
+from sglang_lz.startup.errors import DistError
 
 LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server", "bench")
 """The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
@@ -21,7 +21,7 @@ FIELDS = ("Why", "Upstream", "Remove-when")
 UPSTREAM_PREFIX = "python/"
 """Upstream's repository keeps at ``python/`` what its wheel keeps at the root."""
 
-EXPORT_AGAIN = "; export it again with `sglang-lz export`"
+EXPORT_AGAIN = "; export it again with `scripts/patches export`"
 """Advice for a patch file that differs from what `export` writes."""
 
 _NAME = re.compile(r"[a-z0-9-]+/[a-z0-9-]+\.patch")

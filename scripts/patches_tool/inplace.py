@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.files import first_file, remove_empty, replace_all
-from sglang_lz.distribution.gitapply import Read, transform
-from sglang_lz.distribution.lock import NAME, Lock
-from sglang_lz.distribution.overlay import VERSION_FILE, make_overlay, stamp_version
-from sglang_lz.distribution.patchset import PatchSet
-from sglang_lz.distribution.seal import SEAL, Seal, reader
-from sglang_lz.distribution.sources import PACKAGES, PACKED_PATCHES
-from sglang_lz.distribution.wheelfile import NOTICE, edit_metadata, edit_record, metadata_version
+from patches_tool.files import first_file, remove_empty, replace_all
+from patches_tool.gitapply import transform
+from patches_tool.overlay import PACKED_PATCHES, VERSION_FILE, make_overlay, stamp_version
+from patches_tool.patchset import PatchSet
+from patches_tool.upstream import Lock
+from patches_tool.wheelfile import NOTICE, edit_metadata, edit_record
+from sglang_lz.startup.doctor import find_dist_info, imported_root
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal, reader
+from sglang_lz.startup.wheel import metadata_version
 
 
 def find_root(target: Path | None) -> Path:
@@ -22,22 +22,11 @@ def find_root(target: Path | None) -> Path:
     ``target`` is a site-packages or an upstream checkout; None means what this Python would import.
     """
     if target is None:
-        spec = find_spec(NAME)
-        if spec is None or not spec.submodule_search_locations:
-            raise DistError(f"{NAME} is not installed in this environment; name a TARGET.")
-        return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+        return imported_root()
     for root in (target, target / "python"):
         if (root / NAME / "__init__.py").is_file():
             return root.resolve()
     raise DistError(f"{target} is no site-packages or checkout with {NAME}; name another.")
-
-
-def find_dist_info(root: Path) -> str | None:
-    """Return the name of sglang's .dist-info in ``root``; None in a checkout, which has none."""
-    names = sorted(path.name for path in root.glob(f"{NAME}-*.dist-info"))
-    if len(names) > 1:
-        raise DistError(f"{root} has {' and '.join(names)}; uninstall sglang and install it again.")
-    return names[0] if names else None
 
 
 def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Path, Seal]:
@@ -51,7 +40,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
     # pip, or a server that outlived `revert`, may leave a folder that contains only caches.
     for name in PACKAGES:
         if found := first_file(root / name):
-            undo = "`sglang-lz revert`" if (root / SEAL).exists() else f"move {found} away"
+            undo = "`scripts/patches revert`" if (root / SEAL).exists() else f"move {found} away"
             raise DistError(f"{root} already has a {name}, nothing was changed; {undo} first.")
     if dist_info:
         version = metadata_version(read(f"{dist_info}/METADATA") or b"")
@@ -80,7 +69,7 @@ def revert(target: Path | None) -> tuple[Path, Seal]:
     root = find_root(target)
     read, dist_info = reader(root), find_dist_info(root)
     if read(SEAL) is None:
-        raise DistError(f"{root} has no {SEAL}: `sglang-lz apply` patched nothing here.")
+        raise DistError(f"{root} has no {SEAL}: `scripts/patches apply` patched nothing here.")
     seal = Seal.read(read)
     if seal.made_by != "apply":
         raise DistError(

@@ -6,16 +6,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.files import remove_empty, replace_all
-from sglang_lz.distribution.gitapply import IDENTITY, Read, apply_one, git, run
-from sglang_lz.distribution.lint import lint_patches
-from sglang_lz.distribution.modes import JUDGED
-from sglang_lz.distribution.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet
-from sglang_lz.distribution.sources import LOCK, checkout_patches_dir
+from patches_tool.files import remove_empty, replace_all
+from patches_tool.gitapply import IDENTITY, apply_one, git, run
+from patches_tool.lint import lint_patches
+from patches_tool.patchset import EXPORT_AGAIN, UPSTREAM_PREFIX, Patch, PatchSet
+from patches_tool.upstream import PATCHES
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import Read
 
 BASE = "upstream"
 """The tag of the first commit: upstream's files without patches."""
@@ -67,7 +67,9 @@ def release(tree: Path) -> str:
         name, _, version = title.stdout.decode("utf-8", "replace").strip().partition(" ")
         if title.returncode == 0 and name == TITLE:
             return version
-    raise DistError(f"{tree} is not a work tree made by `sglang-lz checkout`; make one first.")
+    raise DistError(
+        f"{tree} is not a work tree made by `scripts/patches checkout`; make one first."
+    )
 
 
 def export(tree: Path) -> PatchSet:
@@ -109,19 +111,20 @@ def patch_names(messages: str) -> list[str]:
     return re.findall(rf"^{MARK}(\S+)$", messages, re.M)
 
 
-def write(patches: PatchSet, version: str, lock: bytes, judged: bytes) -> list[str]:
-    """Make patches/ contain only a folder of these patches; return the paths that changed."""
-    root = checkout_patches_dir()
-    paths = (path for path in root.rglob("*") if path.is_file())
-    old = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+def write(patches: PatchSet, version: str, beside: Mapping[str, bytes]) -> list[str]:
+    """Make patches/ contain only a folder of these patches and of other files (name to bytes).
+
+    Returns the paths that changed.
+    """
+    paths = (path for path in PATCHES.rglob("*") if path.is_file())
+    old = {path.relative_to(PATCHES).as_posix(): path.read_bytes() for path in paths}
     files = {patch.name: patch.data for patch in patches.patches}
-    series = "".join(f"{name}\n" for name in files).encode()
-    files |= {"series": series, LOCK: lock, JUDGED: judged}
+    files = {"series": "".join(f"{name}\n" for name in files).encode(), **files, **beside}
     new = {f"{version}/{name}": data for name, data in files.items()}
     changes: dict[str, bytes | None] = dict.fromkeys(old.keys() - new.keys())
     changes |= {path: data for path, data in new.items() if old.get(path) != data}
-    replace_all(root, changes)
-    remove_empty(root)
+    replace_all(PATCHES, changes)
+    remove_empty(PATCHES)
     return sorted(changes)
 
 

@@ -1,4 +1,4 @@
-"""The only exception type of the distribution tools."""
+"""The exception that ends a command."""
 
 
 class DistError(Exception):

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.gitapply import Read
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import Read
 
 JUDGED = "judged"
 ARGUMENTS = r"sglang/srt/(server_args|arg_groups/fields/\w+)\.py"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.patchset import FIELDS, GROUPS, Patch, PatchSet
+from patches_tool.patchset import FIELDS, GROUPS, Patch, PatchSet
+from sglang_lz.startup.errors import DistError
 
 BUDGET = {"patches": 56, "changed files": 66, "added lines": 470}
 """Small enough to read in one sitting. If you raise a number, say why in the commit message."""
@@ -48,7 +48,7 @@ def _patch_problems(patch: Patch) -> Iterator[str]:
     if patch.group not in GROUPS:
         yield f"{patch.group!r} is not a group ({', '.join(GROUPS)})"
     if not re.match(r"From 0{40} Mon Sep 17 00:00:00 2001\nFrom: ", patch.head):
-        yield "it does not begin as `sglang-lz export` writes it (--zero-commit)"
+        yield "it does not begin as `scripts/patches export` writes it (--zero-commit)"
     subject = patch.subject
     if "\n" in subject or len(subject) > SUBJECT_LENGTH:
         yield f"the Subject is longer than {SUBJECT_LENGTH} characters"

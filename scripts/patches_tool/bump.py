@@ -1,4 +1,4 @@
-"""`sglang-lz bump`: carries the patches to another upstream release with git, and checks them."""
+"""`bump`: carries the patches to another upstream release with git, and checks them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from sglang_lz.distribution import workspace
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.fetch import Say, fetch, pin
-from sglang_lz.distribution.gitapply import git, run, transform
-from sglang_lz.distribution.lock import ARCHES, NAME, PYTHONS, Lock
-from sglang_lz.distribution.modes import JUDGED, judged, modes
-from sglang_lz.distribution.patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
-from sglang_lz.distribution.sources import LOCK, PACKAGE, checkout_patches_dir, release, release_dir
-from sglang_lz.distribution.wheelfile import Wheel
-from sglang_lz.distribution.workspace import BASE, patch_names
+from _checkout import ROOT
+from patches_tool import workspace
+from patches_tool.gitapply import git, run, transform
+from patches_tool.modes import JUDGED, judged, modes
+from patches_tool.patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
+from patches_tool.upstream import ARCHES, LOCK, PYTHONS, Lock, fetch, pin, release_dir
+from patches_tool.workspace import BASE, patch_names
+from sglang_lz.startup.command_line import say
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import NAME
+from sglang_lz.startup.wheel import Wheel
 
 FROM, FROM_BASE = "from", "from-upstream"
 """The branches with the old release's commits, and with that release without them."""
 STATE_LOCK = ".git/sglang-lz.lock"
 """The lock of the new release, in the work tree."""
-MISSING = "bump needs ruff and griffelib; install scripts/requirements-test.txt and run again."
+MISSING = (
+    "bump needs ruff and griffelib; run scripts/format once, which installs them, then this again "
+    "with PYTHON=.venv/cpu/bin/python."
+)
 
 
-def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> int:
+def bump(version: str, tree: Path, how: str | None, cache: Path) -> int:
     """Carry the patches to a release of upstream, in ``tree``, new or of an earlier run.
 
     ``how`` is None to begin; "--dry-run" to leave out patches with conflicts, and to write nothing;
     "--continue" and "--skip" as for `git rebase`. Returns 0 if patches/``version`` has replaced the
     old folder, 1 if manual work is needed.
     """
-    checkout_patches_dir()
     if not re.fullmatch(r"\d+(\.\d+)+([a-z]+\d+|\.post\d+)?", version):  # it names a folder
         raise DistError(f"{version!r} is not a release of upstream, such as 0.5.23.")
-    if version == release():
+    if version == release_dir().name:
         raise DistError(f"The patches are for {NAME} {version} already.")
     is_dry = how == "--dry-run"
     if how in (None, "--dry-run"):
         old_lock = Lock.load(release_dir() / LOCK)
         here = old_lock.select()
         every = [(python, arch) for python in PYTHONS for arch in ARCHES]
-        lock = pin(version, [(here.python, here.arch)] if is_dry else every, cache, say)
-        _make_tree(tree, old_lock, lock, cache, say)
+        lock = pin(version, [(here.python, here.arch)] if is_dry else every, cache)
+        _make_tree(tree, old_lock, lock, cache)
         stopped = _rebase(tree, "--onto", BASE, FROM_BASE)
     elif not (tree / STATE_LOCK).exists() or workspace.release(tree) != version:
-        raise DistError(f"{tree} is not where `sglang-lz bump {version}` stopped; name it: --tree.")
+        raise DistError(
+            f"{tree} is not where `scripts/patches bump {version}` stopped; name it: --tree."
+        )
     elif (tree / ".git/rebase-merge").exists():
         stopped = _rebase(tree, how)
     elif how == "--skip":
@@ -59,7 +64,7 @@ def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> in
     else:
         stopped = None
     lock = Lock.load(tree / STATE_LOCK)
-    again = f"sglang-lz bump {version} --tree {tree}"
+    again = f"PYTHON={sys.executable} scripts/patches bump {version} --tree {tree}"
     conflicts = 0
     while stopped:
         print(stopped)
@@ -74,7 +79,7 @@ def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> in
         stopped = _rebase(tree, "--skip")
     _tell(tree)
     patches = workspace.export(tree)
-    with Wheel(fetch(lock, lock.select(), cache, say)) as wheel:
+    with Wheel(fetch(lock, lock.select(), cache)) as wheel:
         present = modes(wheel.names, wheel.read)
     wrong = list(_undefined_names(tree, patches))
     say("looking for what our code uses and the release does not have")
@@ -86,18 +91,18 @@ def bump(version: str, tree: Path, how: str | None, cache: Path, say: Say) -> in
         print(f"Nothing was written. Mend the commits in {tree}, then\n  {again} --continue")
         return 1
     kept = "".join(f"{mode}\n" for mode in judged(release_dir()) if mode in present)
-    workspace.write(patches, version, lock.dump().encode(), kept.encode())
-    print(f"patches/{version} is written. Next:\n  sglang-lz check\n  scripts/test full")
+    workspace.write(patches, version, {LOCK: lock.dump().encode(), JUDGED: kept.encode()})
+    print(f"patches/{version} is written. Next:\n  scripts/patches check\n  scripts/test full")
     return 0
 
 
-def _make_tree(tree: Path, old_lock: Lock, lock: Lock, cache: Path, say: Say) -> None:
+def _make_tree(tree: Path, old_lock: Lock, lock: Lock, cache: Path) -> None:
     """Make a work tree of the release, with the old release's commits on the branch `patches`."""
     patches = PatchSet.load(release_dir())
     with tempfile.TemporaryDirectory(prefix="sglang-lz-") as folder:
         other = Path(folder) / "old"
         for one, commits, place in ((old_lock, patches, other), (lock, PatchSet(()), tree)):
-            with Wheel(fetch(one, one.select(), cache, say)) as wheel:
+            with Wheel(fetch(one, one.select(), cache)) as wheel:
                 say(f"unpacking {NAME} {one.version}")
                 workspace.checkout(commits, wheel.names, wheel.read, one.version, place)
         names = [f"{BASE}:{FROM_BASE}", f"patches:{FROM}"]
@@ -164,7 +169,7 @@ def _show(tree: Path, commit: str, path: str) -> bytes | None:
 
 def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
     """Yield the changes that the release requires in our code, one line each."""
-    folders = (PACKAGE, PACKAGE.parent.parent / "tests")
+    folders = (ROOT / "python" / "sglang_lz", ROOT / "tests")
     sources = [path.read_text("utf-8") for of in folders for path in of.rglob("*.py")]
     yield from (f"our code: {what}" for what in missing(sources, tree, FROM_BASE, BASE))
     for mode in present:

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sglang_lz.distribution.errors import DistError
-from sglang_lz.distribution.fetch import Say
-from sglang_lz.distribution.gitapply import Read, transform
-from sglang_lz.distribution.lock import NAME, Lock, WheelPin
-from sglang_lz.distribution.patchset import LZ_GROUPS, PatchSet
-from sglang_lz.distribution.seal import SEAL, Seal
-from sglang_lz.distribution.sources import LOCK, PACKAGE, PACKAGES, PACKED_PATCHES, release_dir
-from sglang_lz.distribution.wheelfile import (
-    NOTICE,
-    Wheel,
-    edit_entry_points,
-    edit_metadata,
-    write_wheel,
-)
+from _checkout import ROOT
+from patches_tool.gitapply import transform
+from patches_tool.patchset import LZ_GROUPS, PatchSet
+from patches_tool.upstream import LOCK, PATCHES, Lock, WheelPin
+from patches_tool.wheelfile import NOTICE, edit_entry_points, edit_metadata, write_wheel
+from sglang_lz.startup.command_line import say
+from sglang_lz.startup.doctor import package_version
+from sglang_lz.startup.errors import DistError
+from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal
+from sglang_lz.startup.wheel import Wheel
 
+PYTHON = ROOT / "python"
+CPU = PYTHON / "sglang_lz" / "cpu"
+PACKED_PATCHES = "_patches"
+"""Where a patched sglang_lz carries what a checkout keeps in patches/."""
 VERSION_FILE = "sglang/_version.py"
 """Upstream's generated version module; it is in its wheels, not in its repository."""
 NOT_FOR_CUDA = ("sglang_lz/cpu/", "sglang_lz/demo/reasoner/")
@@ -50,7 +50,6 @@ def build(
     groups: tuple[str, ...],
     flavour: str,
     out: Path,
-    say: Say,
 ) -> Path:
     """Build our wheel from upstream's ``wheel``; on DistError, ``out`` is unchanged."""
     with Wheel(wheel) as upstream:
@@ -85,7 +84,7 @@ def make_overlay(
     made_by: Literal["build", "apply"],
 ) -> Overlay:
     """Return the overlay for upstream's files; DistError if they do not match the lock."""
-    root = release_dir()
+    root = PATCHES / lock.version
     all_patches = PatchSet.load(root)
     patches = all_patches.select(groups)
     files = transform(patches, read, lock.version)
@@ -98,7 +97,7 @@ def make_overlay(
     for path in ("series", LOCK, *(patch.name for patch in all_patches.patches)):
         files[f"sglang_lz/{PACKED_PATCHES}/{lock.version}/{path}"] = (root / path).read_bytes()
     if flavour == "cpu":
-        kernel = _folder(_cpu("sgl_kernel/__init__.py").parent)
+        kernel = _folder(CPU / "sgl_kernel")
         files |= {f"sgl_kernel/{path}": data for path, data in kernel.items()}
     seal = Seal(
         version=version,
@@ -116,22 +115,19 @@ def make_overlay(
 
 def package_files(flavour: str, groups: tuple[str, ...]) -> dict[str, bytes]:
     """Return the files of our packages that belong to a flavour, by paths below site-packages."""
-    left_out: tuple[str, ...] = (f"sglang_lz/{PACKED_PATCHES}/", SEAL)  # made by a build
-    if flavour == "cuda" and "cpu" not in groups:
-        left_out += NOT_FOR_CUDA
-    packed = {
+    left_out = NOT_FOR_CUDA if flavour == "cuda" and "cpu" not in groups else ()
+    return {
         f"{name}/{path}": data
         for name in PACKAGES
-        for path, data in _folder(PACKAGE.parent / name).items()
+        for path, data in _folder(PYTHON / name).items()
         # What installs a library by itself is not part of our wheel.
-        if path not in {"pyproject.toml", "README.md"}
+        if path not in {"pyproject.toml", "README.md"} and not f"{name}/{path}".startswith(left_out)
     }
-    return {path: data for path, data in packed.items() if not path.startswith(left_out)}
 
 
 def cpu_requirements() -> list[str]:
     """Return the requirements of the CPU flavour, one Requires-Dist value each."""
-    lines = _cpu("requirements.txt").read_text("utf-8").splitlines()
+    lines = (CPU / "requirements.txt").read_text("utf-8").splitlines()
     return [text for line in lines if (text := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
@@ -144,26 +140,11 @@ def stamp_version(data: bytes, old: str, new: str) -> bytes:
     return data
 
 
-def package_version(init: bytes | None) -> str:
-    """Return __version__ from the text of sglang_lz/__init__.py, or "" if there is none."""
-    match = re.search(rb'^__version__ = "(.+)"$', init or b"", re.M)
-    return match[1].decode() if match else ""
-
-
 def _literals(version: str) -> tuple[bytes, bytes]:
     public, plus, local = version.partition("+")
     parts = [repr(int(part)) if part.isdigit() else repr(part) for part in public.split(".")]
     numbers = ", ".join(parts + ([repr(local)] if plus else []))
     return f"= '{version}'\n".encode(), f"= ({numbers})\n".encode()
-
-
-def _cpu(name: str) -> Path:
-    path = PACKAGE / "cpu" / name
-    if not path.exists():
-        raise DistError(
-            f"{path} is missing; the CPU flavour is built from a whole checkout or its own wheel."
-        )
-    return path
 
 
 def _folder(root: Path) -> dict[str, bytes]:

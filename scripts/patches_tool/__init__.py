@@ -1,0 +1,1 @@
+"""What scripts/patches does: it applies the patches, and checks, edits and carries them."""
