@@ -81,12 +81,12 @@ PATH_OPTIONS = (
 COMPILE = """
 import threading
 import torch
-from sglang_lz.demo import MODEL_PATH
 from lz_penalty.kernels import import_for, warm_up
-from proper_tokens.apart import prepare_apart
+from proper_tokens.warm_up import prepare_in_own_process
+from sglang_lz.demo import MODEL_PATH
 
 tokenizer = (MODEL_PATH / "tokenizer.json").read_text()
-beside = threading.Thread(target=prepare_apart, args=(tokenizer,))  # in a process of its own
+beside = threading.Thread(target=prepare_in_own_process, args=(tokenizer,))
 beside.start()
 cpu = torch.device("cpu")
 warm_up(import_for(cpu), 1024, cpu, {4})

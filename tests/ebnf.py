@@ -9,7 +9,7 @@ import xgrammar
 
 
 def rules_json(ebnf: str) -> str:
-    """The rules of an EBNF grammar as `proper_tokens.language.Rules` reads them."""
+    """The rules of an EBNF grammar as `proper_tokens.rules.Rules` reads them."""
     serialized: str = xgrammar.Grammar.from_ebnf(ebnf).serialize_json()
     return serialized
 

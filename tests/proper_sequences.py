@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from bench.constraints.vocabularies import SPECIAL, train
 from ebnf import rules_json
 from proper_tokens import prepared
-from proper_tokens.language import Rules, language_of
+from proper_tokens.language import language_of
 from proper_tokens.product import START, Product
+from proper_tokens.rules import Rules
 from sglang_lz.demo import MODEL_PATH
 
 ALPHABET = "abcdeéABC 019 \n\t\r.,'\"-s日本ت\u0301\u0323한각가क\u093e\u200d🏴'"

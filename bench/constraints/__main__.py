@@ -37,9 +37,10 @@ from bench.constraints.cases import ANY_JSON, CASES, schema_cases, texts
 from bench.constraints.vocabularies import vocabulary
 from bench.published import SOURCES, tokenizer_json
 from proper_tokens import prepared
-from proper_tokens.language import Language, Rules, language_of
+from proper_tokens.language import Language, language_of
 from proper_tokens.prepared import Prepared, prepare, prepared_arrays
 from proper_tokens.product import BYTES_PER_LANGUAGE, START, Product
+from proper_tokens.rules import Rules
 
 PATIENCE_SECONDS = 60
 MOST_BYTES = 8 << 30

@@ -16,10 +16,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from proper_tokens import merges
-from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.language import language_of
 from proper_tokens.prepared import Prepared, prepared_arrays
 from proper_tokens.product import START, Product
 from proper_tokens.references import reference
+from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import read
 
 HARD = " \n\t\r'0123,.-sdtSé日a\u0301\u0323\u093e\uac00\u11a8"

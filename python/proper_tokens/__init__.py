@@ -9,9 +9,11 @@ sequences, and imports no engine:
   features that are not modelled;
 - `merges` decides which two tokens may be adjacent (the article's DirectMerge);
 - `pretokenizer` decides where tokens must be cut, and `nfc` which texts normalization leaves alone;
-- `prepared` caches everything that depends only on the tokenizer;
-- `language` builds the automaton of the constraint, and `compiler` does so in a bounded process;
-- `product` walks through all of them at once (the article's CartesianMerge), using `kernels`.
+- `prepared` builds everything that depends only on the tokenizer, and `cache_file` keeps it;
+- `rules` and `language` build the automaton of the constraint, and `compiler` does so in a bounded
+  process;
+- `product` walks through all of them at once (the article's CartesianMerge): `row_finder` finds the
+  next tokens, using `kernels`, on `threads` for which a scheduler waits within `time_limits`.
 
 Source: Tran-Thien, "Fast, High-Fidelity LLM Decoding with Regex Constraints".
 """

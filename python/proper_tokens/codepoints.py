@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Regex, normalizers
+
+from proper_tokens.arrays import AnyArray, Bools, Int32s, Int64s, UInt64s
 
 SIZE = 0x110000
 _SCALARS = np.array([c for c in range(SIZE) if not 0xD800 <= c < 0xE000], np.uint32)
@@ -15,7 +15,7 @@ _MARKS = ("\x01", "\x02")
 BAD, ROOT = -1, 0
 """Entries of a decoder: a byte that UTF-8 does not allow there, and the node between characters."""
 
-Set = npt.NDArray[np.bool_]
+Set = Bools
 """[SIZE] bool: whether a code point is in it."""
 
 
@@ -44,9 +44,7 @@ def matched_by(pattern: str, among: Set | None = None) -> Set:
     return found
 
 
-def classes_of(
-    sets: Sequence[npt.NDArray[Any]],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def classes_of(sets: Sequence[AnyArray]) -> tuple[Int32s, Int64s]:
     """The coarsest partition of the code points on whose classes every array is constant.
 
     Args:
@@ -66,7 +64,7 @@ def classes_of(
     return np.repeat(classes.ravel().astype(np.int32), lengths), begin[first]
 
 
-def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def decoder_of(classes: Int32s) -> Int32s:
     """The minimal byte automaton of UTF-8 that ends each character with its class.
 
     Args:
@@ -76,10 +74,10 @@ def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         [nodes, 256] int32, from node and byte to the next node, `BAD`, or -2 - class at the end of
         a character. `ROOT` is the first node.
     """
-    nodes: list[npt.NDArray[np.int32]] = [np.full(256, BAD, np.int32)]
+    nodes: list[Int32s] = [np.full(256, BAD, np.int32)]
     known: dict[bytes, int] = {}
 
-    def node_of(row: npt.NDArray[np.int32]) -> int:
+    def node_of(row: Int32s) -> int:
         key = row.tobytes()
         if key not in known:
             known[key] = len(nodes)
@@ -109,19 +107,19 @@ def decoder_of(classes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return np.stack(nodes)
 
 
-def _continued(row: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _continued(row: Int32s) -> Int32s:
     """A node that reads one of the 64 continuation bytes; `row` holds their entries."""
     node = np.full(256, BAD, np.int32)
     node[0x80:0xC0] = row
     return node
 
 
-def reachable_classes(decoder: npt.NDArray[np.int32], n_classes: int) -> npt.NDArray[np.uint64]:
+def reachable_classes(decoder: Int32s, n_classes: int) -> UInt64s:
     """[nodes, words] uint64: for each node, the classes its unfinished character may still have."""
     words = -(-n_classes // 64)
     reach = np.zeros((len(decoder), words), np.uint64)
 
-    def visit(node: int) -> npt.NDArray[np.uint64]:
+    def visit(node: int) -> UInt64s:
         if not reach[node].any():
             for entry in np.unique(decoder[node]):
                 if entry >= 0:

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from proper_tokens.language import ANY_TEXT, Language, Rules, language_of
+from proper_tokens.language import Language, language_of
+from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported
 
 SECONDS = 2
@@ -112,19 +113,20 @@ class Compiler:
             self._control.close()
         self._control, theirs = socket.socketpair()
         with theirs:
-            folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
             threads = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    **dict.fromkeys(threads, "1"),
-                    "PYTHONPATH": os.pathsep.join(filter(None, folders)),
-                },
+                env=environment() | dict.fromkeys(threads, "1"),
             )
         return self._control
+
+
+def environment() -> dict[str, str]:
+    """The environment in which a new Python imports this package from where it is."""
+    folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 COMPILER = Compiler()

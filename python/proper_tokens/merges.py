@@ -46,11 +46,11 @@ assumes that ranks rise.
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from proper_tokens.arrays import AnyArray, Bools, Int, Int32s, Int64s, UInt32s
 from proper_tokens.compiled import compiled
 from proper_tokens.references import Reference, refers_to
 from proper_tokens.tokenizer import TokenizerFile, Unsupported
@@ -78,16 +78,16 @@ class MergeRelation(NamedTuple):
         reachable: [ceil(V / 32)] uint32: the same, and the whole tokens.
     """
 
-    made: npt.NDArray[np.int64]
-    time: npt.NDArray[np.int64]
-    parts: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    pairs: npt.NDArray[np.int64]
-    begin: npt.NDArray[np.int64]
-    cleared: npt.NDArray[np.int64]
-    order: npt.NDArray[np.int32]
-    merged: npt.NDArray[np.uint32]
-    reachable: npt.NDArray[np.uint32]
+    made: Int64s
+    time: Int64s
+    parts: Int64s
+    first: Int64s
+    pairs: Int64s
+    begin: Int64s
+    cleared: Int64s
+    order: Int32s
+    merged: UInt32s
+    reachable: UInt32s
 
 
 @refers_to(MergeRelation)
@@ -141,7 +141,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
     )
 
 
-def _bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+def _bits(flags: Bools) -> UInt32s:
     """The flags, 32 in a word."""
     padded = np.zeros(-(-len(flags) // 32) * 32, np.uint8)
     padded[: len(flags)] = flags
@@ -156,12 +156,8 @@ def _is_text(content: bytes | None) -> bool:
 
 
 def _intervals(
-    made: npt.NDArray[np.int64],
-    time: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    left: npt.NDArray[np.int64],
-    right: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[Any], ...]:
+    made: Int64s, time: Int64s, lengths: Int64s, left: Int64s, right: Int64s
+) -> tuple[AnyArray, ...]:
     """`begin`, `cleared` and `order`."""
     size = len(made)
     is_merged = made >= 0
@@ -183,7 +179,7 @@ def _intervals(
 
 
 @compiled
-def merge_rank(first, pairs, x, y):
+def merge_rank(first: Int64s, pairs: Int64s, x: Int, y: Int) -> Int:
     """The rank of the merge (x, y); -1 if there is none."""
     low, high = first[x], first[x + 1]
     end = high
@@ -196,12 +192,30 @@ def merge_rank(first, pairs, x, y):
     return pairs[low, 1] if low < end and pairs[low, 0] == y else np.int64(-1)
 
 
+@compiled
+def merge_once(first: Int64s, pairs: Int64s, made_by: Int64s, ids: Int64s, n: Int) -> Int:
+    """Apply the merge that BPE applies first to n tokens, which leaves one less.
+
+    Returns its rank, or `NEVER` if there is none.
+    """
+    best, where = NEVER, 0
+    for i in range(n - 1):
+        rank = merge_rank(first, pairs, ids[i], ids[i + 1])
+        if 0 <= rank < best:
+            best, where = rank, i
+    if best != NEVER:
+        ids[where] = made_by[best]
+        for i in range(where + 1, n - 1):
+            ids[i] = ids[i + 1]
+    return best
+
+
 # Loops use arrays that were taken out of their tuple beforehand, because numba updates a reference
 # count each time a field of a tuple is accessed.
 
 
 @compiled
-def stay_apart(relation, p, t):
+def stay_apart(relation: MergeRelation, p: Int, t: Int) -> bool:
     """Whether BPE leaves the tokens p and t unchanged if t follows p in a pre-token."""
     made, time, parts = relation.made, relation.time, relation.parts
     first, pairs = relation.first, relation.pairs
@@ -229,7 +243,7 @@ def stay_apart(relation, p, t):
 
 
 @compiled
-def fill_row(relation, p, out):
+def fill_row(relation: MergeRelation, p: Int, out: UInt32s) -> None:
     """Set in `out` ([ceil(V / 32)] uint32) the bits of the tokens that may follow p."""
     made, time, parts, begin = relation.made, relation.time, relation.parts, relation.begin
     cleared, order = relation.cleared, relation.order
@@ -256,7 +270,9 @@ def fill_row(relation, p, out):
 
 
 @compiled
-def _derive(symbols, ends, first, pairs, result):
+def _derive(
+    symbols: Int64s, ends: Int64s, first: Int64s, pairs: Int64s, result: Int64s
+) -> tuple[Int64s, Int64s]:
     """The last merge when BPE is applied to each token's symbols, and the highest rank."""
     size = len(ends) - 1
     made = np.full(size, UNREACHABLE, np.int64)
@@ -268,18 +284,10 @@ def _derive(symbols, ends, first, pairs, result):
         parts = symbols[ends[token] : ends[token + 1]].copy()
         last = highest = np.int64(BYTE)
         while length > 1:
-            best = NEVER
-            where = 0
-            for i in range(length - 1):
-                rank = merge_rank(first, pairs, parts[i], parts[i + 1])
-                if 0 <= rank < best:
-                    best, where = rank, i
-            if best == NEVER:
+            rank = merge_once(first, pairs, result, parts, length)
+            if rank == NEVER:
                 break
-            last, highest = best, max(best, highest)
-            parts[where] = result[best]
-            for i in range(where + 1, length - 1):
-                parts[i] = parts[i + 1]
+            last, highest = rank, max(rank, highest)
             length -= 1
         if length == 1 and parts[0] == token:
             made[token], time[token] = last, highest
@@ -287,7 +295,9 @@ def _derive(symbols, ends, first, pairs, result):
 
 
 @compiled
-def _postorder(made, lengths, parent, kids, ends):
+def _postorder(
+    made: Int64s, lengths: Int64s, parent: Int64s, kids: Int64s, ends: Int64s
+) -> tuple[Int64s, Int64s, Int32s]:
     """The interval of each token's subtree, which ends with the token, and the postorder."""
     size = len(made)
     sizes = np.zeros(size, np.int64)
@@ -320,7 +330,16 @@ def _postorder(made, lengths, parent, kids, ends):
 
 
 @compiled
-def _cleared(until, left, right, since, kids, ends, start, last):
+def _cleared(
+    until: Int64s,
+    left: Int64s,
+    right: Int64s,
+    since: Int64s,
+    kids: Int64s,
+    ends: Int64s,
+    start: Int64s,
+    last: Int64s,
+) -> tuple[Int64s, Int64s]:
     """For each merge, the interval of tokens whose left spine has its right part long enough."""
     low = np.zeros(len(left), np.int64)
     high = np.zeros(len(left), np.int64)

@@ -20,9 +20,9 @@ import unicodedata
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import normalizers
 
+from proper_tokens.arrays import Bools, Int32s
 from proper_tokens.codepoints import SIZE
 
 _END = "\n"
@@ -45,10 +45,10 @@ class Normalization(NamedTuple):
         changes: [starter kinds, mark kinds] bool: whether NFC changes the two together.
     """
 
-    combining: npt.NDArray[np.int32]
-    mark: npt.NDArray[np.int32]
-    starter: npt.NDArray[np.int32]
-    changes: npt.NDArray[np.bool_]
+    combining: Int32s
+    mark: Int32s
+    starter: Int32s
+    changes: Bools
 
 
 def no_normalization(changed: str = "") -> Normalization:
@@ -115,9 +115,7 @@ def _each(normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
     return normalizer.normalize_str(_END.join(texts)).split(_END)
 
 
-def _changed_pairs(
-    nfc: normalizers.Normalizer, starters: list[str], marks: list[str]
-) -> npt.NDArray[np.bool_]:
+def _changed_pairs(nfc: normalizers.Normalizer, starters: list[str], marks: list[str]) -> Bools:
     """[starters, marks] bool: whether NFC changes the two together."""
     pairs = np.full((len(starters), len(marks), 3), ord(_END), np.uint32)
     pairs[:, :, 0] = np.array([ord(one) for one in starters])[:, None]

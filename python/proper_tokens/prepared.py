@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -9,14 +10,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
-from proper_tokens import kept, kernels, merges, nfc, pretokenizer
+from proper_tokens import cache_file, merges, nfc, pretokenizer
+from proper_tokens.arrays import AnyArray, Bools, Int32s, UInt32s
 from proper_tokens.codepoints import SIZE, classes_of
+from proper_tokens.kernels.packing import ADDED_BITS
+from proper_tokens.kernels.plain_walk import Cuts, cuts_behind, nfc_behind
+from proper_tokens.kernels.pushdown import no_pushdown
+from proper_tokens.kernels.tables import IN_BYTES, IN_ONE, LENGTH, Tables
+from proper_tokens.kernels.tries import LONGEST, TOKEN, trie_array
 from proper_tokens.merges import MergeRelation, fill_row, relation_of
 from proper_tokens.references import Reference, reference
 from proper_tokens.tokenizer import SPACE, AddedToken, Unsupported, read
@@ -29,15 +34,12 @@ CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 1024
 """How many rows of the merge relation are cached."""
 CUTS = 64
-"""For how many pre-tokenizer states the result of `kernels.cuts_behind` is cached."""
+"""For how many pre-tokenizer states the result of `plain_walk.cuts_behind` is cached."""
 
 _ARRAYS = (
     "content", "begin", "plain", "marked", "odd", "byte_ids", "added", "is_raw", "goto",
     "pretokens", "torn", "may_end", "changes",
 )  # fmt: skip
-
-# What `kernels.cuts_behind` returns.
-Cuts = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 class Prepared:
@@ -54,7 +56,7 @@ class Prepared:
         added: the added tokens that are text.
     """
 
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, arrays: Mapping[str, AnyArray]) -> None:
         relation = MergeRelation(*(arrays[f"relation.{name}"] for name in MergeRelation._fields))
         self.characters = arrays["characters"]
         self.character_ids = arrays["character_ids"]
@@ -63,53 +65,33 @@ class Prepared:
         made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
         is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
         for name in ("plain", "marked"):
-            found = arrays[name][:, kernels.TOKEN]
+            found = arrays[name][:, TOKEN]
             is_inert[found[found >= 0]] = True
-        self.tables = kernels.Tables(
+        self.tables = Tables(
             **{name: arrays[name] for name in _ARRAYS},
-            relation=relation,
-            decoder=np.zeros((1, 256), np.int32),
-            reach=np.zeros((1, 1), np.uint64),
-            can=np.zeros((1, 1), np.uint64),
-            takes=np.zeros((1, pretokenizer.FLAGS, 1), np.uint64),
-            language=np.zeros((1, 1), np.int32),
-            accepts=np.zeros(1, bool),
-            distance=np.zeros(1, np.int32),
-            characters=np.zeros((1, 6), np.int32),
-            spelling=np.zeros((1, 5), np.int32),
-            samples=np.zeros((1, 5), np.int32),
-            leading=np.zeros(0, np.int64),
-            made_by=made_by,
             is_inert=is_inert,
-            pushdown=kernels.no_pushdown(),
+            relation=relation,
+            made_by=made_by,
+            pushdown=no_pushdown(),
         )
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
         self.letters = _letters_of(arrays["goto"])
         self.added = frozenset(arrays["added"].tolist())
         self._relation = reference(relation)
-        self._rows: OrderedDict[int, npt.NDArray[np.uint32]] = OrderedDict()
+        self.row = functools.lru_cache(ROWS)(self._row)
+        """The tokens that may follow a token within a pre-token, as a bit mask: [words] uint32."""
         self._cuts: OrderedDict[int, Cuts] = OrderedDict()
-        self._nfc: npt.NDArray[np.int32] | None = None
+        self._nfc: Int32s | None = None
         self._lock = threading.Lock()
 
-    def row(self, token: int) -> npt.NDArray[np.uint32]:
-        """The tokens that may follow a token within a pre-token, as a bit mask."""
-        with self._lock:
-            row = self._rows.get(token)
-            if row is not None:
-                self._rows.move_to_end(token)
-                return row
+    def _row(self, token: int) -> UInt32s:
         row = np.empty_like(self.tables.relation.reachable)
         fill_row(self._relation, token, row)
-        with self._lock:
-            self._rows[token] = row
-            if len(self._rows) > ROWS:
-                self._rows.popitem(last=False)
         return row
 
     def cuts(self, tables: Reference, pretoken: int) -> Cuts:
-        """The result of `kernels.cuts_behind`, which is the same for all constraints.
+        """The result of `plain_walk.cuts_behind`, which is the same for all constraints.
 
         Args:
             tables: those of any product of this tokenizer.
@@ -119,17 +101,17 @@ class Prepared:
             if pretoken in self._cuts:
                 self._cuts.move_to_end(pretoken)
                 return self._cuts[pretoken]
-        cuts: Cuts = kernels.cuts_behind(tables, self.nfc(tables), pretoken)
+        cuts: Cuts = cuts_behind(tables, self.nfc(tables), pretoken)
         with self._lock:
             self._cuts[pretoken] = cuts
             if len(self._cuts) > CUTS:
                 self._cuts.popitem(last=False)
         return cuts
 
-    def nfc(self, tables: Reference) -> npt.NDArray[np.int32]:
-        """The result of `kernels.nfc_behind`, which is the same for all constraints."""
+    def nfc(self, tables: Reference) -> Int32s:
+        """The result of `plain_walk.nfc_behind`, which is the same for all constraints."""
         if self._nfc is None:
-            self._nfc = kernels.nfc_behind(tables)
+            self._nfc = nfc_behind(tables)
         return self._nfc
 
 
@@ -144,14 +126,14 @@ def prepare(text: str) -> Prepared:
     """
     path = cache_directory() / f"{key_of(text)}.npz"
     try:
-        return Prepared(kept.load(path))
+        return Prepared(cache_file.read_arrays(path))
     except FileNotFoundError:
         pass
-    except kept.Damaged as error:
+    except cache_file.Damaged as error:
         logger.warning("Proper tokens: %s is not read, it is made again: %s", path, error)
     arrays = prepared_arrays(text)
     try:
-        kept.keep(path, arrays)
+        cache_file.write_arrays(path, arrays)
     except OSError as error:
         logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)
     return Prepared(arrays)
@@ -170,7 +152,7 @@ def key_of(text: str) -> str:
     return hashlib.sha256((versions + text).encode()).hexdigest()
 
 
-def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
+def prepared_arrays(text: str) -> dict[str, AnyArray]:
     """The arrays of `Prepared`, by name.
 
     Raises:
@@ -188,9 +170,9 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     character_ids = np.array(
         sorted((ord(one), token) for one, token in file.characters.items()), np.int64
     ).reshape(-1, 2)
-    spelt_as = np.full(SIZE, kernels.IN_BYTES if file.characters else 0, np.int32)
+    spelt_as = np.full(SIZE, IN_BYTES if file.characters else 0, np.int32)
     # Of the token of an ASCII character and that of its byte, only one is in `file.tokens`.
-    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, kernels.IN_ONE)
+    spelt_as[character_ids[:, 0]] = np.where(character_ids[:, 0] < 0x80, 0, IN_ONE)
     characters = (
         splitting.classes, normalization.combining, normalization.mark, normalization.starter,
         spelt_as,
@@ -234,7 +216,7 @@ def prepared_arrays(text: str) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
+def _begins_inert(content: bytes, inert: Bools) -> bool:
     """Whether bytes begin with a whole character that NFC never changes."""
     size = next((n for lead, n in ((0xF0, 4), (0xE0, 3), (0xC0, 2)) if content[0] >= lead), 1)
     try:
@@ -243,7 +225,7 @@ def _begins_inert(content: bytes, inert: npt.NDArray[np.bool_]) -> bool:
         return False
 
 
-def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
+def _added_automaton(added: tuple[AddedToken, ...]) -> Int32s:
     """The Aho-Corasick automaton of the added tokens' texts: `Tables.goto`.
 
     An added token is cut out of the text, so no other added token begins within it. Only a longer
@@ -251,7 +233,7 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     """
     words = {token.content for token in added}
     prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
-    if len(prefixes) > 1 << kernels.ADDED_BITS:
+    if len(prefixes) > 1 << ADDED_BITS:
         raise Unsupported("its added tokens are too many")
     number = {prefix: i for i, prefix in enumerate(prefixes)}
     goto = np.zeros((len(prefixes), 257), np.int32)
@@ -264,7 +246,7 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
             shorter[i] = end
             goto[i] = goto[end]
             if prefix in words:
-                goto[i, kernels.LENGTH] = len(prefix)
+                goto[i, LENGTH] = len(prefix)
         for byte in range(256):
             after = number.get(prefix + bytes([byte]))
             if after is not None:
@@ -272,7 +254,7 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> npt.NDArray[np.int32]:
     return goto
 
 
-def _letters_of(goto: npt.NDArray[np.int32]) -> str:
+def _letters_of(goto: Int32s) -> str:
     """The characters in the texts of added tokens, given the result of `_added_automaton`."""
     prefixes = {0: b""}
     waiting = [0]
@@ -282,15 +264,15 @@ def _letters_of(goto: npt.NDArray[np.int32]) -> str:
             if after not in prefixes:
                 prefixes[after] = prefixes[state] + bytes([byte])
                 waiting.append(after)
-    words = [text for state, text in prefixes.items() if goto[state, kernels.LENGTH] == len(text)]
+    words = [text for state, text in prefixes.items() if goto[state, LENGTH] == len(text)]
     return "".join(sorted(set(b"".join(words).decode(errors="ignore"))))
 
 
-def _trie(items: list[tuple[bytes, int]]) -> npt.NDArray[np.int32]:
+def _trie(items: list[tuple[bytes, int]]) -> Int32s:
     items.sort()
-    if any(len(text) > kernels.LONGEST for text, _ in items):
-        raise Unsupported(f"it has a token of more than {kernels.LONGEST} bytes")
+    if any(len(text) > LONGEST for text, _ in items):
+        raise Unsupported(f"it has a token of more than {LONGEST} bytes")
     content = np.frombuffer(b"".join(text for text, _ in items), np.uint8)
     ends = np.cumsum([0, *(len(text) for text, _ in items)])
-    trie: npt.NDArray[np.int32] = kernels.trie_array(content, ends, np.array([i for _, i in items]))
+    trie: Int32s = trie_array(content, ends, np.array([i for _, i in items]))
     return trie

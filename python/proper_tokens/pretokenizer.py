@@ -40,9 +40,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from proper_tokens import python_regex as op
+from proper_tokens.arrays import Bools, Int32s, Int64s
 from proper_tokens.codepoints import SIZE, Set, classes_of, matched_by
 from proper_tokens.tokenizer import Unsupported
 
@@ -82,11 +82,11 @@ class PreTokenizer(NamedTuple):
         may_end: [states] bool: whether the text may end there.
     """
 
-    classes: npt.NDArray[np.int32]
-    general: npt.NDArray[np.int32]
-    table: npt.NDArray[np.int32]
-    torn: npt.NDArray[np.int32]
-    may_end: npt.NDArray[np.bool_]
+    classes: Int32s
+    general: Int32s
+    table: Int32s
+    torn: Int32s
+    may_end: Bools
 
 
 def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTokenizer:
@@ -126,9 +126,10 @@ def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTo
 
     start = tuple(splitter.start_guess for splitter in splitters)
     states = {frozenset([(start, _Whole.START)]): 0}
-    rows: list[npt.NDArray[np.int32]] = []
+    rows: list[Int32s] = []
     torn = []
-    for state in iter(lambda: _nth(states, len(rows)), None):
+    while len(rows) < len(states):
+        state = next(itertools.islice(states, len(rows), None))
         row = np.empty((len(samples), FLAGS), np.int32)
         # Classes that are alike to the regexes and lead to the same nodes lead to the same states.
         known: dict[Any, list[int]] = {}
@@ -156,7 +157,7 @@ def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTo
     )
 
 
-def _general(kinds: npt.NDArray[np.int32], letters: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def _general(kinds: Int32s, letters: Int32s) -> Int32s:
     """`PreTokenizer.general`, from what the regexes distinguish and the letters of whole tokens."""
     general = np.arange(len(kinds), dtype=np.int32)
     for kind in np.unique(kinds):
@@ -166,14 +167,12 @@ def _general(kinds: npt.NDArray[np.int32], letters: npt.NDArray[np.int32]) -> np
     return general
 
 
-def _nth(states: dict[Any, int], n: int) -> Any:
-    return next(itertools.islice(states, n, None), None)
-
-
 def _uncut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:
     """The guesses after a character of class c before which there is no cut."""
     parts = zip(splitters, guesses, strict=True)
-    yield from itertools.product(*(splitter.read(guess, c) for splitter, guess in parts))
+    yield from itertools.product(
+        *(splitter.after(guess, c, cut=False) for splitter, guess in parts)
+    )
 
 
 def _cut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:
@@ -182,9 +181,9 @@ def _cut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[G
     for level, (splitter, guess) in enumerate(parts):
         if _may_end(splitters[level + 1 :], guesses[level + 1 :]):
             yield from itertools.product(
-                *(before.read(one, c) for before, one in parts[:level]),
-                splitter.cut(guess, c),
-                *(later.cut(later.start_guess, c) for later in splitters[level + 1 :]),
+                *(before.after(one, c, cut=False) for before, one in parts[:level]),
+                splitter.after(guess, c, cut=True),
+                *(later.after(later.start_guess, c, cut=True) for later in splitters[level + 1 :]),
             )
 
 
@@ -257,7 +256,7 @@ class _Splitter:
         self._paths: dict[int, list[tuple[int, int]]] = {}
         self._read: dict[tuple[Guess, int, bool], tuple[Guess, ...]] = {}
 
-    def set_classes(self, samples: npt.NDArray[np.int64]) -> None:
+    def set_classes(self, samples: Int64s) -> None:
         """Set the character classes, given one code point of each."""
         self._end = 1 << len(samples)
         self._all = 2 * self._end - 1
@@ -266,13 +265,18 @@ class _Splitter:
         ]
         self.start_guess: Guess = (MATCH, frozenset(), self._all)
 
-    def read(self, guess: Guess, c: int) -> tuple[Guess, ...]:
-        """The guesses after a character before which this regex does not cut."""
-        return self._after(guess, c, cut=False)
+    def after(self, guess: Guess, c: int, *, cut: bool) -> tuple[Guess, ...]:
+        """The guesses after a character.
 
-    def cut(self, guess: Guess, c: int) -> tuple[Guess, ...]:
-        """The guesses after a character that begins a new piece of this regex."""
-        return self._after(guess, c, cut=True)
+        Args:
+            guess: the guess before it.
+            c: its class.
+            cut: whether it begins a new piece of this regex.
+        """
+        key = (guess, c, cut)
+        if key not in self._read:
+            self._read[key] = tuple(dict.fromkeys(self._guesses(guess, 1 << c, cut)))
+        return self._read[key]
 
     def may_end(self, guess: Guess) -> bool:
         """Whether the text may end at a guess."""
@@ -280,12 +284,6 @@ class _Splitter:
         return bool(allowed & self._end) and (
             place == GAP or any(n == MATCH and mask & self._end for n, mask in self._closure(place))
         )
-
-    def _after(self, guess: Guess, c: int, *, cut: bool) -> tuple[Guess, ...]:
-        key = (guess, c, cut)
-        if key not in self._read:
-            self._read[key] = tuple(dict.fromkeys(self._guesses(guess, 1 << c, cut)))
-        return self._read[key]
 
     def _guesses(self, guess: Guess, bit: int, cut: bool) -> Iterator[Guess]:
         place, forbidden, allowed = guess
@@ -473,13 +471,9 @@ class _Splitter:
         return Unsupported(f"its pre-tokenizer's regex {self._pattern} has {what}")
 
 
-_KNOWN: dict[str, Set] = {}
-
-
+@functools.cache
 def _members_of(pattern: str) -> Set:
-    if pattern not in _KNOWN:
-        _KNOWN[pattern] = matched_by(pattern)
-    return _KNOWN[pattern]
+    return matched_by(pattern)
 
 
 def _letters() -> Set:

@@ -1,12 +1,22 @@
-"""Priority and time accounting of the threads that compute for requests beside the model's."""
+"""The threads that compute for requests beside the model's, at a lower priority.
+
+They compute what the scheduler needs for a new state while its own thread continues. A scheduler
+that waits for a mask leaves the processor to them. Otherwise the model's threads take precedence.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+logger = logging.getLogger(__name__)
+
+_NICENESS = 5  # not higher, because these threads hold the GIL now and then
+_SLOW_NICENESS = 10  # there may be many of these threads, and they hardly hold the GIL
 
 
 def make_way(niceness: int) -> None:
@@ -19,65 +29,28 @@ def make_way(niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
-class Stopwatch:
-    """Measures a wait in seconds that count against a request.
-
-    On a busy machine this process gets only part of a processor, and its work takes longer through
-    no fault of the request. So only the time counts in which the work used a processor. At least a
-    hundredth of the time always counts, so every wait ends.
-
-    Args:
-        clock: returns the time in seconds.
-        used: returns how many seconds of processor time the work has used. By default that is all
-            of this process; while a scheduler waits, hardly anything but the work runs in it.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._clock, self._used = clock, used
-        self._begin, self._used_before = clock(), used()
-
-    def seconds(self) -> float:
-        """How many seconds count so far."""
-        passed = self._clock() - self._begin
-        return max(min(passed, self._used() - self._used_before), passed / 100)
+WORKERS = ThreadPoolExecutor(4, "proper-tokens", make_way, (_NICENESS,))
+"""No search occupies one of these threads for more than a slice (`product.SLICE`), so the searches
+of different constraints hardly wait for each other."""
+_WARMER = ThreadPoolExecutor(1, "proper-tokens-warm", make_way, (_SLOW_NICENESS,))
 
 
-class Allowance:
-    """A budget of seconds that refills as time passes. It is thread-safe.
-
-    Args:
-        most: the initial and maximum number of seconds.
-        share: how many seconds are regained per second.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(
-        self, most: float, share: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most, self._share, self._clock = most, share, clock
-        self._left, self._at = most, clock()
-        self._lock = threading.Lock()
-
-    def left(self) -> float:
-        """Seconds that may be spent now."""
-        with self._lock:
-            return self._renewed()
-
-    def spend(self, seconds: float) -> None:
-        """Spend seconds, possibly more than are left."""
-        with self._lock:
-            self._left = self._renewed() - seconds
-
-    def _renewed(self) -> float:
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self._share)
-        self._at = now
-        return self._left
+def slow_thread() -> ThreadPoolExecutor:
+    """A thread for the long searches of one constraint."""
+    return ThreadPoolExecutor(1, "proper-tokens-slow", make_way, (_SLOW_NICENESS,))
 
 
-ORDINARY = 0.01
-"""Seconds that the next tokens of a constraint may always take. Usually they take far less."""
+def in_background(work: Iterator[None]) -> None:
+    """Do work in one thread, in turn with the other work that was given to it."""
+    with contextlib.suppress(RuntimeError):  # Python exits
+        _WARMER.submit(_do_next, work)
+
+
+def _do_next(work: Iterator[None]) -> None:
+    try:
+        is_over = next(work, work) is work
+    except Exception:
+        logger.exception("Proper tokens: a constraint is not warmed further")
+        return
+    if not is_over:
+        in_background(work)

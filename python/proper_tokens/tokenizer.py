@@ -22,7 +22,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from proper_tokens.arrays import Int64s
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regex that the pre-tokenizer `ByteLevel` splits by if `use_regex` is set."""
@@ -71,7 +72,7 @@ class TokenizerFile:
     """
 
     tokens: list[bytes | None]
-    merges: npt.NDArray[np.int64]
+    merges: Int64s
     patterns: tuple[str, ...]
     nfc: bool
     added: tuple[AddedToken, ...]
@@ -79,7 +80,7 @@ class TokenizerFile:
     characters: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def byte_ids(self) -> npt.NDArray[np.int64]:
+    def byte_ids(self) -> Int64s:
         """[256] the token of each byte, or of the ASCII character that it is."""
         ids = np.zeros(256, np.int64)
         for token, content in enumerate(self.tokens):
@@ -283,7 +284,7 @@ def _overlap(left: bytes, right: bytes) -> bool:
     return any(left.endswith(right[:size]) for size in range(1, min(len(left), len(right))))
 
 
-def _merges(entries: list[Any], vocab: dict[str, int]) -> npt.NDArray[np.int64]:
+def _merges(entries: list[Any], vocab: dict[str, int]) -> Int64s:
     parts = [entry.split(" ") if isinstance(entry, str) else entry for entry in entries]
     try:
         return np.array(

@@ -11,10 +11,11 @@ import sys
 import numpy as np
 import xgrammar
 
-from proper_tokens import kernels, prepared
-from proper_tokens.apart import compile_all
-from proper_tokens.language import Rules, language_of
+from proper_tokens import prepared
+from proper_tokens.language import language_of
 from proper_tokens.product import START, Product
+from proper_tokens.rules import Rules
+from proper_tokens.warm_up import compile_all
 
 RULES = (
     "root ::= (([\\0-\\U0010ffff]*))",
@@ -27,7 +28,9 @@ def compiled() -> set[tuple[str, str]]:
     """The name and the argument types of everything that is compiled."""
     return {
         (name, str(types))
-        for name, function in vars(kernels).items()
+        for module in list(sys.modules)
+        if module.startswith("proper_tokens.")
+        for name, function in vars(sys.modules[module]).items()
         for types in getattr(function, "signatures", ())
     }
 

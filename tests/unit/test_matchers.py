@@ -19,7 +19,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from transformers import AutoTokenizer
 from xgrammar import GrammarMatcher
 
-from proper_tokens.threads import Allowance
+from proper_tokens.time_limits import Allowance
 from sglang_lz.bounds.limits import CONSTRAINTS
 from sglang_lz.constraints import dead_ends, grammar_cache, matchers, ranks
 from sglang_lz.constraints.dead_ends import end_constrained, open_dead_ends

@@ -23,14 +23,17 @@ from bench.constraints.vocabularies import train
 from ebnf import rules_json
 from lz_penalty.compiled import is_kept
 from lz_penalty.fields.table import FieldError
-from proper_tokens import apart, compiler, kernels, prepared, waiting
+from proper_tokens import compiler, prepared, row_finder, time_limits, warm_up
 from proper_tokens import product as products
 from proper_tokens.compiler import Compiler
-from proper_tokens.language import ANY_TEXT, Rules, language_of
-from proper_tokens.product import START, Late, Product, Spent
-from proper_tokens.threads import Allowance, Stopwatch
+from proper_tokens.kernels import masks
+from proper_tokens.kernels.walk import step
+from proper_tokens.language import language_of
+from proper_tokens.product import START, Late, Product
+from proper_tokens.row_finder import Spent
+from proper_tokens.rules import ANY_TEXT, Rules
+from proper_tokens.time_limits import A_TOKEN, GRACE, PATIENCE, Allowance, Stopwatch, WaitLimit
 from proper_tokens.tokenizer import Unsupported
-from proper_tokens.waiting import A_TOKEN, GRACE, PATIENCE, Waiting
 from sglang_lz.constraints import backend, ranks, request_field
 from sglang_lz.constraints.backend import ProperGrammar, ProperTokens, UnmadeProduct
 
@@ -180,7 +183,7 @@ def test_the_event_loop_goes_on_while_a_constraint_is_read(monkeypatch: pytest.M
 def test_patience_comes_back_with_time_and_tokens() -> None:
     now = [0.0]
     shared = Allowance(1.0, 0.5, lambda: now[0])
-    one = Waiting(shared)
+    one = WaitLimit(shared)
     assert not one.is_over(PATIENCE - 0.01, 0.99)
     assert one.is_over(PATIENCE, 0.0)
     one.waited(0.6, 0.9)
@@ -202,7 +205,7 @@ def test_patience_comes_back_with_time_and_tokens() -> None:
 def test_hard_searches_leave_time_for_easy_ones() -> None:
     now = [0.0]
     shared = Allowance(1.0, 0.5, lambda: now[0])
-    easy, hard = Waiting(shared), Waiting(shared)
+    easy, hard = WaitLimit(shared), WaitLimit(shared)
     hard.waited(0.2, 5.0)
     assert hard.is_over(GRACE, 0.0)
     for _ in range(100):  # it waits for the processor that others use
@@ -240,10 +243,10 @@ class _Slowly(Product):
 def test_a_search_that_gets_no_processor_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     product_of("root ::= (([a-z]*))").mask(START)  # numba compiles what it needs
     product = _Slowly(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
-    monkeypatch.setattr(waiting, "PATIENCE", 0.25)
-    monkeypatch.setattr(waiting, "GRACE", 0.25)
+    monkeypatch.setattr(time_limits, "PATIENCE", 0.25)
+    monkeypatch.setattr(time_limits, "GRACE", 0.25)
     spent = Allowance(0.0, 0.0)
-    assert product.mask(START, Waiting(spent)).any()
+    assert product.mask(START, WaitLimit(spent)).any()
 
 
 class _Stuck(Product):
@@ -278,7 +281,7 @@ def paused_walk(product: Product) -> tuple[ProperGrammar, torch.Tensor]:
 
 def test_a_walk_pauses_twice_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """After that, the scheduler waits for it as for a request that cannot pause."""
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    monkeypatch.setattr(time_limits, "PATIENCE", 0.01)
     product = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     walk, mask = paused_walk(product)
     for length in (3, 3):
@@ -337,14 +340,14 @@ def test_a_search_that_takes_long_makes_way_and_is_given_up(
     monkeypatch.setattr(products, "STEPS", 0)
     with pytest.raises(Spent):
         product_of('root ::= (([a-z ]{0, 300} "q" [0-9]))').mask(START)
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    monkeypatch.setattr(time_limits, "PATIENCE", 0.01)
     stuck = _Stuck(tokenizer(), language_of(Rules(rules_json("root ::= (([a-z]*))"))))
     with pytest.raises(Late):
-        stuck.mask(START, Waiting(Allowance(1.0, 0.5)))
+        stuck.mask(START, WaitLimit(Allowance(1.0, 0.5)))
 
 
 def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "MOST_ENTRIES", 1 << 12)
+    monkeypatch.setattr(row_finder, "MOST_ENTRIES", 1 << 12)
     product = product_of('root ::= (([a-z \\n]{0, 300} "q" [0-9]))')
     state, seen = START, 0
     while seen < 60 and (bits := product.mask(state)).any():
@@ -353,7 +356,7 @@ def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         after = product.next(state, token + (word & -word).bit_length() - 1)
         assert after is not None
         state, seen = after, seen + 1
-    assert len(product._memo.packed) <= 1 << 12
+    assert len(product._finder.memo.packed) <= 1 << 12
 
 
 def test_searches_end_with_their_last_user() -> None:
@@ -421,17 +424,17 @@ def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
 ) -> None:
     """Afterwards nothing is left to prepare or compile. A failure there fails no request."""
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
-    apart.prepare_apart(tokenizer_json())
+    warm_up.prepare_in_own_process(tokenizer_json())
     assert [path.stem for path in (tmp_path / "new").iterdir()] == [
         prepared.key_of(tokenizer_json())
     ]
-    for kernel in (kernels.live_plain, kernels.states_behind_plain, kernels.step, kernels.combine):
+    for kernel in (masks.live_plain, masks.states_behind, masks.combine, step):
         assert is_kept(kernel)
-    monkeypatch.setattr(apart.sys, "executable", "/bin/false")
-    apart.prepare_apart(tokenizer_json())
+    monkeypatch.setattr(warm_up.sys, "executable", "/bin/false")
+    warm_up.prepare_in_own_process(tokenizer_json())
     assert not caplog.records
     monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "other"))
-    apart.prepare_apart(tokenizer_json())
+    warm_up.prepare_in_own_process(tokenizer_json())
     assert "could not be prepared apart" in caplog.text
     assert not (tmp_path / "other").exists()
 

@@ -39,10 +39,12 @@ from proper_sequences import (
     sequences,
     some,
 )
-from proper_tokens import kernels, merges, prepared
-from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens import merges, prepared
+from proper_tokens.kernels.packing import unpack
+from proper_tokens.language import language_of
 from proper_tokens.product import START, Product
 from proper_tokens.references import reference
+from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import SPACE, Unsupported, read
 
 
@@ -335,7 +337,7 @@ def test_an_impossible_token_is_found() -> None:
         token = product.impossible(state)
         assert token not in allowed(product, state)
         assert product.next(state, token) is None
-    assert kernels.unpack(state.packed)[2]
+    assert unpack(state.packed)[2]
 
 
 SEQUENCE = {"type": "Sequence", "normalizers": [REPLACE, {"type": "NFC"}]}

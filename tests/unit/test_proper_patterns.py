@@ -12,7 +12,8 @@ import pytest
 import xgrammar
 
 from ebnf import schema_rules
-from proper_tokens.language import Language, Rules, language_of
+from proper_tokens.language import Language, language_of
+from proper_tokens.rules import Rules
 from proper_tokens.tokenizer import Unsupported
 
 PIECES = [

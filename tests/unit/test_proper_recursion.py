@@ -7,6 +7,7 @@ import random
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,11 +16,17 @@ from tokenizers import Tokenizer
 
 from ebnf import rules_json, schema_rules
 from proper_sequences import accepts, allowed, encodings, prepared_of, product_of, tokenizer_json
-from proper_tokens import kernels
 from proper_tokens import language as languages
 from proper_tokens import product as products
-from proper_tokens.language import Rules, language_of
-from proper_tokens.product import START, Product, Spent
+from proper_tokens import row_finder
+from proper_tokens import rules as rule_places
+from proper_tokens.kernels import pushdown
+from proper_tokens.kernels.packing import unpack
+from proper_tokens.kernels.tables import CONFIGURATIONS
+from proper_tokens.language import language_of
+from proper_tokens.product import START, Product
+from proper_tokens.row_finder import Spent
+from proper_tokens.rules import Rules
 from proper_tokens.tokenizer import Unsupported
 from sglang_lz.constraints.backend import ProperTokens
 
@@ -159,15 +166,17 @@ def test_shared_rules_allow_the_same() -> None:
     assert len(wanted) > 30
 
 
-@pytest.mark.parametrize("bound", ["MOST_PLACES", "MOST_STATES"])
+@pytest.mark.parametrize(
+    ("module", "bound"), [(rule_places, "MOST_PLACES"), (languages, "MOST_STATES")]
+)
 def test_rules_are_shared_where_copies_are_too_large(
-    bound: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}
     schema = {"type": "array", "items": item, "maxItems": 30}
     rules = schema_rules(schema)
     assert len(language_of(Rules(rules)).calls) == 0
-    monkeypatch.setattr(languages, bound, 400)
+    monkeypatch.setattr(module, bound, 400)
     assert len(language_of(Rules(rules)).calls) > 0
 
 
@@ -190,7 +199,7 @@ def any_json() -> Product:
 
 def distance(tested: Product, state: Any) -> int:
     """How many characters the nearest end is away."""
-    return int(tested._tables.distance[kernels.unpack(state.packed)[0]])
+    return int(tested._tables.distance[unpack(state.packed)[0]])
 
 
 def test_walks_through_any_json() -> None:
@@ -213,7 +222,7 @@ def test_walks_through_any_json() -> None:
             state = states[best]
             assert state is not None
             walked.append(some[best])
-            language = kernels.unpack(state.packed)[0]
+            language = unpack(state.packed)[0]
             deepest = max(deepest, int(tested._tables.pushdown.depth[language]))
         text = tokenizer.decode(walked, skip_special_tokens=False)
         json.loads(text)
@@ -258,7 +267,7 @@ def test_a_token_that_no_constraint_allows_never_waits_for_a_search() -> None:
     product = product_of("gpt2", 'root ::= "(" root ")" | "x"')
     allowed(product, START)
     answers: list[Any] = []
-    with product._filling:
+    with product._memo_lock:
         walk = threading.Thread(
             target=lambda: answers.append(product.next(START, product.impossible(START)))
         )
@@ -269,7 +278,7 @@ def test_a_token_that_no_constraint_allows_never_waits_for_a_search() -> None:
 
 def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product that is nearly full is worn, and a full one still gives no wrong result."""
-    monkeypatch.setattr(kernels, "MOST_CONFIGURATIONS", 400)
+    monkeypatch.setattr(pushdown, "MOST_CONFIGURATIONS", 400)
     tested = product_of("gpt2", ebnf({"root": [["(", "root", ")"], ["[", "root", "]"], ["a"]]}))
     assert not tested.is_worn
     assert tested.can_end()
@@ -291,7 +300,7 @@ def test_configurations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tokens or tested.may_end(state)
     assert full
     assert tested.is_worn
-    assert tested.all_bytes < products.MOST_BYTES
+    assert tested.all_bytes < row_finder.MOST_BYTES
 
 
 def test_a_worn_product_is_rebuilt() -> None:
@@ -312,7 +321,7 @@ def test_a_worn_product_is_rebuilt() -> None:
     assert served.is_ready(*key)
     first = served._grammar(*key)
     assert first._product is old
-    old._tables.pushdown.used[kernels.CONFIGURATIONS] = len(old._tables.pushdown.depth)
+    old._tables.pushdown.used[CONFIGURATIONS] = len(old._tables.pushdown.depth)
     assert not served.is_ready(*key)
     assert served._grammar(*key)._product is new
     assert [future.result() for future in served._products.values()] == [old, new]

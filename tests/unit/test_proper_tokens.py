@@ -38,11 +38,12 @@ from proper_sequences import (
     texts,
     tokenizer_json,
 )
-from proper_tokens import kept, merges, nfc, prepared
+from proper_tokens import cache_file, merges, nfc, prepared
 from proper_tokens.codepoints import SIZE
-from proper_tokens.language import ANY_TEXT, SERIALIZATION, Rules, language_of
+from proper_tokens.language import language_of
 from proper_tokens.product import START, Product, State
 from proper_tokens.references import reference
+from proper_tokens.rules import ANY_TEXT, SERIALIZATION, Rules
 from proper_tokens.tokenizer import Unsupported, read
 from sglang_lz.constraints.backend import ProperGrammar
 
@@ -522,25 +523,25 @@ def test_a_cache_file_that_others_may_write_is_not_read(
     prepared.prepare(text)
     assert "others may write" in caplog.text
     monkeypatch.setattr("os.geteuid", lambda: 12345)
-    with pytest.raises(kept.Damaged, match="belongs to another user"):
-        kept.load(path)
+    with pytest.raises(cache_file.Damaged, match="belongs to another user"):
+        cache_file.read_arrays(path)
 
 
 def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    kept.keep(tmp_path / "file", prepared.prepared_arrays(tokenizer_json("gpt2")))
-    kept.load(tmp_path / "file")
+    cache_file.write_arrays(tmp_path / "file", prepared.prepared_arrays(tokenizer_json("gpt2")))
+    cache_file.read_arrays(tmp_path / "file")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
     for name in ("link", "pipe"):
-        with pytest.raises(kept.Damaged):
-            kept.load(tmp_path / name)
+        with pytest.raises(cache_file.Damaged):
+            cache_file.read_arrays(tmp_path / name)
 
 
 def test_wrong_arrays_are_not_read() -> None:
     """Each array with the smallest and largest values, with another shape and another type."""
     arrays = prepared.prepared_arrays(tokenizer_json("llama3"))
-    kept.check(arrays)
+    cache_file.check_arrays(arrays)
     # Any value of these is right.
     free = {"content", "is_raw", "may_end", "changes", "relation.merged", "relation.reachable"}
     for name, array in arrays.items():
@@ -553,10 +554,10 @@ def test_wrong_arrays_are_not_read() -> None:
                 wrong.append(array.copy())
                 wrong[-1].flat[at] = value
         for other in wrong:
-            with pytest.raises(kept.Damaged, match=name):
-                kept.check({**arrays, name: other})
+            with pytest.raises(cache_file.Damaged, match=name):
+                cache_file.check_arrays({**arrays, name: other})
     with pytest.raises(KeyError):
-        kept.check({})
+        cache_file.check_arrays({})
 
 
 def test_an_unwritable_cache_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,13 +593,13 @@ def test_prewarming_leaves_nothing_to_compute() -> None:
 def test_rows_are_computed_in_other_threads() -> None:
     """The computation of a row starts when the token that leads to it is accepted."""
     product = product_of("llama3", "root ::= (([a-z ]{0, 300}))")
-    fill, threads = product._fill, []
+    fill, threads = product._finder.rows, []
 
     def filled(text: int) -> Any:
         threads.append(threading.current_thread())
         return fill(text)
 
-    product._fill = filled  # type: ignore[method-assign]
+    product._finder.rows = filled  # type: ignore[method-assign]
     walk = ProperGrammar(product, [0])
     mask = walk.allocate_vocab_mask(32 * product.words, 1, "cpu")
     for token in Tokenizer.from_str(tokenizer_json("llama3")).encode("so it is and so it was").ids:

@@ -17,9 +17,10 @@ from ebnf import rules_json
 from proper_files import WHOLE, with_whole_tokens
 from proper_sequences import ALPHABET, assert_accepted_iff_proper, encodings, sequences, some
 from proper_tokens import merges
-from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.language import language_of
 from proper_tokens.prepared import Prepared, prepared_arrays
 from proper_tokens.product import Product
+from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported, byte_characters
 
 

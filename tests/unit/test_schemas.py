@@ -19,7 +19,7 @@ from xgrammar.testing import _is_grammar_accept_string as accepts
 
 from bench.constraints.cases import ANY_JSON, schema_cases
 from bench.harm import archives
-from proper_tokens.patterns import as_ebnf
+from sglang_lz.constraints.patterns import as_ebnf
 from sglang_lz.constraints.schemas import SchemaCompiler, json_grammar
 
 LETTERS = [*map(chr, range(1, 128)), "é", "\u2028", "\xa0", "</s>"]

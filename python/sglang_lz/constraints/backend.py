@@ -27,13 +27,13 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 )
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
-from proper_tokens.apart import compile_all, prepare_apart
 from proper_tokens.compiler import COMPILER
 from proper_tokens.prepared import Prepared, prepare
-from proper_tokens.product import START, Late, Product, Spent, State
-from proper_tokens.threads import Allowance
+from proper_tokens.product import START, Late, Product, State
+from proper_tokens.row_finder import Spent
+from proper_tokens.time_limits import MASKS, Allowance, BriefWaitLimit, WaitLimit
 from proper_tokens.tokenizer import Unsupported
-from proper_tokens.waiting import MASKS, BriefWaiting, Waiting
+from proper_tokens.warm_up import compile_all, prepare_in_own_process
 from sglang_lz.constraints import grammar_cache, ranks
 from sglang_lz.constraints.dead_ends import is_pipeline
 from sglang_lz.constraints.end_tokens import allow, model_end_tokens
@@ -96,8 +96,8 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         self._product = product
         self._stop_tokens = tuple(stop_tokens)
         self._shared = shared
-        self._waiting = None if shared is None else Waiting(shared)
-        self._briefly = None if shared is None else BriefWaiting(shared)
+        self._waiting = None if shared is None else WaitLimit(shared)
+        self._briefly = None if shared is None else BriefWaitLimit(shared)
         self._states: list[State] = [START]
         self.may_pause = False
         """Whether the request pauses when a mask is late (`pauses`), instead of ending."""
@@ -203,7 +203,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
             return _LATER if self._can_pause else _NEVER
         return _NOW
 
-    def _patience(self) -> Waiting | None:
+    def _patience(self) -> WaitLimit | None:
         """How long to wait for a mask."""
         return self._briefly if self._can_pause else self._waiting
 
@@ -299,7 +299,7 @@ class UnmadeProduct:
         self._impossible = impossible
         self._problem = problem
 
-    def mask(self, state: State, waiting: Waiting | None = None, out: Any = None) -> Any:
+    def mask(self, state: State, limit: WaitLimit | None = None, out: Any = None) -> Any:
         """Raise `Spent`, because there is no mask.
 
         Raises:
@@ -366,7 +366,7 @@ class ProperTokens:
             if self._prepared is None:
                 start = time.perf_counter()
                 text = tokenizer_text(self._tokenizer)
-                prepare_apart(text)
+                prepare_in_own_process(text)
                 found = prepare(text)
                 compile_all(found)
                 self._prepared = found

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from xgrammar import GrammarMatcher
 
-from proper_tokens.threads import ORDINARY, Allowance, Stopwatch
+from proper_tokens.time_limits import ORDINARY, Allowance, Stopwatch
 from sglang_lz.constraints.dead_ends import MOST_SECONDS, is_pipeline
 from sglang_lz.constraints.end_tokens import allow
 

@@ -27,8 +27,9 @@ from sglang.srt.constrained.json_schema_validation import (
     validate_xgrammar_json_schema,
 )
 
-from proper_tokens.patterns import Unreadable, as_ebnf
+from proper_tokens.patterns import Unreadable
 from sglang_lz.bounds.limits import MOST_CHARACTERS, TOO_DEEP
+from sglang_lz.constraints.patterns import as_ebnf
 
 _CHOICES = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -13,13 +13,14 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-from proper_tokens import kernels
 from proper_tokens.compiled import is_kept
-from proper_tokens.language import ANY_TEXT, Rules, language_of
+from proper_tokens.compiler import environment
+from proper_tokens.kernels import masks, plain_walk, walk
+from proper_tokens.language import language_of
 from proper_tokens.prepared import Prepared, cache_directory, key_of, prepare
 from proper_tokens.product import START, Product
+from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,11 @@ logger = logging.getLogger(__name__)
 SECONDS = 900
 """Time limit of the process, in seconds; generous, for busy machines."""
 _NICENESS = 5
+_COMPILED = (masks.combine, plain_walk.walk_plain, walk.step)
+"""Functions that are compiled last, one of each module that `product` calls."""
 
 
-def prepare_apart(text: str) -> None:
+def prepare_in_own_process(text: str) -> None:
     """Prepare a tokenizer and compile the kernels, so that both are cached on disk.
 
     If that fails, they are missing from the cache, and the code that needs them builds them.
@@ -37,15 +40,14 @@ def prepare_apart(text: str) -> None:
     Args:
         text: its `tokenizer.json`.
     """
-    if is_kept(kernels.combine) and (cache_directory() / f"{key_of(text)}.npz").exists():
+    if all(map(is_kept, _COMPILED)) and (cache_directory() / f"{key_of(text)}.npz").exists():
         return
-    folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     try:
         subprocess.run(
             [sys.executable, "-P", "-m", __name__],
             input=text.encode(),
             timeout=SECONDS,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
+            env=environment(),
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:

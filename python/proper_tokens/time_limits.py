@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-
-from proper_tokens.threads import ORDINARY, Allowance, Stopwatch
+from collections.abc import Callable
 
 PATIENCE = 0.7
 """Seconds that the searches of one request may take while a scheduler waits, besides what its
@@ -13,14 +13,78 @@ A_TOKEN = 0.02
 """Seconds that each token of a request earns."""
 GRACE = 0.25
 """Seconds that each search may take even if others have used up the shared allowance."""
+BRIEFLY = 0.02
+"""Seconds that a scheduler waits for a mask of a request that can pause."""
+ORDINARY = 0.01
+"""Seconds that the next tokens of a constraint may always take. Usually they take far less."""
+
+
+class Stopwatch:
+    """Measures a wait in seconds that count against a request.
+
+    On a busy machine this process gets only part of a processor, and its work takes longer through
+    no fault of the request. So only the time counts in which the work used a processor. At least a
+    hundredth of the time always counts, so every wait ends.
+
+    Args:
+        clock: returns the time in seconds.
+        used: returns how many seconds of processor time the work has used. By default that is all
+            of this process; while a scheduler waits, hardly anything but the work runs in it.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._clock, self._used = clock, used
+        self._begin, self._used_before = clock(), used()
+
+    def seconds(self) -> float:
+        """How many seconds count so far."""
+        passed = self._clock() - self._begin
+        return max(min(passed, self._used() - self._used_before), passed / 100)
+
+
+class Allowance:
+    """A budget of seconds that refills as time passes. It is thread-safe.
+
+    Args:
+        most: the initial and maximum number of seconds.
+        share: how many seconds are regained per second.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self, most: float, share: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._share, self._clock = most, share, clock
+        self._left, self._at = most, clock()
+        self._lock = threading.Lock()
+
+    def left(self) -> float:
+        """Seconds that may be spent now."""
+        with self._lock:
+            return self._renewed()
+
+    def spend(self, seconds: float) -> None:
+        """Spend seconds, possibly more than are left."""
+        with self._lock:
+            self._left = self._renewed() - seconds
+
+    def _renewed(self) -> float:
+        now = self._clock()
+        self._left = min(self._most, self._left + (now - self._at) * self._share)
+        self._at = now
+        return self._left
+
+
 MASKS = Allowance(0.5, 0.1)
 """How long the masks of all requests together may delay a scheduler: half a second at once, and a
 tenth of the time in the long run."""
-BRIEFLY = 0.02
-"""Seconds that a scheduler waits for a mask of a request that can pause."""
 
 
-class Waiting:
+class WaitLimit:
     """How much longer a scheduler waits for the masks of a request that cannot pause.
 
     When this time is used up, the request has to end. Two times are measured. The time that the
@@ -64,7 +128,7 @@ class Waiting:
             self._furthest = length
 
 
-class BriefWaiting(Waiting):
+class BriefWaitLimit(WaitLimit):
     """How much longer a scheduler waits for a mask of a request that can pause instead.
 
     All of the time counts, even if a busy machine does other work in it, because the other requests
@@ -76,9 +140,9 @@ class BriefWaiting(Waiting):
         return Stopwatch(used=time.monotonic)
 
     def is_over(self, own: float, waited: float) -> bool:
-        """Like that of `Waiting`."""
+        """Like that of `WaitLimit`."""
         return waited >= min(BRIEFLY, self._shared.left())
 
     def waited(self, own: float, waited: float) -> None:
-        """Like that of `Waiting`."""
+        """Like that of `WaitLimit`."""
         self._shared.spend(waited)
