@@ -246,6 +246,15 @@ def own_variables() -> dict[str, str]:
     return caches | env | always | {"TMPDIR": str(temporary())}
 
 
+def pip_settings() -> dict[str, str]:
+    """The user's own settings of pip, for a child with another HOME: a server fetches models."""
+    home = Path.home()
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = (folder / "pip" / "pip.conf", home / ".pip" / "pip.conf")
+    found = next((file for file in files if file.is_file()), None)
+    return {"PIP_CONFIG_FILE": str(found)} if found else {}
+
+
 def temporary() -> Path:
     """The TMPDIR for this process's children."""
     return CACHE / "tmp" / str(os.getpid())
@@ -387,7 +396,7 @@ class Environment:
         """Environment variables for a child process; the user's HF_HOME may be shared."""
         home = CACHE / "home"
         home.mkdir(parents=True, exist_ok=True)
-        env = own_variables()
+        env = pip_settings() | own_variables()
         return {name: value for name, value in env.items() if not name.startswith("XDG_")} | {
             "PATH": os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)]),
             "HOME": str(home),

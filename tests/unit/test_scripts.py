@@ -139,6 +139,19 @@ print(os.getpid(), *(sleep.pid for sleep in sleeps), flush=True)
 """
 
 
+def test_a_server_with_another_home_asks_the_index_that_its_user_set(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(environment, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://of.invalid\n")
+    env = environment.Environment("cpu").variables()
+    listed = [sys.executable, "-m", "pip", "config", "list"]
+    assert "https://of.invalid" in subprocess.check_output(listed, env=env, text=True)
+
+
 @pytest.mark.parametrize("ignored", [(), (2, 15)], ids=["polite", "stubborn"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None])
 def test_everything_that_was_started_ends(signum: int | None, ignored: tuple[int, ...]) -> None:
