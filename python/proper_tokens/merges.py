@@ -52,7 +52,7 @@ import numpy as np
 
 from proper_tokens.arrays import AnyArray, Bools, Int, Int32s, Int64s, UInt32s
 from proper_tokens.compiled import compiled
-from proper_tokens.references import Reference, refers_to
+from proper_tokens.references import Reference
 from proper_tokens.tokenizer import TokenizerFile, Unsupported
 
 NEVER = np.int64(1 << 40)
@@ -90,8 +90,7 @@ class MergeRelation(NamedTuple):
     reachable: UInt32s
 
 
-@refers_to(MergeRelation)
-class MergeRelationReference(Reference):
+class MergeRelationReference(Reference, of=MergeRelation):
     """The `relation` of compiled functions."""
 
 
@@ -143,8 +142,7 @@ def relation_of(file: TokenizerFile) -> MergeRelation:
 
 def _bits(flags: Bools) -> UInt32s:
     """The flags, 32 in a word."""
-    padded = np.zeros(-(-len(flags) // 32) * 32, np.uint8)
-    padded[: len(flags)] = flags
+    padded = np.pad(flags, (0, -len(flags) % 32))
     return np.packbits(padded, bitorder="little").view(np.uint32)
 
 

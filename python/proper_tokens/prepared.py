@@ -64,9 +64,8 @@ class Prepared:
         made_by = np.full(len(relation.parts), -1, np.int64)
         made_by[relation.made[relation.made >= 0]] = np.flatnonzero(relation.made >= 0)
         is_inert = np.zeros(len(arrays["begin"]) - 1, bool)
-        for name in ("plain", "marked"):
-            found = arrays[name][:, TOKEN]
-            is_inert[found[found >= 0]] = True
+        inert = np.concatenate((arrays["plain"], arrays["marked"]))[:, TOKEN]
+        is_inert[inert[inert >= 0]] = True
         self.tables = Tables(
             **{name: arrays[name] for name in _ARRAYS},
             is_inert=is_inert,

@@ -160,7 +160,8 @@ class Product:
 
     def may_end(self, state: State) -> bool:
         """Whether the text may end in a state."""
-        return bool(walk.may_end(self._finder.reference, state.packed))
+        tables = self._tables
+        return bool(walk.may_end(tables.accepts, tables.may_end, state.packed))
 
     def next(self, state: State, token: int) -> State | None:
         """The state after a token; None if the token is not allowed there.

@@ -24,35 +24,25 @@ class Reference(structref.StructRefProxy):  # type: ignore[misc]
     These read its fields like those of the tuple. If they were given the tuple itself, numba would
     pass every field of every array as an argument of its own, and with fifty arrays compiling takes
     three times as long.
+
+    Each kind of tuple has a subclass, which names it: `class PairReference(Reference, of=Pair)`. It
+    must be defined in a module, because numba's cache on disk finds it there by name.
     """
 
     __slots__ = ()
+
+    def __init_subclass__(cls, of: Any) -> None:
+        structref.define_constructor(cls, _Structure, of._fields)
+
+        def make(*fields: Any) -> Any:
+            return cls(*fields)
+
+        _MAKERS[of] = compiled(make)
 
 
 structref.register(_Structure)
 structref.define_boxing(_Structure, Reference)
 _MAKERS: dict[type, Callable[..., Reference]] = {}
-
-
-def refers_to(kind: type) -> Callable[[type], type]:
-    """Register a class as the one of references to a kind of tuple.
-
-    The class must be defined in a module, because numba's cache on disk finds it there by name.
-
-    Args:
-        kind: a `NamedTuple`.
-    """
-
-    def register(made: type) -> type:
-        structref.define_constructor(made, _Structure, kind._fields)  # type: ignore[attr-defined]
-
-        def make(*fields: Any) -> Any:
-            return made(*fields)
-
-        _MAKERS[kind] = compiled(make)
-        return made
-
-    return register
 
 
 def reference(value: Any) -> Any:

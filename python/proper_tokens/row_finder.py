@@ -78,12 +78,7 @@ class RowFinder:
         memo: what searches have found; `work`: its `Memo.work`.
         is_pushdown: whether the language is recursive.
 
-    Args:
-        prepared: the tokenizer.
-        language: the automaton of the texts.
-
-    Raises:
-        Unsupported: the UTF-8 decoder has too many nodes, or the tables need too much memory.
+    Args, Raises: as `product.Product`.
     """
 
     def __init__(self, prepared: Prepared, language: Language) -> None:

@@ -26,7 +26,7 @@ from proper_tokens.kernels.tables import (
     SPELT,
     Tables,
 )
-from proper_tokens.kernels.walk import compose, is_end, run_added, run_token
+from proper_tokens.kernels.walk import compose, may_end, run_added, run_token
 from proper_tokens.pretokenizer import APART, BROKEN, EITHER, WITHIN
 
 
@@ -55,7 +55,7 @@ def can_end(tables: Tables, memo: Memo, packed: Int, nfc: Int) -> Int:
     """
     accepts, ends, work = tables.accepts, tables.may_end, memo.work
     stored, rests, findings = memo.packed, memo.rest, memo.found
-    if is_end(accepts, ends, packed):
+    if may_end(accepts, ends, packed):
         return np.int64(ALIVE)
     known = memo_result(stored, rests, findings, packed, -1 - nfc)
     if known in (ALIVE, DEAD):
@@ -74,7 +74,7 @@ def can_end(tables: Tables, memo: Memo, packed: Int, nfc: Int) -> Int:
     result = np.int64(DEAD)
     while n:
         top = path[n - 1]
-        after, after_nfc, top[2] = next_character(tables, top[0], top[1], top[2])
+        after, after_nfc, top[2], _ = next_character(tables, top[0], top[1], top[2])
         if after < 0:
             lowest = top[4]
             if lowest == top[3]:
@@ -86,7 +86,7 @@ def can_end(tables: Tables, memo: Memo, packed: Int, nfc: Int) -> Int:
                 path[n - 1, 4] = min(path[n - 1, 4], lowest)
             continue
         known = memo_result(stored, rests, findings, after, -1 - after_nfc)
-        if known == ALIVE or is_end(accepts, ends, after):
+        if known == ALIVE or may_end(accepts, ends, after):
             result = np.int64(ALIVE)
             break
         if known == DEAD:
@@ -125,14 +125,14 @@ def longer(rows: Int64s, n: Int) -> Int64s:
 
 
 @compiled
-def next_character(tables: Tables, packed: Int, nfc: Int, i: Int) -> tuple[Int, Int, Int]:
+def next_character(tables: Tables, packed: Int, nfc: Int, i: Int) -> tuple[Int, Int, Int, Int]:
     """The state after the next possible character, trying characters from the i-th on.
 
     Characters that lead closer to an end come first. Within a character, its next byte is read.
 
     Returns:
         The packed state and the state of NFC (a negative packed state means that no character is
-        left), and where to continue.
+        left), where to continue, and the character's class, or -1 for a byte or an added token.
     """
     language, pretoken, node, flag, added = unpack(packed)
     if node:
@@ -141,8 +141,8 @@ def next_character(tables: Tables, packed: Int, nfc: Int, i: Int) -> tuple[Int, 
             after, after_nfc = run_token(tables, packed, nfc, byte_ids[0x80 + i], APART)
             i += 1
             if after >= 0:
-                return after, after_nfc, i
-        return np.int64(-1), np.int64(0), i
+                return after, after_nfc, i, np.int64(-1)
+        return np.int64(-1), np.int64(0), i, np.int64(-1)
     characters, changes, spelling = tables.characters, tables.changes, tables.spelling
     distance, pretokens = tables.distance, tables.pretokens
     goto, tokens, leading = tables.goto, tables.added, tables.leading
@@ -154,7 +154,7 @@ def next_character(tables: Tables, packed: Int, nfc: Int, i: Int) -> tuple[Int, 
         if k < 0:
             after, after_nfc = run_added(tables, packed, nfc, tokens[k + n_tokens])
             if after >= 0:
-                return after, after_nfc, i
+                return after, after_nfc, i, np.int64(-1)
             continue
         c = leading[k]
         after = language_after(tables, language, characters[c, IN_LANGUAGE])
@@ -175,14 +175,5 @@ def next_character(tables: Tables, packed: Int, nfc: Int, i: Int) -> tuple[Int, 
                 after_added = np.int64(goto[after_added, spelling[c, 1 + j]])
             if goto[after_added, LENGTH] > 0:
                 continue
-        return pack(after, after_pretoken, 0, WITHIN, after_added), after_nfc, i
-    return np.int64(-1), np.int64(0), i
-
-
-@compiled
-def class_before(tables: Tables, i: Int) -> Int:
-    """The class of the character after which `next_character` continues at the i-th; -1 for an
-    added token."""
-    n = len(tables.leading)
-    k = i - 1 if i <= n else i - 1 - n - len(tables.added)
-    return np.int64(tables.leading[k] if k >= 0 else -1)
+        return pack(after, after_pretoken, 0, WITHIN, after_added), after_nfc, i, c
+    return np.int64(-1), np.int64(0), i, np.int64(-1)

@@ -12,7 +12,7 @@ from proper_tokens.kernels.packing import mixed
 from proper_tokens.kernels.results import ALIVE, DEAD, OPEN
 from proper_tokens.kernels.tables import Tables
 from proper_tokens.merges import stay_apart
-from proper_tokens.references import Reference, reference, refers_to
+from proper_tokens.references import Reference, reference
 
 STEPS, STOP, ALL_STEPS = 0, 1, 2
 """Places in `Memo.work`."""
@@ -48,8 +48,7 @@ class Memo(NamedTuple):
     hints: Int64s
 
 
-@refers_to(Memo)
-class MemoReference(Reference):
+class MemoReference(Reference, of=Memo):
     """The `memo` of compiled functions."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from proper_tokens.arrays import Bools, Int32s, Int64s, UInt8s, UInt64s
 from proper_tokens.merges import MergeRelation
 from proper_tokens.pretokenizer import FLAGS
-from proper_tokens.references import Reference, refers_to
+from proper_tokens.references import Reference
 
 LENGTH = 256
 """The last column of `Tables.goto`."""
@@ -139,11 +139,9 @@ class Tables(NamedTuple):
     leading: Int64s = np.zeros(0, np.int64)
 
 
-@refers_to(Pushdown)
-class PushdownReference(Reference):
+class PushdownReference(Reference, of=Pushdown):
     """The `pushdown` of compiled functions."""
 
 
-@refers_to(Tables)
-class TablesReference(Reference):
+class TablesReference(Reference, of=Tables):
     """The `tables` of compiled functions."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from proper_tokens.arrays import Int, Int64s
 from proper_tokens.compiled import compiled
-from proper_tokens.kernels.endings import class_before, longer, next_character, whatever_last
+from proper_tokens.kernels.endings import longer, next_character, whatever_last
 from proper_tokens.kernels.memo import (
     Memo,
     add_hint,
@@ -182,24 +182,21 @@ def _spelled(tables: Tables, memo: Memo, packed: Int, nfc: Int, last: Int) -> In
     or to where the text can end whatever the last token is. Within one, these are some bytes that
     may come next and do not merge with the last token.
     """
-    relation, samples, byte_ids = tables.relation, tables.samples, tables.byte_ids
-    none = np.empty((0, 3), np.int64)
-    ids = np.empty(4 * AHEAD, np.int64)
-    n = 0
-    ahead, ahead_nfc = np.int64(packed), np.int64(nfc)
+    found = np.empty((FEW, 3), np.int64)
+    n = i = 0
     if unpack(packed)[2]:
-        bytes_behind = np.empty((FEW, 3), np.int64)
-        i = 0
         while n < FEW:
-            after, after_nfc, i = next_character(tables, packed, nfc, i)
+            after, after_nfc, i, _ = next_character(tables, packed, nfc, i)
             if after < 0:
                 break
-            token = byte_ids[0x7F + i]
-            if stay_apart(relation, last, token):
-                bytes_behind[n, 0], bytes_behind[n, 1], bytes_behind[n, 2] = token, after, after_nfc
+            token = tables.byte_ids[0x7F + i]
+            if stay_apart(tables.relation, last, token):
+                found[n, 0], found[n, 1], found[n, 2] = token, after, after_nfc
                 n += 1
-        return bytes_behind[:n].copy()
-    before = np.int64(last)
+        return found[:n].copy()
+    samples = tables.samples
+    ids = np.empty(4 * AHEAD, np.int64)
+    before, ahead, ahead_nfc = np.int64(last), np.int64(packed), np.int64(nfc)
     for _ in range(AHEAD):
         c, is_safe, ahead, ahead_nfc = _best_character(tables, memo, ahead, ahead_nfc, before)
         if c < 0:
@@ -212,13 +209,10 @@ def _spelled(tables: Tables, memo: Memo, packed: Int, nfc: Int, last: Int) -> In
             break
     n = _merged(tables, ids, n)
     if n == 0 or ids[0] < 0:
-        return none
+        return found[:0].copy()
     after, after_nfc = run_token(tables, packed, nfc, ids[0], APART)
-    if after < 0:
-        return none
-    found = np.empty((1, 3), np.int64)
     found[0, 0], found[0, 1], found[0, 2] = ids[0], after, after_nfc
-    return found
+    return found[: 1 if after >= 0 else 0].copy()
 
 
 @compiled
@@ -242,11 +236,10 @@ def _best_character(
     has_near = False
     i = 0
     while not is_spent(memo.work, 1):
-        after, after_nfc, i = next_character(tables, packed, nfc, i)
+        after, after_nfc, i, c = next_character(tables, packed, nfc, i)
         is_near = i <= len(tables.leading)
         if after < 0 or (has_near and not is_near):
             break
-        c = class_before(tables, i)
         if c < 0:
             continue
         found = whatever_last(tables, memo, after, after_nfc)

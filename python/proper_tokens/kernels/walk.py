@@ -27,14 +27,8 @@ from proper_tokens.pretokenizer import APART, BROKEN, WITHIN
 
 
 @compiled
-def may_end(tables: Tables, packed: Int) -> bool:
-    """Whether the text may end in a state."""
-    return is_end(tables.accepts, tables.may_end, packed)
-
-
-@compiled
-def is_end(accepts: Bools, ends: Bools, packed: Int) -> bool:
-    """The result of `may_end`, given `Tables.accepts` and `Tables.may_end`."""
+def may_end(accepts: Bools, ends: Bools, packed: Int) -> bool:
+    """Whether the text may end in a state, given `Tables.accepts` and `Tables.may_end`."""
     language, pretoken, node, _, _ = unpack(packed)
     return node == 0 and accepts[language] and ends[pretoken]
 
