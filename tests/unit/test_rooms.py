@@ -156,17 +156,6 @@ def test_no_import_cycle() -> None:
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_loads_without_sglang(library: str) -> None:
-    names = [module for module in modules() if module.partition(".")[0] == library]
-    program = (
-        "import importlib, sys\n"
-        "sys.modules |= dict.fromkeys(['sglang', 'sgl_kernel', 'sglang_lz'])\n"
-        "for name in sys.argv[1:]: importlib.import_module(name)\n"
-    )
-    subprocess.run([sys.executable, "-c", program, *names], check=True)
-
-
 def test_both_libraries_keep_machine_code_alike() -> None:
     """Neither may import the other, so each has this one module."""
     first, second = (PYTHON / name / "compiled.py" for name in LIBRARIES)
