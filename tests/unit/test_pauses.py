@@ -12,7 +12,7 @@ from sglang.srt.mem_cache import common
 
 from proper_tokens.product import START
 from sglang_lz.constraints import ranks
-from sglang_lz.constraints.backend import ProperGrammar
+from sglang_lz.constraints.grammar import ProperGrammar
 from sglang_lz.constraints.pauses import admitted, discard_late, pause_late
 
 

@@ -35,7 +35,8 @@ from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.time_limits import A_TOKEN, GRACE, PATIENCE, Allowance, Stopwatch, WaitLimit
 from proper_tokens.tokenizer import Unsupported
 from sglang_lz.constraints import backend, ranks, request_field
-from sglang_lz.constraints.backend import ProperGrammar, ProperTokens, UnmadeProduct
+from sglang_lz.constraints.backend import ProperTokens
+from sglang_lz.constraints.grammar import ProperGrammar, UnmadeProduct
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""

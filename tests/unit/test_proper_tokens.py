@@ -45,7 +45,7 @@ from proper_tokens.product import START, Product, State
 from proper_tokens.references import reference
 from proper_tokens.rules import ANY_TEXT, SERIALIZATION, Rules
 from proper_tokens.tokenizer import Unsupported, read
-from sglang_lz.constraints.backend import ProperGrammar
+from sglang_lz.constraints.grammar import ProperGrammar
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglang_lz.constraints.backend import walk_of
+from sglang_lz.constraints.grammar import walk_of
 
 
 def offer_forced_tokens(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_lz.constraints import ranks
 
 if TYPE_CHECKING:
-    from sglang_lz.constraints.backend import ProperGrammar
+    from sglang_lz.constraints.grammar import ProperGrammar
 
 _NAP = 0.001
 """Seconds that a scheduler sleeps if all its requests have paused."""
@@ -114,7 +114,7 @@ def _walk(req: Any) -> ProperGrammar | None:
     """The walk of a request whose masks may be late; None if it has none."""
     if req.grammar is None or not req.sampling_params.proper_tokens:
         return None
-    from sglang_lz.constraints.backend import walk_of
+    from sglang_lz.constraints.grammar import walk_of
 
     return walk_of(req.grammar)
 
