@@ -303,9 +303,9 @@ class Environment:
 
         Args:
             tests: also install the tools for the tests, and build SGLang without the LZ patches.
-            package_of_checkout: a wheel with another version of `sglang_lz` is sufficient.
+            package_of_checkout: a wheel with other versions of our packages is sufficient.
         """
-        # The wheel's content outside our package: the patched SGLang and `sgl_kernel`.
+        # The wheel's content outside our packages: the patched SGLang and `sgl_kernel`.
         patched = made_from(self.folder, files_below(self._patches, CPU))
         package = made_from(self.folder, files_below(ROOT / "python", SCRIPTS / "patches_tool"))
         steps = [

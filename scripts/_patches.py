@@ -62,7 +62,7 @@ def main() -> int:
 
 def _build(options: argparse.Namespace) -> int:
     """build the patched wheel from upstream's
-    Apply the patches to upstream's wheel, whose sha256 must be the pinned one, and add sglang_lz.
+    Apply the patches to upstream's wheel, whose sha256 must be the pinned one, and add ours.
     The same input gives the same bytes. The wheel's path is the only line on standard output."""
     groups = parse_groups(options.groups, options.flavour)
     made_from = _upstream(options)
@@ -72,8 +72,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace) -> int:
     """patch an installed sglang, or a checkout of upstream, in place
-    Patch the sglang in TARGET and put sglang_lz beside it: either all of it or nothing. No command
-    is installed: use `python -m sglang_lz`. PYTHON names the Python whose sglang is the default."""
+    Patch the sglang in TARGET and put our packages beside it: all of it or nothing. No command is
+    installed: use `python -m sglang_lz`. PYTHON names the Python whose sglang is the default."""
     groups = parse_groups(options.groups, "cuda")
     root, seal = inplace.apply(options.target, Lock.load(release_dir() / LOCK), groups)
     print(f"{root}: {NAME} {seal.version}, {len(seal.patches)} patches applied")

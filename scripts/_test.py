@@ -38,7 +38,7 @@ wheel, style and types, and run the tests against the installed wheel, on real s
   gpu         only on a machine with an NVIDIA GPU: the CUDA flavour, its kernels and its servers
 
 If you name tests without one of these words, they run alone, and nothing else is checked. Tests
-below tests/unit then import sglang_lz from the checkout, so that a change in it builds no wheel.
+below tests/unit then import our packages from the checkout, so that a change in it builds no wheel.
 
 As root on Debian and Ubuntu, `all`, `full` and `containers` also install podman and Chromium.
 Elsewhere the tests that need them are skipped; with CI set, and in `full`, they are errors.

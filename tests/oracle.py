@@ -1,7 +1,7 @@
 """The LZ penalty computed slowly and plainly: what the tests compare the product with.
 
 An independent reading of docs/SPEC.md, sections 1, 2, 4 and 9, of docs/PENALTIES.md, and of
-`repetition_detection`. It shares no code with `sglang_lz`, uses Python lists and loops wherever the
+`repetition_detection`. It shares no code with the product, uses Python lists and loops wherever the
 meaning lives, and numpy only to carry vectors of logprobs.
 Never make it clever: its worth is that a reader can check it against the page line by line.
 """

@@ -142,10 +142,10 @@ def _is_number(token: int, numbers: NDArray[np.uint8]) -> bool:
 
 
 @compiled
-def _ignored(numbers: NDArray[np.uint8], found: int, size: int) -> NDArray[np.uint8]:
-    """The numbers that may differ in a pattern of `size` tokens with `found` numbers: all, or none
-    if the pattern has too many (docs/SPEC.md section 9)."""
-    return numbers if NUMBERS_TIMES * found <= PERIOD_TIMES * size else numbers[:0]
+def _may_differ(found: int, size: int) -> bool:
+    """Whether numbers may differ in a pattern of `size` tokens with `found` numbers: not if these
+    are too many (docs/SPEC.md section 9)."""
+    return NUMBERS_TIMES * found <= PERIOD_TIMES * size
 
 
 @compiled
@@ -157,18 +157,25 @@ def _is_alike(tokens: NDArray[np.int64], one: int, other: int, ignored: NDArray[
 
 
 @compiled
-def _run(
-    tokens: NDArray[np.int64], end: int, size: int, most: int, ignored: NDArray[np.uint8]
-) -> int:
-    """How many of the newest tokens in a row are each like the token `size` before them."""
-    run = 0
-    while (
-        run < most
-        and run + size < end
-        and _is_alike(tokens, end - 1 - run, end - 1 - run - size, ignored)
-    ):
-        run += 1
-    return run
+def _runs(
+    tokens: NDArray[np.int64], end: int, longest: int, ignored: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """How many of the newest tokens in a row are each like the token k before them, by k.
+
+    This is the Z-function of the reversed tokens. It compares at most `end` + `longest` tokens,
+    whatever they are; a comparison for each k could be made to take seconds.
+    """
+    runs = np.zeros(longest + 1, np.int64)
+    # The run of the pattern `best` reaches back further than any other: `reach` tokens.
+    best = reach = 0
+    for size in range(1, longest + 1):
+        run = min(reach - size, runs[size - best]) if size < reach else 0
+        while size + run < end and _is_alike(tokens, end - 1 - run, end - 1 - run - size, ignored):
+            run += 1
+        if size + run > reach:
+            best, reach = size, size + run
+        runs[size] = run
+    return runs
 
 
 @compiled
@@ -177,7 +184,7 @@ def _end(tokens: NDArray[np.int64], end: int, size: int, numbers: NDArray[np.uin
     found = 0
     for position in range(end - size, end):
         found += _is_number(tokens[position], numbers)
-    ignored = _ignored(numbers, found, size)
+    ignored = numbers if _may_differ(found, size) else numbers[:0]
     while end < len(tokens) and _is_alike(tokens, end, end - size, ignored):
         end += 1
     return end
@@ -202,30 +209,24 @@ def first_loop(
         sizes: those of the shortest and the longest pattern, in tokens.
         count: the number of consecutive copies, including the first.
         numbers: 1 for each token that may differ from another of them, uint8 [V].
-        runs: as in `Detector.find`.
+        runs: as in `Detector.find`; the second is not below the first.
     """
     shortest, longest = sizes
     while end <= len(tokens):
-        newest = tokens[end - 1]
-        is_number = _is_number(newest, numbers)
         lacking = max((count - 1) * shortest, runs[int(shortest > 1)])
+        # A run holds at most end - size tokens. No longer pattern can be complete any sooner.
+        most = min(longest, end - 1, (end + lacking - 1) // count)
+        exact = _runs(tokens, end, most, numbers[:0])
+        alike = _runs(tokens, end, most, numbers) if len(numbers) > 0 else exact
         found = counted = 0  # numbers among the newest `counted` tokens
-        for size in range(shortest, min(longest, end - 1) + 1):
-            # A run holds at most end - size tokens, so no longer pattern is complete any sooner.
-            # Without this, a client could make one check take half a second.
-            if count * size - end >= lacking:
-                break
-            token = tokens[end - 1 - size]
-            if token != newest and not (is_number and _is_number(token, numbers)):
-                continue
+        for size in range(shortest, most + 1):
             while len(numbers) > 0 and counted < size:
                 counted += 1
                 found += _is_number(tokens[end - counted], numbers)
-            ignored = _ignored(numbers, found, size)
+            run = alike[size] if _may_differ(found, size) else exact[size]
             needed = max((count - 1) * size, runs[int(size > 1)])
-            run = _run(tokens, end, size, needed, ignored)
-            if run == needed:
-                return end, size, end - size - _run(tokens, end, size, end, ignored)
+            if run >= needed:
+                return end, size, end - size - run
             lacking = min(lacking, needed - run)
         end += lacking
     return end, 0, 0

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Iterable, Sequence
 
 from sglang_lz.models import catalogue
-from sglang_lz.startup import doctor
+from sglang_lz.startup import DEFAULT_SERVER, PLAYGROUND_PORT, doctor
 from sglang_lz.startup.command_line import CommandLine
 from sglang_lz.startup.errors import DistError
-from sglang_lz.startup.serve import DEFAULT_SERVER, PLAYGROUND_PORT, serve
 from sglang_lz.startup.verify import examine_files
 
 DESCRIPTION = """\
@@ -53,6 +52,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     SGLANG_LZ_HOST and SGLANG_LZ_PORT replace 127.0.0.1 and 30000, and SGLANG_CPU_OMP_THREADS_BIND
     chooses the cores of each rank, as in 0,1|2,3."""
+    from sglang_lz.startup.serve import serve  # needs `lz_penalty`, which `doctor` may miss
+
     serve(options.arguments)
 
 

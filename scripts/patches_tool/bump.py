@@ -169,7 +169,7 @@ def _show(tree: Path, commit: str, path: str) -> bytes | None:
 
 def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
     """Yield the changes that the release requires in our code, one line each."""
-    folders = (ROOT / "python" / "sglang_lz", ROOT / "tests")
+    folders = (ROOT / "python", ROOT / "tests")
     sources = [path.read_text("utf-8") for of in folders for path in of.rglob("*.py")]
     yield from (f"our code: {what}" for what in missing(sources, tree, FROM_BASE, BASE))
     for mode in present:

@@ -12,7 +12,7 @@ from sglang_lz.startup.errors import DistError
 BUDGET = {"patches": 56, "changed files": 66, "added lines": 470}
 """Small enough to read in one sitting. If you raise a number, say why in the commit message."""
 LINES_PER_HUNK = 12
-"""A hunk that adds more lines belongs into the package."""
+"""A hunk that adds more lines belongs into our packages."""
 SUBJECT_LENGTH = 72
 
 
@@ -66,5 +66,5 @@ def _patch_problems(patch: Patch) -> Iterator[str]:
             if len(lines) > LINES_PER_HUNK:
                 yield (
                     f"a hunk of {change.path} adds {len(lines)} lines, more than {LINES_PER_HUNK}: "
-                    "move the logic into sglang_lz"
+                    "move the logic into our packages"
                 )

@@ -1,4 +1,4 @@
-"""The overlay on upstream's files (the patched files, our package, the seal), and our wheel.
+"""The overlay on upstream's files (the patched files, our packages, the seal), and our wheel.
 
 A built wheel and an sglang that is patched in place have the same overlay and differ only in their
 metadata.
@@ -150,7 +150,7 @@ def _literals(version: str) -> tuple[bytes, bytes]:
 def _folder(root: Path) -> dict[str, bytes]:
     """Return the files below ``root``, without hidden ones and caches."""
     paths = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*"))}
-    hidden = re.compile(r"(^|/)(\.|__pycache__/)")
+    hidden = re.compile(r"(^|/)(\.|__pycache__/|dist/)")
     return {p: f.read_bytes() for p, f in paths.items() if f.is_file() and not hidden.search(p)}
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from distribution.world import WHEEL_CHECKS, World, append, remove, replace
+from distribution.world import WHEEL_CHECKS, Change, World, append, remove, replace
 from sglang_lz.startup import seal
 
 pytestmark = pytest.mark.slow
@@ -24,10 +24,13 @@ def edit_seal(root: Path, **fields: object) -> None:
     (root / SEAL).write_text(json.dumps(seal | fields))
 
 
-def rival(root: Path) -> None:
-    info = root / "sglang_kernel-0.4.10.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-kernel\nVersion: 0.4.10\n")
+def rival(name: str) -> Change:
+    def install(root: Path) -> None:
+        info = root / f"{name}-0.4.10.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+
+    return install
 
 
 DAMAGE = {
@@ -46,7 +49,8 @@ DAMAGE = {
         lambda root: edit_seal(root, package="9.9"),
         *("package", "sglang_lz 0.1.0, sealed 9.9"),
     ),
-    "rival": (rival, "rival kernel packages", "sglang-kernel is installed"),
+    "rival": (rival("sglang_kernel"), "rival packages", "sglang-kernel is installed"),
+    "library": (rival("lz_penalty"), "rival packages", "lz-penalty is installed over ours"),
 }
 
 

@@ -88,7 +88,7 @@ LINES = "".join(f"+line {n}\n" for n in range(LINES_PER_HUNK + 1))
         (r"sampler\.py", "sampler.json", "does not just modify one .py"),
         (r"--- a/.*\n", "", "does not just modify"),
         (r"(?s)diff --git.*", "", "there is no diff"),
-        (r"\+hook\(\)\n", LINES, "move the logic into sglang_lz"),
+        (r"\+hook\(\)\n", LINES, "move the logic into our packages"),
     ],
 )
 def test_bad_patch(world: World, pattern: str, replacement: str, words: str) -> None:

@@ -1,7 +1,7 @@
 """The steps of the penalties that run in a server: `cuda` in Triton, `cpu` in numba.
 
 Both have the functions `seed`, `step`, `verify` and `accept`. Their arguments are described in
-`penalty.reference.steps`, which computes the same results with torch operators. If they also
+`lz_penalty.reference.steps`, which computes the same results with torch operators. If they also
 receive the histories of the other penalties (`history`), they apply those too, using `history_cuda`
 and `history_cpu`; the tests compare these with the definitions in docs/PENALTIES.md. `seed_history`
 gives rows their histories, and `forbid` does the part that must wait for a grammar's mask.

@@ -1,7 +1,7 @@
 """The steps of the LZ penalty for a CPU, compiled by numba; rows are processed in sequence.
 
-The formulas, symbols and columns are those of `penalty.kernels.cuda`. `seed` is also used for CUDA,
-because the tokens of a prompt are on the host.
+The formulas, symbols and columns are those of `kernels.cuda`. `seed` is also used for CUDA, because
+the tokens of a prompt are on the host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The steps of the LZ penalty in torch operators: each kernel must match them.
 
-`penalty.kernels.cuda` and `penalty.kernels.cpu` have functions with the same names and arguments.
+`kernels.cuda` and `kernels.cpu` have functions with the same names and arguments.
 """
 
 from __future__ import annotations

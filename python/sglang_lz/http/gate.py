@@ -6,7 +6,7 @@ that the route accepts. It rejects our fields, and any other key with one of the
 (`table.PREFIXES`), in every other place where clients put sampling parameters. The request model
 of a route shows whether it accepts the fields, so a route added by a later release accepts none.
 
-`serve` runs the routes, and answers the errors that `bounds.mistakes` attributes to the client.
+`serve` runs the routes, and answers the errors that `mistakes` attributes to the client.
 """
 
 from __future__ import annotations

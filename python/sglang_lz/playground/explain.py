@@ -1,8 +1,8 @@
 """How much the LZ penalty lowers each token of a text, and which earlier copy is the reason.
 
-All numbers come from `penalty.reference`. Windows advance token by token, as they do in a server,
-and the savings of a whole chunk of positions are then computed at once. This makes the reference
-fast enough for an output of 4,096 tokens.
+All numbers come from `lz_penalty.reference`. Windows advance token by token, as in a server, and
+the savings of a whole chunk of positions are then computed at once. This makes the reference fast
+enough for an output of 4,096 tokens.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the penalty right before sampling. For a batch that verifies draft trees, `verif
 to every node, and `accept_step` appends the accepted tokens; `verify_block` and `accept_block` do
 the same for blocks, which are trees with one branch. `forbid_step` and `forbid_nodes` run
 after the grammar's mask, because they must not forbid every token that it allows.
-`server.request_rows` reads upstream's requests, and `server.history_room` knows which of them have
-room. The rest is in `penalty.penalizer`, which is independent of upstream's classes.
+`request_rows` reads upstream's requests, and `history_room` knows which of them have room. The rest
+is in `lz_penalty.penalizer`, which is independent of upstream's classes.
 """
 
 from __future__ import annotations

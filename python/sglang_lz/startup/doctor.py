@@ -118,11 +118,13 @@ def _imports(seal: Seal, root: Path) -> Iterator[Check]:
         origin = Path(spec.origin).resolve().parent if spec and spec.origin else None
         ok = origin == root / name
         yield Check(name, ok, f"imported from {origin}{'' if ok else f', not from {root / name}'}")
+    # pip would take away our files with those of such a package.
+    rivals = {name.replace("_", "-") for name in PACKAGES}
     if seal.flavour == "cpu":
-        names = {dist.name.lower().replace("_", "-") for dist in distributions()}
-        rivals = names & {"sglang-kernel", "sgl-kernel"}
-        found = f"{', '.join(rivals)} is installed over our stand-in; uninstall it"
-        yield Check("rival kernel packages", not rivals, found if rivals else "none")
+        rivals |= {"sglang-kernel", "sgl-kernel"}
+    rivals &= {dist.name.lower().replace("_", "-") for dist in distributions()}
+    found = f"{', '.join(sorted(rivals))} is installed over ours; uninstall it, and install ours"
+    yield Check("rival packages", not rivals, found if rivals else "none")
 
 
 def _record(wheel: Wheel) -> str:

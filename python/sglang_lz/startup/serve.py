@@ -18,6 +18,7 @@ from typing import NoReturn
 from lz_penalty.fields import lz, repetition
 from sglang_lz.models import catalogue
 from sglang_lz.models.packages import UnreachableError
+from sglang_lz.startup import DEFAULT_PORT
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.processes import ending_with_us
 from sglang_lz.startup.seal import SEAL, Seal, reader
@@ -34,11 +35,7 @@ CPU = [
     *["--max-total-tokens", "32768", "--max-running-requests", "64"],
     "--sleep-on-idle",  # otherwise, an idle server keeps a core busy
 ]
-DEFAULT_PORT = "30000"
-DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
-"""The address at which `serve` serves by default."""
 PLAYGROUND = "--playground"
-PLAYGROUND_PORT = 30080
 END_LOOPS = "--end-loops"
 PREFERRED = "--preferred-sampling-params"
 RECOMMENDED = {**lz.RECOMMENDED, repetition.FIELD: dict(repetition.RECOMMENDED_FIELD)}

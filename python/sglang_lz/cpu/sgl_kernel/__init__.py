@@ -9,26 +9,22 @@ leave out `convert_weight_packed`: without it, SGLang assumes that there are no 
 plain torch for every layer.
 """
 
-from sglang_lz.cpu.sgl_kernel.attention import (
-    build_draft_decode_metadata_cpu,
-    decode_attention_cpu,
-    extend_attention_cpu,
-)
-from sglang_lz.cpu.sgl_kernel.cache import (
+from .attention import build_draft_decode_metadata_cpu, decode_attention_cpu, extend_attention_cpu
+from .cache import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
     assign_req_to_token_pool_cpu,
     copy_all_layer_kv_cache_cpu,
     fill_accept_out_cache_loc_cpu,
 )
-from sglang_lz.cpu.sgl_kernel.sampling import (
+from .sampling import (
     chain_speculative_sampling_triton,
     murmur_hash32_cpu,
     top_k_renorm_prob,
     top_p_renorm_prob,
     tree_speculative_sampling_target_only,
 )
-from sglang_lz.cpu.sgl_kernel.speculative import (
+from .speculative import (
     build_tree_kernel_efficient_cpu,
     fill_bonus_tokens_cpu,
     rotate_input_ids_cpu,

@@ -12,7 +12,7 @@ of bidirectional attention and an 8-bit cache.
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_lz.cpu.sgl_kernel.operators import operator
+from .operators import operator
 
 
 def _refuse(**wanted: object) -> None:

@@ -6,7 +6,7 @@ Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as i
 
 import torch
 
-from sglang_lz.cpu.sgl_kernel.operators import operator
+from .operators import operator
 
 _32_BITS = 0xFFFFFFFF
 
