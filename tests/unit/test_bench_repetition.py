@@ -227,7 +227,7 @@ class TestScores:
         self, stub: Stub, problems: Path, tmp_path: Path
     ) -> None:
         """Those before the first missing sample."""
-        run(stub, problems, tmp_path)
+        run(stub, problems, tmp_path, "--concurrency", "1")  # kept in the order of the run
         path = tmp_path / "samples.jsonl"
         lines = path.read_text().splitlines(keepends=True)
         keys = [(line["item"], line["temperature"]) for line in map(json.loads, lines)]
