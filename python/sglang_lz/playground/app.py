@@ -172,12 +172,17 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
     @app.get("/")
     @app.get("/{name}")
     async def file(name: str = "") -> Response:
-        if name not in FILES:
-            return JSONResponse({"error": "There is no such page."}, 404)
-        path, kind = FILES[name]
-        return FileResponse(PAGE / path, media_type=kind)
+        return _file(name)
 
     return app
+
+
+def _file(name: str) -> Response:
+    """A file of the page, by its name in an address."""
+    if name not in FILES:
+        return JSONResponse({"error": "There is no such page."}, 404)
+    path, kind = FILES[name]
+    return FileResponse(PAGE / path, media_type=kind)
 
 
 async def _server(upstream: Upstream) -> dict[str, Any]:
