@@ -20,7 +20,7 @@ from lz_penalty.window import NUMBERS_TIMES, PERIOD_TIMES
 FINISH_REASON = "repetition"
 NO_NUMBERS = np.zeros(0, dtype=np.uint8)
 ANY_RUN = 1, 1
-"""The shortest runs that count, for patterns of one token and for longer ones: all."""
+"""The least runs that count, for patterns of one token and for longer ones: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Detector:
         self,
         output: array[int],
         numbers: NDArray[np.uint8] = NO_NUMBERS,
-        runs: tuple[int, int] = ANY_RUN,
+        least_runs: tuple[int, int] = ANY_RUN,
     ) -> Loop | None:
         """The first loop in an output, given that earlier checks found none.
 
         Args:
             output: token ids, as array("q").
             numbers: 1 for each token that is a number, uint8 [V]; only used with `ignore_numbers`.
-            runs: the fewest tokens after the first copy, of patterns of one token and of others.
+            least_runs: the fewest tokens after the first copy, for one-token patterns and others.
         """
         if len(output) < self.next_check:
             return None
@@ -109,7 +109,7 @@ class Detector:
             (detection.shortest, detection.max_pattern_size),
             detection.min_count,
             numbers if detection.ignore_numbers else NO_NUMBERS,
-            runs,
+            least_runs,
         )
         return Loop(size, begin, self.next_check) if size else None
 
@@ -118,18 +118,18 @@ def loops(
     output: array[int],
     detection: RepetitionDetection,
     numbers: NDArray[np.uint8] = NO_NUMBERS,
-    runs: tuple[int, int] = ANY_RUN,
+    least_runs: tuple[int, int] = ANY_RUN,
 ) -> Iterator[Loop]:
     """All loops of a finished output, in order, each up to where its repetition ends.
 
     Args:
         output: token ids, as array("q").
         detection: the definition of a loop.
-        numbers, runs: as in `Detector.find`.
+        numbers, least_runs: as in `Detector.find`.
     """
     detector = Detector(detection)
     ignored = numbers if detection.ignore_numbers else NO_NUMBERS
-    while (found := detector.find(output, numbers, runs)) is not None:
+    while (found := detector.find(output, numbers, least_runs)) is not None:
         tokens, size = np.frombuffer(output, np.int64), found.pattern_size
         end = _end(tokens, found.end, size, ignored)
         yield Loop(size, found.begin, end)
@@ -197,7 +197,7 @@ def first_loop(
     sizes: tuple[int, int],
     count: int,
     numbers: NDArray[np.uint8],
-    runs: tuple[int, int] = ANY_RUN,
+    least_runs: tuple[int, int] = ANY_RUN,
 ) -> tuple[int, int, int]:
     """The length at which tokens first end in a loop, its pattern's size and where it began.
 
@@ -209,11 +209,11 @@ def first_loop(
         sizes: those of the shortest and the longest pattern, in tokens.
         count: the number of consecutive copies, including the first.
         numbers: 1 for each token that may differ from another of them, uint8 [V].
-        runs: as in `Detector.find`; the second is not below the first.
+        least_runs: as in `Detector.find`; the second is not below the first.
     """
     shortest, longest = sizes
     while end <= len(tokens):
-        lacking = max((count - 1) * shortest, runs[int(shortest > 1)])
+        lacking = max((count - 1) * shortest, least_runs[int(shortest > 1)])
         # A run holds at most end - size tokens. No longer pattern can be complete any sooner.
         most = min(longest, end - 1, (end + lacking - 1) // count)
         exact = _runs(tokens, end, most, numbers[:0])
@@ -224,7 +224,7 @@ def first_loop(
                 counted += 1
                 found += _is_number(tokens[end - counted], numbers)
             run = alike[size] if _may_differ(found, size) else exact[size]
-            needed = max((count - 1) * size, runs[int(size > 1)])
+            needed = max((count - 1) * size, least_runs[int(size > 1)])
             if run >= needed:
                 return end, size, end - size - run
             lacking = min(lacking, needed - run)

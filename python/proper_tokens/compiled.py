@@ -28,17 +28,6 @@ def compiled(function: Callable[..., Any], *, nogil: bool = False) -> Any:
     return dispatcher
 
 
-def unlocked(function: Callable[..., Any]) -> Any:
-    """Like `compiled`, but for long-running functions: it releases the GIL while it runs."""
-    return compiled(function, nogil=True)
-
-
-def is_kept(dispatcher: Any) -> bool:
-    """Whether a function's machine code is cached on disk, or can never be."""
-    cache = dispatcher._cache
-    return not isinstance(cache, _Kept) or bool(cache._cache_file._load_index())
-
-
 class _Kept(FunctionCache):  # type: ignore[misc]
     """A cache on disk. If the disk is full, the code is compiled again at the next start."""
 
@@ -54,3 +43,14 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             super().save_overload(sig, data)
         except OSError as error:
             logger.warning("what was compiled is not kept in %s: %s", self.cache_path, error)
+
+
+def unlocked(function: Callable[..., Any]) -> Any:
+    """Like `compiled`, but for long-running functions: it releases the GIL while it runs."""
+    return compiled(function, nogil=True)
+
+
+def is_kept(dispatcher: Any) -> bool:
+    """Whether a function's machine code is cached on disk, or can never be."""
+    cache = dispatcher._cache
+    return not isinstance(cache, _Kept) or bool(cache._cache_file._load_index())

@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 
 from bench.constraints.vocabularies import train
 from ebnf import rules_json
-from lz_penalty.compiled import is_kept
 from lz_penalty.fields.table import FieldError
 from proper_tokens import compiler, prepared, row_finder, time_limits, warm_up
 from proper_tokens import product as products
+from proper_tokens.compiled import is_kept
 from proper_tokens.compiler import Compiler
 from proper_tokens.kernels import masks
 from proper_tokens.kernels.walk import step

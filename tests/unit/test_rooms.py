@@ -158,6 +158,6 @@ def test_no_import_cycle() -> None:
 
 
 def test_both_libraries_keep_machine_code_alike() -> None:
-    """Neither may import the other, so each has this one module."""
+    """Neither may import the other, so both have this. `proper_tokens` needs two functions more."""
     first, second = (PYTHON / name / "compiled.py" for name in LIBRARIES)
-    assert first.read_text() == second.read_text()
+    assert second.read_text().startswith(first.read_text())

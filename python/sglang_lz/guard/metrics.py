@@ -158,7 +158,7 @@ def reached(
     exact = RepetitionDetection(longest, min_count=onset + 1)
     alike = RepetitionDetection(longest, min_count=onset + 2, ignore_numbers=True)
     runs = shortest_loop(1), shortest_loop(2)
-    found = [*loops(output, exact, runs=runs), *loops(output, alike, numbers, runs)]
+    found = [*loops(output, exact, least_runs=runs), *loops(output, alike, numbers, runs)]
     for loop in sorted(found, key=lambda one: (one.begin, -one.end)):
         if loop.end > end:  # many loops are found as both kinds
             end = loop.end
