@@ -144,7 +144,8 @@ def test_a_server_with_another_home_asks_the_index_that_its_user_set(
 ) -> None:
     monkeypatch.setattr(environment, "CACHE", tmp_path / "cache")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for variable in ("XDG_CONFIG_HOME", "PIP_CONFIG_FILE"):  # `scripts/test` sets the second
+        monkeypatch.delenv(variable, raising=False)
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://of.invalid\n")
     env = environment.Environment("cpu").variables()
