@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from lz_penalty.fields.repetition import FIELD, KEYS, RECOMMENDED, RepetitionDetection
-from sglang_lz.guard.past_outputs import LoopsError, Output, read, searched
+from sglang_lz.guard.past_outputs import TOKENS, LoopsError, Output, read, searched
 
 PATTERNS = 10
 """The most patterns that a report lists."""
@@ -66,18 +66,17 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
     )
     found["counted_in"] = {}
     by_size: dict[tuple[int, str], Pattern] = {}
-    for one in outputs:
-        output, own = searched(one, detection)
+    for output in outputs:
+        unit, length, loops = searched(output, detection)
         found["outputs"] += 1
-        found["counted_in"][output.unit] = found["counted_in"].get(output.unit, 0) + 1
-        found["outputs_cut_short"] += output.is_cut
-        found["tokens"] += len(output.tokens)
-        found["outputs_with_a_loop"] += bool(own)
-        found["outputs_that_end_in_one"] += bool(own) and own[-1].end == len(output.tokens)
-        found["tokens_in_loops"] += sum(loop.end - loop.begin - loop.pattern_size for loop in own)
-        for loop in own:
-            key = loop.pattern_size, output.unit
-            pattern = by_size.setdefault(key, Pattern(output.place))
+        found["counted_in"][unit] = found["counted_in"].get(unit, 0) + 1
+        found["outputs_cut_short"] += unit != TOKENS and output.has_gap
+        found["tokens"] += length
+        found["outputs_with_a_loop"] += bool(loops)
+        found["outputs_that_end_in_one"] += bool(loops) and loops[-1].end == length
+        found["tokens_in_loops"] += sum(loop.repeated for loop in loops)
+        for loop in loops:
+            pattern = by_size.setdefault((loop.pattern_size, unit), Pattern(output.place))
             pattern.begins.append(loop.begin)
             pattern.copies.append(loop.count)
     most = sorted(by_size.items(), key=lambda pair: -len(pair[1].begins))[:PATTERNS]

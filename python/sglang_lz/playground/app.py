@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import shlex
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -423,31 +423,23 @@ def looping(data: bytes) -> dict[str, Any]:
     Raises:
         BadRequest: it cannot be read.
     """
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        file.write(data)
-        file.flush()
-        try:
-            total = 0
-            found: list[dict[str, Any]] = []
-            for output in past_outputs.read(file.name):
-                total += 1
-                _, own = past_outputs.searched(output, RECOMMENDED_DETECTION)
-                if own and len(found) < MOST_LOOPING:
-                    # The page explains an output only when the user opens it, and then only its
-                    # beginning.
-                    found.append(
-                        {
-                            "place": output.place.replace(file.name, "the file"),
-                            "copies": max(loop.count for loop in own),
-                            **(
-                                {"text": output.text(MOST_CHARACTERS)}
-                                if output.words
-                                else {"ids": list(output.tokens[:MOST_TOKENS])}
-                            ),
-                        }
-                    )
-        except past_outputs.LoopsError as error:
-            raise BadRequest(str(error).replace(file.name, "The file")) from None
+    total = 0
+    found: list[dict[str, Any]] = []
+    try:
+        for output in past_outputs.outputs_in(io.BufferedReader(io.BytesIO(data)), "The file"):
+            total += 1
+            unit, _, loops = past_outputs.searched(output, RECOMMENDED_DETECTION)
+            if not loops or len(found) == MOST_LOOPING:
+                continue
+            # The page explains an output only when the user opens it, and then only its beginning.
+            if unit == past_outputs.TOKENS:
+                beginning: dict[str, Any] = {"ids": list((output.tokens or ())[:MOST_TOKENS])}
+            else:
+                beginning = {"text": (output.text or "")[:MOST_CHARACTERS]}
+            copies = max(loop.count for loop in loops)
+            found.append({"place": output.place, "copies": copies, **beginning})
+    except past_outputs.LoopsError as error:
+        raise BadRequest(str(error)) from None
     return {"outputs": total, "looping": found}
 
 
