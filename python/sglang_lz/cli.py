@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("playground", "--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
     add("playground", "--port", type=int, default=PLAYGROUND_PORT, help="default: 30080")
     add("playground", "--record", "FILE", help="record a session, and end")
-    add("playground", "--save", "FILE", help="write the page and a session as one file, and end")
     return line.run(arguments)
 
 
@@ -123,10 +122,7 @@ def _playground(options: argparse.Namespace) -> int:
     from sglang_lz.playground import command
 
     try:
-        if options.save is not None:
-            command.save(options.save)
-        else:
-            command.run(options.server, options.host, options.port, options.record)
+        command.run(options.server, options.host, options.port, options.record)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from lz_penalty.fields.lz import RECOMMENDED
 from server.configurations import on
 from server.launch import Server, vocab_size
 from server.model import numbers
-from sglang_lz.playground.app import EXAMPLES, SESSION
+from sglang_lz.playground.app import EXAMPLES
 
 SECONDS = 60
 LOOPING, NEW_TOKENS = "List the keywords of the language.", 200
@@ -228,23 +227,3 @@ def test_without_a_server_it_shows_the_recorded_session(browser: Browser, tmp_pa
         assert "recorded session" in state
         assert marked(browser, "none", "loop")
         assert marked(browser, "lz", "turn")
-
-
-def test_one_file_shows_the_session(browser: Browser, tmp_path: Path) -> None:
-    """Opened as a file; what needs a server says so."""
-    file = tmp_path / "playground.html"
-    command = [sys.executable, "-m", "sglang_lz", "playground", "--save", str(file)]
-    subprocess.run(command, check=True, timeout=SECONDS)
-    browser.messages.clear()
-    browser.open(file.as_uri())
-    session = json.loads(SESSION.read_text())
-    shown = [token[1] for token in session["columns"]["lz"][1]["tokens"]]
-    assert texts(browser, "lz") == shown
-    browser.run("document.getElementById('tab-text').click()")
-    browser.run("document.getElementById('own').value = 'a b a b'")
-    browser.run("document.getElementById('explain').click()")
-    said = "document.querySelector('#column-own .problem:not([hidden])')"
-    browser.wait(said)
-    assert "recorded session" in browser.run(f"{said}.textContent")
-    browser.run("document.getElementById('tab-compare').click()")
-    assert not complaints(browser)

@@ -12,35 +12,27 @@ import io
 import json
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
-from tokenizers import Tokenizer
 
 from lz_penalty.fields import lz
-from lz_penalty.fields.kinds import Kind, integer, number, token_ids
+from lz_penalty.fields.kinds import Kind, boolean, choice, integer, number, token_ids
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
 from lz_penalty.fields.table import FieldError, description, shown
 from lz_penalty.numbers import is_number
 from sglang_lz.guard import past_outputs
-from sglang_lz.playground.explain import COLUMNS, Explainer, Row, counters, loops_in
+from sglang_lz.playground.explain import Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
 PAGE = Path(__file__).parent / "page"
-FILES = {
-    "": ("page.html", "text/html"),
-    "page.css": ("page.css", "text/css"),
-    "page.js": ("page.js", "text/javascript"),
-}
-SESSION = PAGE / "session.json"
-"""The recorded session, which `sglang-lz playground --record` makes."""
-DEMO = Path(__file__).resolve().parents[1] / "demo" / "model"
+"""Its session.json is the recorded session, which `sglang-lz playground --record` makes."""
 
 MOST_TOKENS = 4096
 """Of an output, and of a text."""
@@ -69,6 +61,7 @@ SAMPLING: Mapping[str, tuple[Kind, float]] = {
     "max_new_tokens": (integer(1, MOST_TOKENS), 400),
 }
 NONE, OTHER, OURS = "none", "known", "lz"
+COLUMN, CHAT, NAME = choice(NONE, OTHER, OURS), boolean(), choice(*KNOWN)
 EXAMPLES = (
     (
         "The same lines with another number",
@@ -135,15 +128,11 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
     async def server() -> Response:
         return JSONResponse(await _server(upstream))
 
-    @app.get("/api/session")
-    async def session() -> Response:
-        return FileResponse(SESSION, media_type="application/json")
-
     @app.post("/api/request")
     async def request_text(request: Request) -> Response:
         about = await upstream.about()
         asked = Asked(await _body(request), about)
-        return JSONResponse(asked.as_text(upstream.url))
+        return JSONResponse({"curl": asked.as_curl(upstream.url)})
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
@@ -169,20 +158,8 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
         async with readings:
             return JSONResponse(await run_in_threadpool(looping, data))
 
-    @app.get("/")
-    @app.get("/{name}")
-    async def file(name: str = "") -> Response:
-        return _file(name)
-
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
-
-
-def _file(name: str) -> Response:
-    """A file of the page, by its name in an address."""
-    if name not in FILES:
-        return JSONResponse({"error": "There is no such page."}, 404)
-    path, kind = FILES[name]
-    return FileResponse(PAGE / path, media_type=kind)
 
 
 async def _server(upstream: Upstream) -> dict[str, Any]:
@@ -199,30 +176,37 @@ async def _explanation(
     body: Mapping[str, Any], upstream: Upstream, readings: asyncio.Semaphore
 ) -> dict[str, Any]:
     """What the penalty does to the tokens or the text that a request names."""
-    try:
-        about: About | None = await upstream.about()
-    except UpstreamError:
-        about = None
-    params = _params(body, about.max_window_size if about and about.is_ours else 0)
-    server = about if about is not None and about.is_ours else None
-    vocab_size = server.vocab_size if server else demo_vocab_size()
-    ids = _ids(body, vocab_size)
-    text = None if "ids" in body else _text(body, "text", MOST_CHARACTERS)
-    if text is not None:
-        ids = await (upstream.tokenize(text, is_chat=False) if server else demo_ids(text))
-    if len(ids) > MOST_TOKENS:
-        raise BadRequest(f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens.")
-    texts = await (upstream.texts(ids) if server else demo_texts(ids))
-    numbers = numbers_of(ids, texts)
-    if text is not None:
+    about = await upstream.about()
+    if not about.is_ours:
+        raise UpstreamError(STOCK)
+    params = _params(body, about.max_window_size)
+    if "ids" in body:
+        ids = _read(body, "ids", token_ids(MOST_TOKENS))
+        if not ids or max(ids) >= about.vocab_size:
+            raise BadRequest(
+                f"ids must be 1 to {MOST_TOKENS} token ids below {about.vocab_size}, "
+                f"got {shown(ids)}."
+            )
+        texts = await upstream.texts(ids)
+        numbers = numbers_of(ids, texts)
+    else:
+        text = _text(body, "text")
+        ids = await upstream.tokenize(text, is_chat=False)
+        if len(ids) > MOST_TOKENS:
+            raise BadRequest(
+                f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens."
+            )
+        texts = await upstream.texts(ids)
+        numbers = numbers_of(ids, texts)
         texts, _ = pieces(text, 0, texts)
     async with readings:
-        found = await run_in_threadpool(explained, ids, params, vocab_size, numbers)
-    found["tokens"] = [
-        [token, part, None, *row]
-        for token, part, row in zip(ids, texts, found.pop("rows"), strict=True)
-    ]
-    return found | {"model": server.model if server else "demo"}
+        rows, total = await run_in_threadpool(explained, ids, params, about.vocab_size, numbers)
+    tokens = zip(ids, texts, rows, strict=True)
+    return {
+        "tokens": [[token, part, None, *row] for token, part, row in tokens],
+        "model": about.model,
+        **total,
+    }
 
 
 def _refused(request: Request, hosts: frozenset[str]) -> Response | None:
@@ -255,27 +239,23 @@ class Asked:
             FieldError: a field of the LZ penalty has such a value.
             UpstreamError: the LZ penalty is requested, but the server does not have it.
         """
-        self.column = body.get("column")
-        if self.column not in (NONE, OTHER, OURS):
-            raise BadRequest(f'column must be "none", "known" or "lz", got {shown(self.column)}.')
+        self.column = _read(body, "column", COLUMN)
         if self.column == OURS and not about.is_ours:
             raise UpstreamError(STOCK)
-        self.prompt = _text(body, "prompt", MOST_CHARACTERS)
-        is_chat = body.get("chat")
-        if not isinstance(is_chat, bool):
-            raise BadRequest(f"chat must be true or false, got {shown(is_chat)}.")
-        self.is_chat = is_chat
-        sampling = {name: _number(body, name, kind) for name, (kind, _) in SAMPLING.items()}
+        self.prompt = _text(body, "prompt")
+        self.is_chat = _read(body, "chat", CHAT)
+        sampling = {name: _read(body, name, kind) for name, (kind, _) in SAMPLING.items()}
         self.length = int(sampling["max_new_tokens"])
         self.temperature = sampling["temperature"]
         self.params = _params(body, about.max_window_size)
+        if self.column != OURS:  # the copies are found all the same
+            self.params = replace(self.params, penalty=0.0)
         self.vocab_size = about.vocab_size
         penalty: dict[str, Any] = {"lz_penalty": 0} if about.is_ours else {}
         if self.column == OTHER:
-            name = body.get("known")
-            if not isinstance(name, str) or name not in KNOWN:
-                raise BadRequest(f"known must be one of {', '.join(KNOWN)}, got {shown(name)}.")
-            penalty[name] = _number(body, "known_value", KNOWN[name][0], name)
+            name = _read(body, "known", NAME)
+            value = {name: body.get("known_value")}
+            penalty[name] = _read(value, name, KNOWN[name][0])
         elif self.column == OURS:
             penalty = self.params.request_fields()
         self.sampling_params: dict[str, Any] = {
@@ -287,38 +267,27 @@ class Asked:
             **penalty,
         }
 
-    def as_text(self, url: str) -> dict[str, str]:
-        """The request, of this column, as a command with curl and as a program in Python."""
-        params = self.sampling_params
+    def as_curl(self, url: str) -> str:
+        """The request, of this column, as a command with curl."""
+        path = "/generate"
+        body: dict[str, Any] = {"text": self.prompt, "sampling_params": self.sampling_params}
         if self.is_chat:
             renamed = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
-            body: dict[str, Any] = {
+            path = "/v1/chat/completions"
+            body = {
                 "model": "default",
                 "messages": [{"role": "user", "content": self.prompt}],
-                **{renamed.get(name, name): value for name, value in params.items()},
+                **{renamed.get(name, name): value for name, value in self.sampling_params.items()},
             }
-            path, answer = "/v1/chat/completions", '["choices"][0]["message"]["content"]'
-        else:
-            body = {"text": self.prompt, "sampling_params": params}
-            path, answer = "/generate", '["text"]'
-        data = json.dumps(body, indent=2)
-        curl = f"curl -s {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
-        python = (
-            "import json\nimport urllib.request\n\n"
-            f"body = json.loads({data!r})\n"
-            f"request = urllib.request.Request(\n    {url + path!r},\n"
-            '    json.dumps(body).encode(),\n    {"Content-Type": "application/json"},\n)\n'
-            f"with urllib.request.urlopen(request) as response:\n"
-            f"    print(json.load(response){answer})\n"
-        )
-        return {"curl": curl, "python": python}
+        data = shlex.quote(json.dumps(body, indent=2))
+        return f"curl -s {url}{path} -H 'Content-Type: application/json' -d {data}"
 
 
 async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, Any]]:
     """The events that the page receives while an output grows; the last has `end` or `error`.
 
     `tokens` has for each token its id, its text, its log probability with the penalty, and
-    `COLUMNS`. `before` has for each token its log probability without any penalty; the log
+    `explain.COLUMNS`. `before` has for each token its log probability without any penalty; the log
     probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
     If the output fills the context, `before` lacks its last tokens, because no prompt may fill it.
     By how much another penalty lowers a logit cannot be known from outside, so its tokens count as
@@ -327,8 +296,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
     try:
         prompt = await upstream.tokenize(asked.prompt, is_chat=asked.is_chat)
         params = asked.params
-        if asked.column != OURS:  # the copies are found all the same
-            params = LZParams(**{**asdict(params), "penalty": 0.0})
         numbers: set[int] = set()
         if params.include_prompt and params.onset:
             numbers = numbers_of(prompt, await upstream.texts(prompt))
@@ -406,10 +373,10 @@ def summed(
 
 def explained(
     ids: list[int], params: LZParams, vocab_size: int, numbers: set[int]
-) -> dict[str, Any]:
-    """The effect of these settings on a text without mistakes: `summed`, and the rows."""
+) -> tuple[list[Row], dict[str, Any]]:
+    """The effect of these settings on a text without mistakes: its rows, and `summed`."""
     rows = Explainer(params, vocab_size, numbers=numbers).explain(ids)
-    return {"rows": rows, **summed(ids, rows, params, numbers)}
+    return rows, summed(ids, rows, params, numbers)
 
 
 def numbers_of(ids: Sequence[int], texts: Sequence[str]) -> set[int]:
@@ -443,29 +410,6 @@ def looping(data: bytes) -> dict[str, Any]:
     return {"outputs": total, "looping": found}
 
 
-@cache
-def demo_tokenizer() -> Tokenizer:
-    """The tokenizer of the demo model, for texts without a server at hand."""
-    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-
-
-@cache
-def demo_vocab_size() -> int:
-    """V of the demo model."""
-    size: int = json.loads((DEMO / "config.json").read_text())["vocab_size"]
-    return size
-
-
-async def demo_ids(text: str) -> list[int]:
-    """The token ids of a text for the demo model."""
-    return (await run_in_threadpool(demo_tokenizer().encode, text)).ids
-
-
-async def demo_texts(ids: list[int]) -> list[str]:
-    """The texts of single tokens of the demo model."""
-    return [demo_tokenizer().decode([token], skip_special_tokens=False) for token in ids]
-
-
 def described() -> dict[str, Any]:
     """The controls of the page: every field with its type, range, meaning and default."""
     recommended = LZParams.parse(lz.RECOMMENDED, lz.DEFAULT_MAX_WINDOW_SIZE).request_fields()
@@ -484,7 +428,6 @@ def described() -> dict[str, Any]:
         "sampling": [_control(name, *control) for name, control in SAMPLING.items()],
         "max_window_size": lz.DEFAULT_MAX_WINDOW_SIZE,
         "examples": [{"name": name, "prompt": prompt} for name, prompt in EXAMPLES],
-        "columns": ["id", "text", "logprob", *COLUMNS],
         "fall": FALL,
         "log_bytes": LOG_BYTES,
     }
@@ -501,30 +444,18 @@ def _params(body: Mapping[str, Any], max_window_size: int) -> LZParams:
     return LZParams.parse(fields, max_window_size or lz.DEFAULT_MAX_WINDOW_SIZE)
 
 
-def _ids(body: Mapping[str, Any], vocab_size: int) -> list[int]:
-    """The token ids in a request; none if it has a text instead."""
-    ids = body.get("ids")
-    if "ids" not in body:
-        return []
-    kind = token_ids(MOST_TOKENS)
-    if not kind.takes(ids, None) or not ids or max(ids) >= vocab_size:
-        raise BadRequest(f"ids must be {kind.allowed} below {vocab_size}, got {shown(ids)}.")
-    return list(ids)
-
-
-def _text(body: Mapping[str, Any], name: str, most: int) -> str:
+def _text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= most:
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_CHARACTERS:
         got = f"{len(value)} characters" if isinstance(value, str) else shown(value)
-        raise BadRequest(f"{name} must be a text of 1 to {most} characters, got {got}.")
+        raise BadRequest(f"{name} must be a text of 1 to {MOST_CHARACTERS} characters, got {got}.")
     return value
 
 
-def _number(body: Mapping[str, Any], name: str, kind: Kind, shown_name: str = "") -> float:
+def _read(body: Mapping[str, Any], name: str, kind: Kind) -> Any:
     value = body.get(name)
     if not kind.takes(value, None):
-        raise BadRequest(f"{shown_name or name} must be {kind.allowed}, got {shown(value)}.")
-    assert isinstance(value, int | float)
+        raise BadRequest(f"{name} must be {kind.allowed}, got {shown(value)}.")
     return value
 
 

@@ -1,4 +1,4 @@
-"""`sglang-lz playground`: serves the page, records a session, or saves the page as one file."""
+"""`sglang-lz playground`: serves the page, or records a session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from sglang_lz.playground.app import (
     create_app,
     events,
 )
-from sglang_lz.playground.single_file import single_file
 from sglang_lz.playground.upstream import Upstream
 
 ANY = ("", "0.0.0.0", "::")
@@ -70,15 +69,6 @@ def run(server: str, host: str, port: int, record: Path | None) -> None:
     shown = f"[{host}]" if ":" in host else host
     print(f"sglang-lz: the playground is at http://{shown}:{port}", file=sys.stderr, flush=True)
     uvicorn.run(app, host=host, port=port, log_level="error", server_header=False)
-
-
-def save(path: Path) -> None:
-    """Write the page with the recorded session as one HTML file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_text(single_file())
 
 
 async def _recorded(upstream: Upstream) -> dict[str, Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-LINE_BYTES = 2**26
-"""The largest event of a stream that is read; the longest allowed output is far below it."""
 SECONDS = 120.0
 """How long the server may send nothing, in seconds."""
 STOCK = (
@@ -147,26 +145,28 @@ class Upstream:
             "return_logprob": True,
             "return_text_in_logprobs": True,
         }
-        is_done = False
         try:
             async with self._client.stream("POST", "/generate", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     await response.aread()
                     raise UpstreamError(_refusal(response))
-                async for data in _events(response):
-                    if data == "[DONE]":
-                        is_done = True
-                        break
-                    answer = json.loads(data)
-                    if "error" in answer:
-                        raise UpstreamError(_sentence(answer))
-                    yield answer
+                rest = b""
+                async for part in response.aiter_bytes():
+                    # Not by lines: some characters within a text would end those, too.
+                    *found, rest = (rest + part).split(b"\n\n")
+                    for event in found:
+                        data = event.removeprefix(b"data: ")
+                        if data == b"[DONE]":
+                            return
+                        answer = json.loads(data)
+                        if "error" in answer:
+                            raise UpstreamError(_sentence(answer))
+                        yield answer
         except httpx.HTTPError as error:
             raise UpstreamError(self._unreachable(error)) from None
         except ValueError:
             raise UpstreamError("The server's stream is not one of /generate.") from None
-        if not is_done:
-            raise UpstreamError("The server's stream broke off before its end.")
+        raise UpstreamError("The server's stream broke off before its end.")
 
     async def unpenalised(
         self, prompt: Sequence[int], output: Sequence[int]
@@ -256,25 +256,6 @@ def pieces(text: str, begin: int, tokens: Sequence[str]) -> tuple[list[str], int
         begin = at + len(clean)
         found.append(before + clean)
     return found, begin
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[str]:
-    """The data of each server-sent event.
-
-    Raises:
-        ValueError: an event is larger than `LINE_BYTES`.
-    """
-    size = 0
-    lines: list[str] = []
-    async for line in response.aiter_lines():
-        size += len(line)
-        if size > LINE_BYTES:
-            raise ValueError
-        if line.startswith("data:"):
-            lines.append(line.removeprefix("data:").strip())
-        elif not line and lines:
-            yield "\n".join(lines)
-            lines, size = [], 0
 
 
 def _refusal(response: httpx.Response) -> str:

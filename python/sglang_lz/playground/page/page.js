@@ -30,12 +30,7 @@ const percent = (logprob) => {
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥") || "(part of a character)";
 const nats = (value) => (value >= 10 ? value.toFixed(1) : value.toFixed(2));
 
-// The answers in a page that is a single file, which has no server.
-const recorded = $("recorded") && JSON.parse($("recorded").textContent);
-
 async function asked(path, body) {
-  if (recorded && !(path in recorded)) throw new Error(recorded["api/server"].sentence);
-  if (recorded) return { json: () => recorded[path] };
   let response;
   try {
     response = await fetch(path, body === undefined ? {} : {
@@ -360,10 +355,10 @@ async function copied(text, sentence) {
   catch { $("done").textContent = "The browser did not let the page copy."; }
 }
 
-async function request(name, language) {
+async function request(name) {
   try {
-    const texts = await (await asked("api/request", { ...settings(), column: name })).json();
-    $("request").querySelector("pre").textContent = texts[language];
+    const { curl } = await (await asked("api/request", { ...settings(), column: name })).json();
+    $("request").querySelector("pre").textContent = curl;
     $("request").opener = document.activeElement;
     $("request").hidden = false;
     $("copy-request").focus();
@@ -417,13 +412,12 @@ async function look() {
     return;
   }
   state.textContent = server.sentence;
-  if (recorded) return;
   state.textContent += " This is a recorded session of SmolLM2-135M-Instruct; scripts/serve starts a server, and this page then finds it.";
   setTimeout(look, 3000);
 }
 
 async function replay() {
-  const session = await (await asked("api/session")).json();
+  const session = await (await asked("session.json")).json();
   restore({ ...session.settings, ...session.settings.fields });
   title();
   for (const name of NAMES) for (const event of session.columns[name]) columns[name].take(event);
@@ -495,12 +489,10 @@ async function start() {
   const views = document.querySelectorAll(".columns");
   for (const name of NAMES) {
     columns[name] = new Column(name, TITLES[name], views[0]);
-    for (const [text, language] of [["curl", "curl"], ["Python", "python"]]) {
-      const button = element("button", { type: "button" }, text);
-      button.setAttribute("aria-label", `${TITLES[name]}: the request in ${text}`);
-      button.addEventListener("click", () => request(name, language));
-      columns[name].buttons.append(button);
-    }
+    const button = element("button", { type: "button" }, "curl");
+    button.setAttribute("aria-label", `${TITLES[name]}: the request in curl`);
+    button.addEventListener("click", () => request(name));
+    columns[name].buttons.append(button);
   }
   columns.own = new Column("own", "Your text", views[1]);
   columns.past = new Column("past", "A past output", views[2]);
