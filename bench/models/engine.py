@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.models.decoder import Decoder
 from lz_penalty.breakers import tables_for
-from lz_penalty.fields.histories import HistoryParams
+from lz_penalty.fields.histories import COUNTS, HistoryParams
 from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.history import HistoryRoom
@@ -21,8 +21,6 @@ from lz_penalty.history_penalizer import RowHistory
 from lz_penalty.numbers import number_tokens
 from lz_penalty.penalizer import Penalizer, RowStart, StepPlan
 from lz_penalty.window import RowWindow
-
-COUNTS = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 @dataclass(slots=True)
@@ -175,7 +173,7 @@ class Engine:
             else:
                 window = RowWindow(array("q", output), 0, length, len(prompt), lz)
         rest = {name: value for name, value in penalty.items() if name not in LZ_FIELDS}
-        counts = {name.removesuffix("_penalty"): rest.pop(name) for name in COUNTS if name in rest}
+        counts = {name: rest.pop(name) for name in COUNTS if name in rest}
         if rest or counts:
             params = HistoryParams.parse(rest)
             tables = None
@@ -189,8 +187,8 @@ class Engine:
                 [*prompt, *output],
                 len(prompt),
                 len(prompt) + self._max_tokens,
-                **counts,
-                params=params,
+                counts,
+                params,
                 tables=tables,
             )
         return penalizer.plan(rows, 1, {0: RowStart(window, history)}, prefilled=1)

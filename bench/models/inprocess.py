@@ -17,11 +17,12 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from bench.models.decoder import Decoder
-from bench.models.engine import COUNTS, Engine, Request
+from bench.models.engine import Engine, Request
 from bench.models.grid import Grid, Item, Key, request_seed
 from bench.models.run_directory import SAMPLES, Record, key_of
 from bench.records import read_lines
 from lz_penalty.detector import Detector
+from lz_penalty.fields.histories import COUNTS
 from lz_penalty.fields.histories import FIELDS as HISTORY_FIELDS
 from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
 from lz_penalty.fields.repetition import FIELD as DETECTION

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lz_penalty.fields.histories import MOST_TAILS
+from lz_penalty.fields.histories import COUNTS, MOST_TAILS
 from lz_penalty.upload import upload
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     TOKENS,
 ) = range(17)
 NUMBERS = 17
-# The columns of `HistoryState.strengths`.
+# The columns of `HistoryState.strengths`, and the fields that they hold.
 FREQUENCY, PRESENCE, REPETITION, DRY_MULTIPLIER, DRY_BASE = range(5)
-STRENGTHS = 5
+STRENGTHS = (*COUNTS, "dry_multiplier", "dry_base")
 # The rows of a history's distinct tokens, and those of its ring.
 TOKEN, COUNT, OUTPUT_COUNT = range(3)
 ENTRY, RUN = range(2)
@@ -179,7 +179,7 @@ class HistorySeed:
         at: where its memory begins; `NOWHERE` to clear the row, which makes the rest meaningless.
         tokens: all tokens so far, oldest first, int64; empty if no penalty counts or matches.
         numbers: int32 [NUMBERS], as `HistoryState.numbers`; AT is set from `at`.
-        strengths: float32 [STRENGTHS], as `HistoryState.strengths`.
+        strengths: float32, as `HistoryState.strengths`.
         ids: the tokens that stop the request, then those that n-grams may repeat, int32.
         words: the size of its memory in words of 4 bytes.
     """
@@ -245,7 +245,7 @@ class HistoryState:
             BREAK_HEAD, BREAK_END: where the newest sequence breaker begins and ends. STOPS,
             WHITELISTED: how many ids of each kind there are. AT: `NOWHERE` for a row without a
             history, whose other numbers are meaningless. TOKENS: the most distinct tokens.
-        strengths: float32 [rows, STRENGTHS].
+        strengths: float32 [rows, len(STRENGTHS)].
         breakers: the tables of DRY's sequence breakers.
         host_breakers: a copy of them on the host, for prompts.
         forbidden: int32 [rows of logits, ceil(V / 32)], a bit for each token that is forbidden in
@@ -261,7 +261,7 @@ class HistoryState:
         self.device = torch.device(device)
         self.memory = torch.zeros(room.words, **where)
         self.numbers = torch.full((rows, NUMBERS), NOWHERE, **where)
-        self.strengths = torch.zeros(rows, STRENGTHS, **(where | {"dtype": torch.float32}))
+        self.strengths = torch.zeros(rows, len(STRENGTHS), **(where | {"dtype": torch.float32}))
         self.breakers = BreakerTables.reserve(room.lists, room.vocab_size, device)
         self.host_breakers = self.breakers
         if self.device.type != "cpu":

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from lz_penalty import history
-from lz_penalty.fields.histories import HistoryParams
+from lz_penalty.fields.histories import COUNTS, NEUTRAL, UPSTREAM, HistoryParams
 from lz_penalty.history import (
     EVERYTHING,
     NO_BREAKER,
     NOWHERE,
     NUMBERS,
     SPARE,
+    STRENGTHS,
     HistoryNeed,
     HistoryRoom,
     HistorySeed,
@@ -45,10 +46,9 @@ class RowHistory(NamedTuple):
         tokens: all of the request's tokens so far, oldest first.
         first_output: the number of prompt tokens among them.
         longest: the largest number of tokens that the request can reach.
-        frequency, presence, repetition: upstream's penalties.
-        min_new_tokens: how many tokens must be sampled before any token in `stops`.
-        stops: the tokens that stop the request.
+        upstream: the values of upstream's fields that are not neutral, at least.
         params: our own fields; None for the defaults.
+        stops: the tokens that stop the request, which `min_new_tokens` forbids.
         tables: builds the tables of its sequence breakers (`breakers.tables_of`); None if DRY is
             off or there are no breakers.
     """
@@ -56,18 +56,21 @@ class RowHistory(NamedTuple):
     tokens: Sequence[int]
     first_output: int
     longest: int
-    frequency: float = 0.0
-    presence: float = 0.0
-    repetition: float = 1.0
-    min_new_tokens: int = 0
-    stops: Collection[int] = ()
+    upstream: Mapping[str, float] = UPSTREAM
     params: HistoryParams | None = None
+    stops: Collection[int] = ()
     tables: Callable[[], Tables] | None = None
 
     @property
     def counts(self) -> bool:
         """Whether a penalty counts tokens."""
-        return (self.frequency, self.presence, self.repetition) != (0, 0, 1)
+        return any(self.value(name) != NEUTRAL[name] for name in COUNTS)
+
+    def value(self, field: str) -> Any:
+        """The value of a request field."""
+        if field in UPSTREAM:
+            return self.upstream.get(field, UPSTREAM[field])
+        return getattr(self.params or _DEFAULTS, field)
 
     @property
     def breakers(self) -> tuple[str, ...] | None:
@@ -85,7 +88,7 @@ class RowHistory(NamedTuple):
             window - ngram + 1 if ngram else 0,
         )
         periods = min(max(periods, 0), longest)
-        ids = (len(self.stops) if self.min_new_tokens else 0) + (
+        ids = (len(self.stops) if self.value("min_new_tokens") else 0) + (
             len(params.no_repeat_ngram_whitelist) if ngram else 0
         )
         if not (self.counts or periods):
@@ -282,7 +285,8 @@ def _seed(
     params = own.params or _DEFAULTS
     size = own.size(vocab_size)
     ngram = params.no_repeat_ngram_size
-    stops = sorted(own.stops) if own.min_new_tokens else []
+    min_new_tokens = int(own.value("min_new_tokens"))
+    stops = sorted(own.stops) if min_new_tokens else []
     whitelist = params.no_repeat_ngram_whitelist if ngram else ()
     numbers = np.zeros(NUMBERS, dtype=np.int32)
     numbers[history.AT] = place[0]
@@ -291,7 +295,7 @@ def _seed(
     numbers[history.PERIODS] = size.periods
     numbers[history.FIRST_OUTPUT] = own.first_output
     numbers[history.LAST_N] = _up_to(params.penalty_last_n) if own.counts else EVERYTHING
-    numbers[history.MIN_NEW_TOKENS] = min(own.min_new_tokens, EVERYTHING)
+    numbers[history.MIN_NEW_TOKENS] = min(min_new_tokens, EVERYTHING)
     numbers[history.NGRAM_SIZE] = ngram
     numbers[history.NGRAM_WINDOW] = _up_to(params.no_repeat_ngram_window)
     numbers[history.DRY_ALLOWED_LENGTH] = params.dry_allowed_length
@@ -300,14 +304,7 @@ def _seed(
     numbers[history.BREAKERS] = number
     numbers[history.STOPS] = len(stops)
     numbers[history.WHITELISTED] = len(whitelist)
-    strengths = np.array(
-        # In the column order of `HistoryState.strengths`.
-        (
-            *(own.frequency, own.presence, own.repetition),
-            *(params.dry_multiplier, params.dry_base),
-        ),
-        dtype=np.float32,
-    )
+    strengths = np.array([own.value(name) for name in STRENGTHS], dtype=np.float32)
     tokens = np.array(own.tokens if size.ring else (), dtype=np.int64)
     ids = np.array([*stops, *whitelist], dtype=np.int32)
     return HistorySeed(row, place[0], tokens, numbers, strengths, ids, place[1])

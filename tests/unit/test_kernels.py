@@ -33,6 +33,7 @@ from lz_penalty.kernels import launch, warm_up
 from lz_penalty.reference import steps as reference
 from lz_penalty.window import (
     LEAST_ID,
+    LONGEST_RUN,
     MEMORY,
     NUMBER_MARK,
     ONSET,
@@ -299,13 +300,13 @@ def test_the_run_lengths_of_a_history_equal_the_definition() -> None:
     for _ in range(200):
         history = looping(rng, rng.randint(1, 60), functools.partial(rng.randrange, 2))
         got = np.full(rng.randint(1, 70), -1, dtype=np.int16)
-        cpu_kernels._run_lengths(np.array(history), got)
+        cpu_kernels.run_lengths(np.array(history), got, LONGEST_RUN)
         assert got.tolist() == [0, *run_lengths(history, len(got)).values()]
 
 
 def test_runs_saturate() -> None:
     got = np.zeros(5, dtype=np.int16)
-    cpu_kernels._run_lengths(np.array([1, 2] * 20_000), got)
+    cpu_kernels.run_lengths(np.array([1, 2] * 20_000), got, LONGEST_RUN)
     assert got.tolist() == [0, 0, 32767, 0, 32767]
 
 
@@ -320,7 +321,7 @@ def test_the_longest_loop_is_matched_in_linear_time() -> None:
             return super().__getitem__(index)
 
     run = np.zeros(8192, dtype=np.int16)
-    cpu_kernels._run_lengths.py_func(Counted([7] * 50_000), run)
+    cpu_kernels.run_lengths.py_func(Counted([7] * 50_000), run, LONGEST_RUN)
     assert run[1] == 32767
     assert Counted.reads < 3 * 50_000
 

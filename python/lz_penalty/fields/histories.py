@@ -26,19 +26,20 @@ of a table's mask; the sign and the bit for breakers of a single token are not a
 LONGEST_BREAKER = 40
 """llama.cpp truncates breakers to this length."""
 
-NEUTRAL: Mapping[str, float] = MappingProxyType(
+COUNTS = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+"""The penalties that count tokens."""
+UPSTREAM: Mapping[str, float] = MappingProxyType(
     {
         "frequency_penalty": 0,
         "presence_penalty": 0,
         "repetition_penalty": 1,
         "min_new_tokens": 0,
-        "no_repeat_ngram_size": 0,
-        "dry_multiplier": 0,
     }
 )
-"""The fields that turn on a penalty, each with the value at which it is off."""
+"""Upstream's fields, each with the value at which it is off."""
+NEUTRAL = MappingProxyType({**UPSTREAM, "no_repeat_ngram_size": 0, "dry_multiplier": 0})
+"""The fields that turn on a penalty, likewise."""
 SEES_PROMPT = ("repetition_penalty", "no_repeat_ngram_size", "dry_multiplier")
-UPSTREAM = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -52,7 +53,7 @@ class HistoryParams:
         integer(-1, LARGEST_NUMBER),
         "how many of the most recent tokens the frequency, presence and repetition penalties "
         "count; -1 counts all of them",
-        ("frequency_penalty", "presence_penalty", "repetition_penalty"),
+        COUNTS,
     )
     no_repeat_ngram_size: int = field(
         0,
@@ -116,6 +117,11 @@ class HistoryParams:
         """Whether DRY is on."""
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any of these penalties is on."""
+        return self.has_dry or self.no_repeat_ngram_size > 0
+
     def request_fields(self) -> dict[str, Any]:
         """The request fields that specify these settings."""
         return {name: getattr(self, name) for name in FIELDS}
@@ -157,7 +163,7 @@ def is_used(sampling_params: Any) -> bool:
     """
     own: HistoryParams | None = sampling_params.history_params
     return (
-        (own is not None and (own.has_dry or own.no_repeat_ngram_size > 0))
+        (own is not None and own.is_used)
         or sampling_params.frequency_penalty != 0
         or sampling_params.presence_penalty != 0
         or sampling_params.repetition_penalty != 1

@@ -62,7 +62,7 @@ def warm_up(
     kernels.seed(state, {0: RowWindow(array("q", [0]), length=1)})
     numbers = np.zeros(NUMBERS, dtype=np.int32)
     numbers[RING], numbers[TOKENS], numbers[BREAKERS] = SPARE, 1, -1
-    ids, strengths = numbers[:0], np.ones(STRENGTHS, dtype=np.float32)
+    ids, strengths = numbers[:0], np.ones(len(STRENGTHS), dtype=np.float32)
     for at in (0, NOWHERE):
         seeds = [HistorySeed(0, at, row, numbers, strengths, ids, words)]
         kernels.seed_history(histories[1], seeds)

@@ -1,6 +1,6 @@
 """The steps of the LZ penalty for a CPU, compiled by numba; rows are processed in sequence.
 
-The formulas, symbols and columns are those of `kernels.cuda`. `seed` is also used for CUDA, because
+The formulas, symbols and columns are those of `window_cuda`. `seed` is also used for CUDA, because
 the tokens of a prompt are on the host.
 """
 
@@ -20,6 +20,7 @@ from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE
 from lz_penalty.history import HistorySeed, HistoryState
 from lz_penalty.kernels import history_cpu
+from lz_penalty.kernels.history_cpu import run_lengths
 from lz_penalty.window import (
     ALIKE,
     BUFFER_SIZE,
@@ -60,38 +61,6 @@ LOG2 = np.log2(np.arange(LARGEST_MAX_WINDOW_SIZE + 2).clip(1)).astype(np.float32
 
 
 @compiled
-def _run_lengths(visible, run):
-    """Write run_k to column k, given the visible tokens, oldest first.
-
-    With the newest token first, run_k is the length of the longest common prefix of the tokens and
-    of the tokens from column k on, which is the Z-function. It takes O(tokens + columns), however
-    often the tokens repeat. Columns past the tokens get 0.
-    """
-    count = len(visible)
-    newest = count - 1
-    run[:] = 0
-    start = end = 0  # newest first, the run that reaches furthest so far is visible[start:end]
-    for period in range(1, min(count, len(run))):
-        length = 0
-        if period < end:
-            length = min(end - period, run[period - start])
-            if length < end - period:
-                run[period] = length
-                continue
-        elif visible[newest] != visible[newest - period]:
-            continue
-        while (
-            length < LONGEST_RUN
-            and period + length < count
-            and visible[newest - length] == visible[newest - period - length]
-        ):
-            length += 1
-        run[period] = length
-        if period + length > end:
-            start, end = period, period + length
-
-
-@compiled
 def _shortest_loop(period):
     """s_k."""
     return SHORTEST_LOOP_OF_ONE if period == 1 else SHORTEST_LOOP
@@ -106,7 +75,7 @@ def _is_loop(run, period):
 @compiled
 def _copies(run, period):
     """floor(run_k / k)."""
-    # As in `cuda._penalise`: a division of integers would not be vectorised.
+    # As in `window_cuda._copies`: a division of integers would not be vectorised.
     return int((np.float32(run) + np.float32(0.5)) / np.float32(period))
 
 
@@ -216,8 +185,8 @@ def _replay(visible, first, onset, runs, cover):
     """Update runs and cover from the step after the first tokens to the step after all of them;
     `visible` are marked tokens, oldest first."""
     alike = np.where(visible[:first] < LEAST_ID, np.int32(NUMBER_MARK), visible[:first])
-    _run_lengths(visible[:first], runs[EXACT])
-    _run_lengths(alike, runs[ALIKE])
+    run_lengths(visible[:first], runs[EXACT], LONGEST_RUN)
+    run_lengths(alike, runs[ALIKE], LONGEST_RUN)
     newest_first = visible[::-1].copy()
     steps = len(visible) - first
     _mark_many_numbers(newest_first[steps:], runs[ALIKE], onset)
@@ -241,7 +210,7 @@ def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover, num
     tokens[row, end - (len(kept) - wrapped) : end] = kept[wrapped:]
     tokens[row, capacity - wrapped :] = kept[:wrapped]
     if not onset:
-        _run_lengths(visible, run[row, EXACT, :window_size])
+        run_lengths(visible, run[row, EXACT, :window_size], LONGEST_RUN)
         return
     # Contiguous, because otherwise the compiler does not vectorise the loops over them.
     runs = np.empty((RUNS, window_size), np.int16)
@@ -254,8 +223,8 @@ def _seed(row, own, sampled, length, window_size, onset, tokens, run, cover, num
 @compiled
 def _advance(path, tokens, run, params, cover, numbers, position, window, runs, cover_after):
     """Write the seen tokens after a path, newest first, the runs of their periods, and the row's
-    cover; see `cuda._runs_and_cover`. `position` is that of the newest token. Returns the number of
-    seen tokens, and how many of the newest are looped."""
+    cover; see `window_cuda._runs_and_cover`. `position` is that of the newest token. Returns the
+    number of seen tokens, and how many of the newest are looped."""
     visible = max(0, position + 1 - int(params[FIRST_VISIBLE]))
     window_size = int(params[WINDOW_SIZE])
     onset = int(params[ONSET])

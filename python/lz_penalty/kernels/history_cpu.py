@@ -52,14 +52,36 @@ LOG_OF_LARGEST = 88.7228391
 
 
 @compiled
-def _run_lengths(tokens, run):
-    """Write run_k to column k, as the Z-function of the history with its newest token first."""
+def run_lengths(tokens, run, longest):
+    """Write run_k to column k, at most `longest`; columns past the tokens get 0.
+
+    With the newest token first, run_k is the length of the longest common prefix of the tokens and
+    of the tokens from column k on, which is the Z-function. It takes O(tokens + columns), however
+    often the tokens repeat.
+
+    Args:
+        tokens: integer [length], oldest first.
+        run: integer [columns]; filled.
+        longest: where runs saturate.
+    """
     count = len(tokens)
+    newest = count - 1
     run[:] = 0
     start = end = 0  # newest first, the run that reaches furthest so far is tokens[start:end]
     for period in range(1, min(count, len(run))):
-        length = min(end - period, run[period - start]) if period < end else 0
-        while period + length < count and tokens[-1 - length] == tokens[-1 - period - length]:
+        length = 0
+        if period < end:
+            length = min(end - period, run[period - start])
+            if length < end - period:
+                run[period] = length
+                continue
+        elif tokens[newest] != tokens[newest - period]:
+            continue
+        while (
+            length < longest
+            and period + length < count
+            and tokens[newest - length] == tokens[newest - period - length]
+        ):
             length += 1
         run[period] = length
         if period + length > end:
@@ -105,7 +127,7 @@ def _seed(tokens, entries, distinct, ring, numbers, mask, tails):
     for position in range(max(0, count - size), count):
         ring[ENTRY, position % size] = entries[position]
     if numbers[PERIODS]:
-        _run_lengths(tokens, ring[RUN, : numbers[PERIODS] + 1])
+        run_lengths(tokens, ring[RUN, : numbers[PERIODS] + 1], count)
     if numbers[BREAKERS] >= 0:
         newest_first = tokens[::-1]
         for position in range(count):

@@ -1,4 +1,4 @@
-"""The penalties over a whole history, in the launch that applies the LZ penalty (`cuda`).
+"""The penalties over a whole history, in the launch that applies the LZ penalty (`window_cuda`).
 
 After the LZ penalty, each of the request's tokens a is changed once, in this order:
 
@@ -55,7 +55,7 @@ PRESENCE = tl.constexpr(history.PRESENCE)
 REPETITION = tl.constexpr(history.REPETITION)
 DRY_MULTIPLIER = tl.constexpr(history.DRY_MULTIPLIER)
 DRY_BASE = tl.constexpr(history.DRY_BASE)
-STRENGTHS = tl.constexpr(history.STRENGTHS)
+STRENGTHS = tl.constexpr(len(history.STRENGTHS))
 MOST_TAILS = tl.constexpr(histories.MOST_TAILS)
 TAIL = tl.constexpr(1 + history.LONGEST_TAIL)
 NUMBER_MARK = tl.constexpr(window.NUMBER_MARK)
@@ -432,3 +432,9 @@ def penalise(
             # Every bit is set, and every logit lowered.
             tl.debug_barrier()
             forbid(logits_ptr, token_stride, vocab_size, forbidden_ptr)
+
+
+def forbid_kernel(logits_ptr, row_stride, token_stride, vocab_size, forbidden_ptr, words):
+    """`forbid` for each row of logits, after a grammar's mask."""
+    row = tl.program_id(0).to(tl.int64)
+    forbid(logits_ptr + row * row_stride, token_stride, vocab_size, forbidden_ptr + row * words)

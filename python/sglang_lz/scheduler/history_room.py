@@ -45,7 +45,7 @@ def room_for(runner: ModelRunner, rows: int, nodes: int) -> HistoryRoom:
     room = HistoryRoom(config.vocab_size, nodes=0 if is_cpu else nodes)
     # All tokens may be distinct, including those of images, and any token may stop a request.
     longest, tokens = config.context_len, config.context_len + SPARE
-    size = RowHistory((), 0, longest, 1.0, params=HistoryParams(dry_multiplier=1)).size(tokens)
+    size = RowHistory((), 0, longest, params=HistoryParams(dry_multiplier=1)).size(tokens)
     most = size.words(room.nodes) + config.vocab_size + MOST_WHITELISTED
     room.words = min(memory() * 2**18, rows * most)
     room.logits = rows * nodes

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from lz_penalty import breakers
-from lz_penalty.fields.histories import HistoryParams, is_used
+from lz_penalty.fields.histories import UPSTREAM, HistoryParams, is_used
 from lz_penalty.history import HistoryNeed, HistoryRoom
 from lz_penalty.history_penalizer import RowHistory
 from lz_penalty.penalizer import RowStart
@@ -96,11 +96,8 @@ def _history(req: Req, end: int, vocab_size: int) -> RowHistory:
         req.full_untruncated_fill_ids[:end] if end else req.origin_input_ids,
         prompt,
         prompt + params.max_new_tokens,
-        params.frequency_penalty,
-        params.presence_penalty,
-        params.repetition_penalty,
-        params.min_new_tokens,
-        request_end_tokens(req, vocab_size) if params.min_new_tokens else (),
+        {name: getattr(params, name) for name in UPSTREAM},
         own,
+        request_end_tokens(req, vocab_size) if params.min_new_tokens else (),
         tables,
     )

@@ -23,12 +23,12 @@ def notes(name: str) -> Path:
     return Path(os.environ["LZ_TEST_NOTES"], f"{os.getpid()}-{name}")
 
 
-def note_compilations(cuda_kernels: ModuleType) -> None:
+def note_compilations(_: ModuleType) -> None:
     """Append a line for each of our kernels that Triton compiles or loads from its cache."""
     from triton import knobs
 
     def note(**event: Any) -> None:
-        if event["fn"].module == cuda_kernels.__name__:
+        if event["fn"].module.startswith("lz_penalty.kernels."):
             with notes("compiled").open("a") as file:
                 file.write(f"{event['repr']}\n")
 
