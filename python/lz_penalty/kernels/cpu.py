@@ -20,7 +20,7 @@ from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE
 from lz_penalty.history import HistorySeed, HistoryState
 from lz_penalty.kernels import history_cpu
-from lz_penalty.kernels.history_cpu import run_lengths
+from lz_penalty.kernels.history_cpu import Trees, run_lengths
 from lz_penalty.window import (
     ALIKE,
     BUFFER_SIZE,
@@ -335,34 +335,6 @@ def _differ(run, alike, length):
 
 
 @compiled
-def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset, tokens, run, params, cover,
-    numbers,
-):  # fmt: skip
-    capacity = tokens.shape[1]
-    window, runs = np.empty(capacity + 1, np.int32), np.empty((RUNS, capacity + 1), np.int16)
-    matched, lowered = np.empty(capacity + 1, np.int16), np.empty(capacity, np.float32)
-    cover_after = np.empty(COVER, np.int64)
-    for row, owner in enumerate(request_rows):
-        own = params[owner]
-        if own[PENALTY] == 0:
-            continue
-        position = seq_lens[row] - 1
-        first = row + offset
-        path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
-        length, reach = _advance(
-            path, tokens[owner], run[owner], own, cover[owner], numbers, position, window, runs,
-            cover_after,
-        )  # fmt: skip
-        if len(path):
-            _keep(
-                window[:1], runs, cover_after, position, tokens[owner], run[owner], own,
-                cover[owner],
-            )  # fmt: skip
-        _lower(logits[row], window, runs, length, own, cover_after, reach, matched, lowered)
-
-
-@compiled
 def _keep(path, runs, cover_after, position, tokens, run, params, cover):
     """Write a window back; the arguments are those that `_advance` receives and fills, but `path`
     has its tokens marked."""
@@ -376,7 +348,8 @@ def _keep(path, runs, cover_after, position, tokens, run, params, cover):
 
 
 @compiled
-def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cover, numbers):
+def _run(logits, request_rows, root, paths, lengths, keeps, tokens, run, params, cover, numbers):
+    """Lower the logits after each path, as far as there are any, and keep the paths if `keeps`."""
     capacity = tokens.shape[1]
     nodes, depth = paths.shape[1:]
     window, runs = np.empty(capacity + depth, np.int32), np.empty((RUNS, capacity + 1), np.int16)
@@ -393,35 +366,16 @@ def _verify(logits, request_rows, root, paths, lengths, tokens, run, params, cov
                 path, tokens[owner], run[owner], own, cover[owner], numbers, position, window,
                 runs, cover_after,
             )  # fmt: skip
-            _lower(
-                logits[tree * nodes + node], window, runs, length, own, cover_after, reach,
-                matched, lowered,
-            )  # fmt: skip
-
-
-@compiled
-def _accept(
-    request_rows, root, paths, accept_index, num_correct_drafts, tokens, run, params, cover,
-    numbers,
-):  # fmt: skip
-    capacity = tokens.shape[1]
-    nodes, depth = paths.shape[1:]
-    window, runs = np.empty(capacity + depth, np.int32), np.empty((RUNS, capacity + 1), np.int16)
-    cover_after = np.empty(COVER, np.int64)
-    for tree, owner in enumerate(request_rows):
-        own = params[owner]
-        if own[PENALTY] == 0:
-            continue
-        accepted = num_correct_drafts[tree]
-        node = accept_index[tree, accepted] - tree * nodes
-        path = paths[tree, node, : accepted + 1]
-        position = root[tree] + accepted
-        _advance(
-            path, tokens[owner], run[owner], own, cover[owner], numbers, position, window, runs,
-            cover_after,
-        )  # fmt: skip
-        marked = window[: len(path)]
-        _keep(marked, runs, cover_after, position, tokens[owner], run[owner], own, cover[owner])
+            if keeps and len(path):
+                _keep(
+                    window[: len(path)], runs, cover_after, position, tokens[owner], run[owner],
+                    own, cover[owner],
+                )  # fmt: skip
+            if logits.shape[1]:
+                _lower(
+                    logits[tree * nodes + node], window, runs, length, own, cover_after, reach,
+                    matched, lowered,
+                )  # fmt: skip
 
 
 def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
@@ -466,13 +420,15 @@ def step(
 ) -> None:
     """See `reference.steps.step`, and `forbid` for `forbids`."""
     request_rows, seq_lens, input_ids, prefilled, offset = inputs
-    if width:
-        _step(
-            logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(),
-            prefilled, offset, *state.arrays, state.host_numbers,
-        )  # fmt: skip
-    if history is not None:
-        history_cpu.step(history, logits, inputs, forbids=forbids)
+    # As trees of one node, or of none where a row was seeded.
+    rows = len(request_rows)
+    lengths = np.zeros((rows, 1), dtype=np.int64)
+    lengths[prefilled:] = 1
+    paths = np.zeros((rows, 1, 1), dtype=np.int32)
+    paths[prefilled:, 0, 0] = input_ids.numpy()[prefilled + offset : rows + offset]
+    root = seq_lens.numpy()[:rows] - lengths[:, 0]
+    trees = request_rows.numpy(), root, paths, lengths
+    _run_both(state, history, width, logits.numpy(), trees, keeps=True, forbids=forbids)
 
 
 def verify(
@@ -488,13 +444,8 @@ def verify(
     paths, lengths = draft_tree.paths(
         trees.tokens, trees.first_child, trees.next_sibling, trees.depth
     )
-    if width:
-        _verify(
-            logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),
-            lengths.numpy(), *state.arrays, state.host_numbers,
-        )  # fmt: skip
-    if history is not None:
-        history_cpu.verify(history, logits, trees, paths, lengths, forbids=forbids)
+    own = trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(), lengths.numpy()
+    _run_both(state, history, width, logits.numpy(), own, keeps=False, forbids=forbids)
     return paths
 
 
@@ -506,10 +457,28 @@ def accept(
     history: HistoryState | None = None,
 ) -> None:
     """See `reference.steps.accept`."""
+    request_rows, root, paths, accept_index, correct = (tensor.numpy() for tensor in accepted)
+    tree = np.arange(len(request_rows))
+    node = accept_index[tree, correct] - tree * paths.shape[1]
+    own = request_rows, root, paths[tree, node][:, None], correct[:, None] + np.int64(1)
+    none = np.empty((len(tree), 0), dtype=np.float32)
+    _run_both(state, history, width, none, own, keeps=True, forbids=False)
+
+
+def _run_both(
+    state: WindowState,
+    history: HistoryState | None,
+    width: int,
+    logits: NDArray[np.float32],
+    trees: Trees,
+    *,
+    keeps: bool,
+    forbids: bool,
+) -> None:
     if width:
-        _accept(*(tensor.numpy() for tensor in accepted), *state.arrays, state.host_numbers)
+        _run(logits, *trees, keeps, *state.arrays, state.host_numbers)
     if history is not None:
-        history_cpu.accept(history, accepted)
+        history_cpu.run(history, logits, trees, keeps=keeps, forbids=forbids)
 
 
 def forbid(history: HistoryState, logits: Tensor) -> None:

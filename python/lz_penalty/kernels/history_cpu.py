@@ -6,12 +6,13 @@ the tokens of a prompt are on the host.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lz_penalty.compiled import compiled
-from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.history import (
     AT,
     BREAK_END,
@@ -45,7 +46,11 @@ from lz_penalty.history import (
     HistorySeed,
     HistoryState,
 )
-from lz_penalty.window import StepInputs
+
+Trees: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
+"""The request row and the position of the root of each tree, integer [batch]; and the paths from
+each node up to its root, newest first, int32 [batch, nodes, depth], with their lengths, int64
+[batch, nodes]."""
 
 # The largest exponent, that of the largest float (as in llama.cpp).
 LOG_OF_LARGEST = 88.7228391
@@ -355,31 +360,8 @@ def _penalise(
 
 
 @compiled
-def _step(
-    logits, request_rows, seq_lens, input_ids, prefilled, offset, forbidden, forbids,
-    memory, numbers, strengths, mask, tails,
-):  # fmt: skip
-    room = _room(request_rows, numbers, 1)
-    newest, runs, entries, fresh, counts, best, completes, recent = room
-    for row, owner in enumerate(request_rows):
-        own = numbers[owner]
-        if own[AT] < 0:
-            continue
-        distinct, ring, ids = _parts(memory, own)
-        first = row + offset
-        path = input_ids[first : first + 1] if row >= prefilled else input_ids[:0]
-        _penalise(
-            logits[row], path, seq_lens[row] - 1, len(path) > 0, distinct, ring, own,
-            strengths[owner], ids, mask, tails, forbidden[row],
-            newest, runs, entries, fresh, counts, best, completes, recent,
-        )  # fmt: skip
-        if forbids and (own[NGRAM_SIZE] or own[MIN_NEW_TOKENS]):
-            _forbid_row(logits[row], forbidden[row])
-
-
-@compiled
-def _verify(
-    logits, request_rows, root, paths, lengths, forbidden, forbids,
+def _run(
+    logits, request_rows, root, paths, lengths, keeps, forbidden, forbids,
     memory, numbers, strengths, mask, tails,
 ):  # fmt: skip
     nodes, depth = paths.shape[1:]
@@ -394,36 +376,12 @@ def _verify(
             path = paths[tree, node, : lengths[tree, node]]
             row = tree * nodes + node
             _penalise(
-                logits[row], path, root[tree] + len(path) - 1, False,
+                logits[row], path, root[tree] + len(path) - 1, keeps and len(path) > 0,
                 distinct, ring, own, strengths[owner], ids, mask, tails, forbidden[row],
                 newest, runs, entries, fresh, counts, best, completes, recent,
             )  # fmt: skip
             if forbids and (own[NGRAM_SIZE] or own[MIN_NEW_TOKENS]):
                 _forbid_row(logits[row], forbidden[row])
-
-
-@compiled
-def _accept(
-    logits, request_rows, root, paths, accept_index, num_correct_drafts,
-    memory, numbers, strengths, mask, tails,
-):  # fmt: skip
-    nodes, depth = paths.shape[1:]
-    room = _room(request_rows, numbers, depth)
-    newest, runs, entries, fresh, counts, best, completes, recent = room
-    nothing = np.empty(0, np.uint32)
-    for tree, owner in enumerate(request_rows):
-        own = numbers[owner]
-        if own[AT] < 0:
-            continue
-        distinct, ring, ids = _parts(memory, own)
-        accepted = num_correct_drafts[tree]
-        node = accept_index[tree, accepted] - tree * nodes
-        path = paths[tree, node, : accepted + 1]
-        _penalise(
-            logits[0, :0], path, root[tree] + accepted, True,
-            distinct, ring, own, strengths[owner], ids, mask, tails, nothing,
-            newest, runs, entries, fresh, counts, best, completes, recent,
-        )  # fmt: skip
 
 
 @compiled
@@ -483,67 +441,33 @@ def seed(state: HistoryState, seeds: list[HistorySeed]) -> None:
             _seed(one.tokens, entries, distinct, ring, own, mask, tails)
 
 
-def step(
+def run(
     state: HistoryState,
-    logits: Tensor,
-    inputs: StepInputs,
+    logits: NDArray[np.float32],
+    trees: Trees,
     *,
+    keeps: bool,
     forbids: bool,
 ) -> None:
-    """Bring the histories of a batch up to date, and change the logits accordingly.
+    """Change the logits after each path of a batch.
 
     Args:
-        state: the histories.
-        logits, inputs: as in `reference.steps.step`.
+        state: the histories, which end before the roots.
+        logits: float32 [batch x nodes, V]; changed in place. Without columns, none are changed.
+        trees: the paths.
+        keeps: whether to append the paths to the histories; each tree then has only one.
         forbids: whether to forbid the noted tokens at once; otherwise `forbid` does.
     """
-    request_rows, seq_lens, input_ids, prefilled, offset = inputs
-    _step(
-        logits.numpy(), request_rows.numpy(), seq_lens.numpy(), input_ids.numpy(), prefilled,
-        offset, _forbidden(state, logits), forbids, *state.arrays,
-    )  # fmt: skip
-
-
-def verify(
-    state: HistoryState,
-    logits: Tensor,
-    trees: DraftTrees,
-    paths: Tensor,
-    lengths: Tensor,
-    *,
-    forbids: bool,
-) -> None:
-    """Change the logits of every node of a batch of draft trees.
-
-    Args:
-        state: the histories, which end before the roots and are not changed.
-        logits, trees: as in `reference.steps.verify`.
-        paths: the tokens from each node up to its root, int32 [batch, nodes, depth].
-        lengths: how many tokens each path has, int64 [batch, nodes].
-        forbids: as in `step`.
-    """
-    _verify(
-        logits.numpy(), trees.request_rows.numpy(), trees.root.numpy(), paths.numpy(),
-        lengths.numpy(), _forbidden(state, logits), forbids, *state.arrays,
-    )  # fmt: skip
+    _run(logits, *trees, keeps, _forbidden(state, logits), forbids, *state.arrays)
 
 
 def forbid(state: HistoryState, logits: Tensor) -> None:
     """See `cuda.forbid`."""
-    _forbid(logits.numpy(), _forbidden(state, logits))
+    _forbid(logits.numpy(), _forbidden(state, logits.numpy()))
 
 
-def _forbidden(state: HistoryState, logits: Tensor) -> NDArray[np.uint32]:
+def _forbidden(state: HistoryState, logits: NDArray[np.float32]) -> NDArray[np.uint32]:
     """The bits of the forbidden tokens for each row of logits."""
     assert len(logits) <= len(state.forbidden), "no bits were reserved for such a batch"
     bits: NDArray[np.int32] = state.forbidden.numpy()
     return bits.view(np.uint32)
-
-
-def accept(
-    state: HistoryState,
-    accepted: AcceptedPaths,
-) -> None:
-    """Append the accepted path of each draft tree; see `reference.steps.accept`."""
-    none = np.empty((1, 0), np.float32)
-    _accept(none, *(tensor.numpy() for tensor in accepted), *state.arrays)

@@ -101,23 +101,17 @@ def step(
         width: at least the largest window size among the rows with a penalty, at most the
             capacity.
     """
-    batch_rows = _penalised(state, inputs.request_rows)
-    for rows, is_seeded in (
-        (batch_rows[batch_rows < inputs.prefilled], True),
-        (batch_rows[batch_rows >= inputs.prefilled], False),
-    ):
-        if not len(rows):
-            continue
-        owners = inputs.request_rows[rows].long()
-        position = inputs.seq_lens[rows].long() - 1
-        if is_seeded:
-            windows = WindowView.of(state, owners, position, width)
-        else:
-            before = WindowView.of(state, owners, position - 1, width)
-            newest = marked(state, owners, inputs.input_ids[rows + inputs.offset])
-            windows = before.advance(newest)
-            windows.keep(state, owners, position, new=1)
-        _subtract(logits, rows, windows)
+    rows = _penalised(state, inputs.request_rows)
+    if not len(rows):
+        return
+    owners = inputs.request_rows[rows].long()
+    position = inputs.seq_lens[rows].long() - 1
+    length = (rows >= inputs.prefilled).long()
+    newest = inputs.input_ids[(rows + inputs.offset) * length]  # any token where there is none
+    before = WindowView.of(state, owners, position - length, width)
+    windows = advance_along(before, marked(state, owners, newest[:, None]), length)
+    windows.keep(state, owners, position, new=1)
+    _subtract(logits, rows, windows)
 
 
 def verify(
