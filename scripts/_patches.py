@@ -18,7 +18,7 @@ from patches_tool import inplace, upstream, workspace
 from patches_tool.bump import bump
 from patches_tool.gitapply import run, transform
 from patches_tool.lint import lint
-from patches_tool.modes import JUDGED
+from patches_tool.modes import REVIEWED
 from patches_tool.overlay import build
 from patches_tool.patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
 from patches_tool.upstream import LOCK, Lock, release_dir
@@ -137,7 +137,7 @@ def _export(options: argparse.Namespace) -> int:
     root = release_dir()
     if (found := workspace.release(options.dir)) != root.name:
         raise DistError(f"{options.dir} is of {found}, but the patches are for {root.name}.")
-    kept = {name: (root / name).read_bytes() for name in (LOCK, JUDGED)}
+    kept = {name: (root / name).read_bytes() for name in (LOCK, REVIEWED)}
     changed = workspace.write(workspace.export(options.dir), root.name, kept)
     for name in changed:
         print(f"{'wrote' if (upstream.PATCHES / name).exists() else 'deleted'} {name}")

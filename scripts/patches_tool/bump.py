@@ -15,7 +15,7 @@ from pathlib import Path
 from _checkout import ROOT
 from patches_tool import workspace
 from patches_tool.gitapply import git, run, transform
-from patches_tool.modes import JUDGED, judged, modes
+from patches_tool.modes import REVIEWED, modes, reviewed
 from patches_tool.patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
 from patches_tool.upstream import ARCHES, LOCK, PYTHONS, Lock, fetch, pin, release_dir
 from patches_tool.workspace import BASE, patch_names
@@ -90,8 +90,8 @@ def bump(version: str, tree: Path, how: str | None, cache: Path) -> int:
     if wrong:
         print(f"Nothing was written. Mend the commits in {tree}, then\n  {again} --continue")
         return 1
-    kept = "".join(f"{mode}\n" for mode in judged(release_dir()) if mode in present)
-    workspace.write(patches, version, {LOCK: lock.dump().encode(), JUDGED: kept.encode()})
+    kept = "".join(f"{mode}\n" for mode in reviewed(release_dir()) if mode in present)
+    workspace.write(patches, version, {LOCK: lock.dump().encode(), REVIEWED: kept.encode()})
     print(f"patches/{version} is written. Next:\n  scripts/patches check\n  scripts/test full")
     return 0
 
@@ -173,8 +173,8 @@ def _to_do(tree: Path, version: str, present: list[str]) -> Iterator[str]:
     sources = [path.read_text("utf-8") for of in folders for path in of.rglob("*.py")]
     yield from (f"our code: {what}" for what in missing(sources, tree, FROM_BASE, BASE))
     for mode in present:
-        if mode not in judged(release_dir()):
-            yield f"{mode} is new: judge it, then add it to patches/{version}/{JUDGED}"
+        if mode not in reviewed(release_dir()):
+            yield f"{mode} is new: review it, then add it to patches/{version}/{REVIEWED}"
 
 
 def missing(sources: list[str], tree: Path, old: str, new: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The server arguments and speculative algorithms of a release.
 
 `sglang_lz/bounds/modes.py` records for each whether the penalties are exact in it. Those that have
-been reviewed are listed in ``judged`` beside the patches; a test fails for any other.
+been reviewed are listed in ``reviewed-modes`` beside the patches; a test fails for any other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import Read
 
-JUDGED = "judged"
+REVIEWED = "reviewed-modes"
 ARGUMENTS = r"sglang/srt/(server_args|arg_groups/fields/\w+)\.py"
 ALGORITHMS = "sglang/srt/speculative/spec_info.py"
 
@@ -39,9 +39,9 @@ def modes(names: Iterable[str], read: Read) -> list[str]:
     return sorted(found)
 
 
-def judged(root: Path) -> list[str]:
-    """Return the modes listed in ``root``/judged; DistError if it is missing."""
-    if not (root / JUDGED).exists():
-        raise DistError(f"{root / JUDGED} is missing; restore it with git.")
-    lines = (root / JUDGED).read_text("utf-8").splitlines()
+def reviewed(root: Path) -> list[str]:
+    """Return the modes listed in ``root``/reviewed-modes; DistError if it is missing."""
+    if not (root / REVIEWED).exists():
+        raise DistError(f"{root / REVIEWED} is missing; restore it with git.")
+    lines = (root / REVIEWED).read_text("utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]

@@ -20,7 +20,7 @@ from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME
 
 PATCHES = ROOT / "patches"
-"""The folder of the release's folder, which holds `LOCK`, `series`, `judged` and the patches."""
+"""The folder of the release's folder, which holds `LOCK`, `series`, `reviewed-modes`, patches."""
 LOCK = "upstream.lock"
 PYTHONS = ("cp311", "cp312", "cp313")
 ARCHES = ("x86_64", "aarch64")

@@ -45,7 +45,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.rmtree(tree)
     (world.patches / "series").write_text("\n".join(EDITS) + "\n")
     parts.write_lock(world.patches / "upstream.lock", world.wheel)
-    (world.patches / "judged").write_text("algorithm NGRAM\nargument model_path\n")
+    (world.patches / "reviewed-modes").write_text("algorithm NGRAM\nargument model_path\n")
     world.site(world.wheel, "installed")
     return root
 

@@ -108,8 +108,8 @@ def test_our_code_uses_a_name_that_the_release_lacks(world: World) -> None:
     assert "our code: sglang.srt.server_args has no ServerArgs\n" in out
     assert "our code: nothing in the release has the name model_path, which our code reads\n" in out
     assert "algorithms" not in out
-    assert "argument path is new: judge it, then add it to patches/0.5.24/judged\n" in out
-    assert (new / "judged").read_text() == "algorithm NGRAM\n"
+    assert "argument path is new: review it, then add it to patches/0.5.24/reviewed-modes\n" in out
+    assert (new / "reviewed-modes").read_text() == "algorithm NGRAM\n"
 
 
 @pytest.mark.parametrize(

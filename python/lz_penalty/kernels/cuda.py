@@ -21,7 +21,7 @@ from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import DEFAULT_WINDOW_SIZE
 from lz_penalty.history import NOWHERE, RING, HistoryRoom, HistorySeed, HistorySize, HistoryState
 from lz_penalty.kernels import cpu, history_cpu, history_cuda, window_cuda
-from lz_penalty.kernels.launch import Kernel
+from lz_penalty.kernels.kernel import Kernel
 from lz_penalty.upload import upload
 from lz_penalty.window import RowWindow, StepInputs, WindowState, bytes_of_row
 

@@ -365,8 +365,8 @@ def _run(
     memory, numbers, strengths, mask, tails,
 ):  # fmt: skip
     nodes, depth = paths.shape[1:]
-    room = _room(request_rows, numbers, depth)
-    newest, runs, entries, fresh, counts, best, completes, recent = room
+    scratch = _scratch(request_rows, numbers, depth)
+    newest, runs, entries, fresh, counts, best, completes, recent = scratch
     for tree, owner in enumerate(request_rows):
         own = numbers[owner]
         if own[AT] < 0:
@@ -399,7 +399,7 @@ def _parts(memory, own):
 
 
 @compiled
-def _room(request_rows, numbers, depth):
+def _scratch(request_rows, numbers, depth):
     """Working memory for one row at a time; all rows reuse it."""
     tokens = reach = depth
     for owner in request_rows:

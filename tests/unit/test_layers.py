@@ -18,7 +18,7 @@ PYTHON = ROOT / "python"
 LIBRARIES = ("lz_penalty", "proper_tokens")
 """Each imports none of our other packages, and no engine."""
 ENGINES = {"sglang", "sgl_kernel", "vllm"}
-ROOMS = (
+LAYERS = (
     "cpu",
     "demo",
     "models",
@@ -89,8 +89,8 @@ def place(module: str) -> int:
     package, _, inside = module.partition(".")
     if package != "sglang_lz":
         return -1
-    room = inside.partition(".")[0]
-    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+    layer = inside.partition(".")[0]
+    return LAYERS.index(layer) if layer in LAYERS else len(LAYERS)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
