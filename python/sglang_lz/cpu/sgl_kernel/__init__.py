@@ -8,6 +8,7 @@ Importing it registers the operators that SGLang calls as `torch.ops.sgl_kernel.
 leave out `convert_weight_packed`: without it, SGLang assumes that there are no AMX kernels and uses
 plain torch for every layer.
 """
+# ruff: noqa: F401 (SGLang imports them from here)
 
 from .attention import build_draft_decode_metadata_cpu, decode_attention_cpu, extend_attention_cpu
 from .cache import (
@@ -32,23 +33,3 @@ from .speculative import (
 )
 
 __version__ = "0.0.0+sglang.lz.cpu"
-
-__all__ = [
-    "assign_draft_cache_locs_contiguous_cpu",
-    "assign_extend_cache_locs_cpu",
-    "assign_req_to_token_pool_cpu",
-    "build_draft_decode_metadata_cpu",
-    "build_tree_kernel_efficient_cpu",
-    "chain_speculative_sampling_triton",
-    "copy_all_layer_kv_cache_cpu",
-    "decode_attention_cpu",
-    "extend_attention_cpu",
-    "fill_accept_out_cache_loc_cpu",
-    "fill_bonus_tokens_cpu",
-    "murmur_hash32_cpu",
-    "rotate_input_ids_cpu",
-    "top_k_renorm_prob",
-    "top_p_renorm_prob",
-    "tree_speculative_sampling_target_only",
-    "verify_tree_greedy_cpu",
-]

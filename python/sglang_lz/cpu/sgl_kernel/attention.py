@@ -1,22 +1,32 @@
 """Attention in torch, under the names of the Intel AMX kernels that SGLang's CPU backend calls.
 
-Shapes: B requests; H query heads and G key/value heads of width E (values: F); K slots in the KV
-cache; S rows and T columns in `req_to_token` (S, T) int32, the slot of every token of a row.
-
 They are needed for speculative decoding, which upstream supports on a CPU only with AMX. They
 implement everything its backend uses except attention sinks, logit caps, cross-attention, windows
-of bidirectional attention and an 8-bit cache.
+of bidirectional attention and an 8-bit cache, and raise NotImplementedError for those.
+
+Shapes: B requests; H query heads and G key/value heads of width E (values: F); K slots in the KV
+cache; S rows and T columns in `req_to_token`. The signatures are those of the kernels, and these
+arguments mean the same in each:
+
+    output: (tokens, H, F) float, written.
+    k_buffer: (K, G, E) float, the keys in the cache; v_buffer: (K, G, F) float, the values.
+    k_scale, v_scale: must be 1.
+    req_to_token: (S, T) int32, the slot of every token of a row.
+    req_pool_indices: (B,) int, row of each request.
+    seq_lens: (B,) int, tokens of each request with the new ones.
+    sm_scale: factor of the scores.
+    logit_cap, is_cross_attn, sinks: must be 0, false and None.
+    sliding_window: how many of the newest tokens one sees, itself included; 0 = all.
+    max_len_extend, encoder_lens, attn_logits: not used here.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import torch
+from torch.library import custom_op
 from torch.nn.functional import scaled_dot_product_attention
-
-from .operators import operator
 
 
 def _refuse(**wanted: object) -> None:
-    """Raise NotImplementedError if a caller requests anything that these kernels do not support."""
     names = [name for name, value in wanted.items() if value]
     if names:
         raise NotImplementedError(
@@ -31,17 +41,9 @@ def _attend(
     visible: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of one request.
+    """Attention of one request: (L, H, F) from (L, H, E), (M, G, E) and (M, G, F), all float.
 
-    Args:
-        query: (L, H, E) float.
-        keys: (M, G, E) float.
-        values: (M, G, F) float.
-        visible: (L, M) bool, None = all.
-        scale: factor of the scores.
-
-    Returns:
-        (L, H, F) float.
+    `visible` is (L, M) bool; None = all.
     """
     q, k, v = (x.to(query.dtype).transpose(0, 1)[None] for x in (query, keys, values))
     grouped = query.shape[1] != keys.shape[1]
@@ -57,7 +59,7 @@ def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
     Args:
         tree: (N, N) bool, [i, j] = node i sees node j, itself included.
         prefix: how many tokens come before the tree.
-        window: how many of the newest tokens on its own path a node sees; 0 = all.
+        window: as `sliding_window`, on a node's own path.
 
     Returns:
         (N, prefix + N) bool.
@@ -70,7 +72,7 @@ def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
     return visible
 
 
-@operator("output")
+@custom_op("sgl_kernel::extend_attention_cpu", mutates_args=("output",), device_types="cpu")
 def extend_attention_cpu(
     query: torch.Tensor,
     key: torch.Tensor | None,
@@ -101,30 +103,12 @@ def extend_attention_cpu(
         query: (tokens, H, E) float, request after request.
         key: (tokens, G, E) float in any shape, of the new tokens; None = in the cache already.
         value: (tokens, G, F) float, likewise.
-        output: (tokens, H, F) float, written.
-        k_buffer: (K, G, E) float, the cache.
-        v_buffer: (K, G, F) float, the cache.
-        k_scale: must be 1, as v_scale.
-        v_scale: see k_scale.
-        req_to_token: (S, T) int32.
-        req_pool_indices: (B,) int, row of each request. Rows beyond `seq_lens` pad the batch; the
-            output of their tokens is 0.
-        seq_lens: (B,) int, tokens of each request with the new ones.
-        extend_seq_lens: (B,) int, how many are new.
+        req_pool_indices: rows beyond `seq_lens` pad the batch; the output of their tokens is 0.
+        extend_seq_lens: (B,) int, how many tokens are new.
         extend_start_loc: (B,) int, where a request's new tokens begin in `query`.
-        max_len_extend: part of the kernel's signature.
-        sm_scale: factor of the scores.
-        logit_cap: must be 0 (none).
-        is_cross_attn: must be false.
-        sliding_window: how many of the newest tokens one sees, itself included; 0 = all.
-        encoder_lens: part of the kernel's signature.
-        sinks: must be None.
         tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, if N tokens are new for each
             request; None = as `is_causal` says. Requests beyond it pad the batch, as chains.
         is_causal: whether a new token sees only those before it, or all of its request's.
-
-    Raises:
-        NotImplementedError: something else is asked for.
     """
     _refuse(
         logit_cap=logit_cap,
@@ -154,7 +138,11 @@ def extend_attention_cpu(
         output[here] = _attend(query[here], keys, values, visible, sm_scale)
 
 
-@operator("k_buffer", "v_buffer", "output")
+@custom_op(
+    "sgl_kernel::decode_attention_cpu",
+    mutates_args=("k_buffer", "v_buffer", "output"),
+    device_types="cpu",
+)
 def decode_attention_cpu(
     query: torch.Tensor,
     k_buffer: torch.Tensor,
@@ -180,27 +168,9 @@ def decode_attention_cpu(
 
     Args:
         query: (B, H, E) float.
-        k_buffer: (K, G, E) float, the cache, written at `loc`.
-        v_buffer: (K, G, F) float, the cache, written at `loc`.
-        k_scale: must be 1, as v_scale.
-        v_scale: see k_scale.
-        output: (B, H, F) float, written.
         key: (B, G, E) float in any shape; None = in the cache already.
         value: (B, G, F) float, likewise.
-        loc: (B,) int, slots of the new tokens.
-        attn_logits: the kernel's scratch, not used here.
-        req_to_token: (S, T) int32.
-        req_pool_indices: (B,) int, row of each request.
-        seq_lens: (B,) int, tokens of each request with the new one.
-        sm_scale: factor of the scores.
-        logit_cap: must be 0 (none).
-        is_cross_attn: must be false.
-        sliding_window: how many of the newest tokens one sees, itself included; 0 = all.
-        encoder_lens: part of the kernel's signature.
-        sinks: must be None.
-
-    Raises:
-        NotImplementedError: something else is asked for.
+        loc: (B,) int, slots of the new tokens in `k_buffer` and `v_buffer`.
     """
     _refuse(
         logit_cap=logit_cap,
@@ -230,10 +200,9 @@ def build_draft_decode_metadata_cpu(
     """Give each branch of a draft its own row of slots.
 
     Args:
-        req_to_token: (S, T) int32; after a request's tokens come the slots of its first branch,
-            `num_steps` of them, then those of its second.
-        req_pool_indices: (B,) int, row of each request.
-        seq_lens: (B,) int, tokens of each request without the draft.
+        req_to_token: after a request's tokens come the slots of its first branch, `num_steps` of
+            them, then those of its second.
+        seq_lens: without the draft.
         topk: branches of a request.
         num_steps: drafted tokens of a branch.
         pool_len: T.

@@ -1,8 +1,7 @@
 """Assigns KV cache slots to tokens, and moves the contents of slots.
 
-Shapes: B requests, S rows in the request pool, T columns (token positions) in it.
-`req_to_token` (S, T) int32 holds the KV cache slot of every token of a request row.
-Like the kernels that they replace, these functions write into tensors passed by the caller.
+The signatures are those of the kernels. In each, `req_pool_indices` (B,) int is the row of every
+request in `req_to_token` (S, T) int32, which has the slot of every token; `pool_len` is T.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
@@ -56,12 +55,9 @@ def assign_req_to_token_pool_cpu(
     """Record the slots of new tokens: `req_to_token[r, start:end] = next slots`, per request.
 
     Args:
-        req_pool_indices: (B,) int, row of each request.
-        req_to_token: (S, T) int32, written.
         start_offset: (B,) int, first position of each request's new tokens.
         end_offset: (B,) int, one past the last.
         out_cache_loc: (>= sum(end - start),) int, the slots, request after request.
-        pool_len: T; part of the kernel's signature, the shape says it here.
     """
     rows, columns = _pool_entries(req_pool_indices, start_offset, end_offset)
     req_to_token[rows, columns] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)
@@ -95,17 +91,13 @@ def assign_draft_cache_locs_contiguous_cpu(
     """Read the `topk * speculative_num_steps` slots that follow each request's sequence.
 
     Args:
-        req_pool_indices: (B,) int, row of each request.
-        req_to_token: (S, T) int32.
         seq_lens: (B,) int, position of the first slot to read.
         out_cache_loc: (B * topk * speculative_num_steps,) int, written.
-        pool_len: T; part of the kernel's signature, the shape says it here.
-        topk: branches of the draft tree.
-        speculative_num_steps: depth of the draft tree.
     """
-    columns = seq_lens.long()[:, None] + torch.arange(topk * speculative_num_steps)
-    slots = req_to_token[req_pool_indices.long()[:, None], columns]
-    out_cache_loc.copy_(slots.reshape(out_cache_loc.shape))
+    end = seq_lens + topk * speculative_num_steps
+    assign_extend_cache_locs_cpu(
+        req_pool_indices, req_to_token, seq_lens, end, out_cache_loc, pool_len
+    )
 
 
 def fill_accept_out_cache_loc_cpu(

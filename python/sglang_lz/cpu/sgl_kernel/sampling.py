@@ -1,17 +1,19 @@
 """Sampling: random numbers from a seed, and the acceptance of draft tokens.
 
-Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each, as in `speculative`.
+Shapes: V tokens in the vocabulary; B requests with a tree of N nodes each. What is not described
+here is as in `speculative`; thresholds below 1 accept more drafts, and so distort the distribution.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
 import torch
+from torch.library import custom_op
 
-from .operators import operator
+from .speculative import write_paths
 
 _32_BITS = 0xFFFFFFFF
 
 
-@operator()
+@custom_op("sgl_kernel::murmur_hash32_cpu", mutates_args=(), device_types="cpu")
 def murmur_hash32_cpu(
     seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
 ) -> torch.Tensor:
@@ -104,32 +106,22 @@ def tree_speculative_sampling_target_only(
     One number in [0, 1) chooses among the children of a node: each child has the share of [0, 1)
     that the target model gives its token, in the order of siblings. If the number is in none of
     these shares, or there is no child, the path ends, and the last token is drawn from the target's
-    distribution without those children. Thresholds below 1 accept more drafts, and so distort the
-    distribution.
+    distribution without those children.
 
     Args:
-        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
-        accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
-            root's first; D bounds the length of a path.
-        accept_token_num: (B,) int32, written: how many are accepted without the root.
-        candidates: (B, N) int, token of every node.
-        retrive_index: (B, N) int64, number of every node in the batch.
-        retrive_next_token: (B, N) int64, first child.
-        retrive_next_sibling: (B, N) int64, next child of the same parent.
         uniform_samples: (B, N) float32 in [0, 1), the number for the children of every node.
         uniform_samples_for_final_sampling: (B,) float32 in [0, 1).
         target_probs: (B, N, V) float, distribution of the token after every node.
-        draft_probs: part of the kernel's signature, not read: the drafted tokens are taken as
-            given, whatever chose them.
+        draft_probs: not read: the drafted tokens are taken as given, whatever chose them.
         threshold_single: accept a child at least this likely.
         threshold_acc: divides the share of a child, if below 1.
-        deterministic: part of the kernel's signature.
+        deterministic: not read.
     """
     batch, width = accept_index.shape
     totals = target_probs.sum(2, dtype=torch.float64).tolist()  # 1 but for rounding
     trees = (candidates, retrive_next_token, retrive_next_sibling, uniform_samples)
     last_probs = torch.empty(batch, target_probs.shape[2], dtype=torch.float64)
-    ways = []
+    paths = []
     for request, (tokens, first_child, sibling, coins) in enumerate(
         zip(*(tree.tolist() for tree in trees), strict=True)
     ):
@@ -149,20 +141,12 @@ def tree_speculative_sampling_target_only(
                 node = sibling[node]
             else:
                 break
-        ways.append(accepted)
+        paths.append(accepted)
         last_probs[request] = target_probs[request, accepted[-1]]
         last_probs[request, refused] = 0.0
 
-    _write_ways(
-        ways,
-        last_probs,
-        uniform_samples_for_final_sampling,
-        candidates,
-        retrive_index,
-        predicts,
-        accept_index,
-        accept_token_num,
-    )
+    last = _drawn(last_probs, uniform_samples_for_final_sampling)
+    write_paths(paths, last, candidates, retrive_index, predicts, accept_index, accept_token_num)
 
 
 def chain_speculative_sampling_triton(
@@ -186,22 +170,14 @@ def chain_speculative_sampling_triton(
     Source: Leviathan et al., https://arxiv.org/abs/2211.17192, algorithm 1.
 
     Args:
-        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
-        accept_index: (B, N) int32, preset to -1, written: numbers of the accepted nodes, the
-            root's first.
-        accept_token_num: (B,) int32, written: how many are accepted without the root.
-        candidates: (B, N) int, token of every node.
-        retrive_index: (B, N) int64, number of every node in the batch.
-        retrive_next_token: part of the kernel's signature: a chain needs no links.
-        retrive_next_sibling: part of the kernel's signature.
+        accept_index: D is N.
+        retrive_next_token: not read, as the siblings: a chain needs no links.
         uniform_samples: (B, N) or (B, N - 1) float32 in [0, 1), the number for the child of every
             node; that of the last is not read.
         uniform_samples_for_final_sampling: (B,) float32 in [0, 1).
         target_probs: (B, N, V) float, distribution of the token after every node.
         draft_probs: (B, N - 1, V) float, distribution that the child of every node is from.
-        threshold_single: part of the kernel's signature.
-        threshold_acc: part of the kernel's signature.
-        deterministic: part of the kernel's signature.
+        threshold_single: not read, as the other threshold and `deterministic`.
     """
     batch, nodes = candidates.shape
     drafted = candidates[:, 1:, None].long()
@@ -215,46 +191,13 @@ def chain_speculative_sampling_triton(
         last_probs[request] = target_probs[request, count]
         if count < nodes - 1:
             last_probs[request] -= draft_probs[request, count]
-    _write_ways(
-        [list(range(count + 1)) for count in counts],
-        last_probs.clamp_(min=0.0),
-        uniform_samples_for_final_sampling,
-        candidates,
-        retrive_index,
-        predicts,
-        accept_index,
-        accept_token_num,
-    )
+    paths = [list(range(count + 1)) for count in counts]
+    last = _drawn(last_probs.clamp_(min=0.0), uniform_samples_for_final_sampling)
+    write_paths(paths, last, candidates, retrive_index, predicts, accept_index, accept_token_num)
 
 
-def _write_ways(
-    ways: list[list[int]],
-    last_probs: torch.Tensor,
-    coins: torch.Tensor,
-    candidates: torch.Tensor,
-    retrive_index: torch.Tensor,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-) -> None:
-    """Draw the token that ends each path, and write the results as `verify_tree_greedy_cpu` does.
-
-    Args:
-        ways: the path of accepted nodes of each tree, the root first.
-        last_probs: (B, V) float64, weights of the tokens that may end the path.
-        coins: (B,) float32 in [0, 1).
-        candidates: (B, N) int, token of every node.
-        retrive_index: (B, N) int64, number of every node in the batch.
-        predicts: (B * N,) int32, written.
-        accept_index: (B, D) int32, written.
-        accept_token_num: (B,) int32, written.
-    """
-    ends = last_probs.cumsum(1)
+def _drawn(weights: torch.Tensor, coins: torch.Tensor) -> torch.Tensor:
+    """One token of each row of weights (B, V) float64, by a number in [0, 1)."""
+    ends = weights.cumsum(1)
     drawn = torch.searchsorted(ends, coins.double()[:, None] * ends[:, -1:], right=True)
-    last = drawn[:, 0].clamp(max=ends.shape[1] - 1)
-    for request, way in enumerate(ways):
-        numbers = retrive_index[request, way]
-        accept_index[request, : len(way)] = numbers.to(accept_index.dtype)
-        accept_token_num[request] = len(way) - 1
-        tokens = torch.cat([candidates[request, way[1:]].to(last.dtype), last[request, None]])
-        predicts[numbers] = tokens.to(predicts.dtype)
+    return drawn[:, 0].clamp(max=ends.shape[1] - 1)

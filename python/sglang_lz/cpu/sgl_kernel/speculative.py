@@ -4,6 +4,20 @@ Shapes: B requests with one tree of N nodes each. Node 0 is the root, a token th
 sampled. Every other node is a draft token that may follow its parent, and comes after its parent in
 the order of nodes. Children form a linked list: `next_token` of a node is its first child, and
 `next_sibling` is the next child of the same parent; -1 if there is none.
+
+The signatures are those of the kernels, and these arguments mean the same in each. Functions that
+make trees write the second group, functions that accept nodes read it and write the first:
+
+    predicts: (B * N,) int32, at every accepted node: the token that follows it.
+    accept_index: (B, D) int32, preset to -1: numbers of the accepted nodes, the root's first; D
+        bounds the length of a path.
+    accept_token_num: (B,) int32: how many are accepted without the root.
+
+    positions: (B * N,) int, position of every node; verified_seq_len: (B,) int, that of the root.
+    retrive_index: (B, N) int64, number of every node in the batch.
+    retrive_next_token, retrive_next_sibling: (B, N) int64, the links.
+    candidates: (B, N) int, token of every node.
+    tree_mask: (B * N * N,) bool, [i, j] = node i sees node j, itself included.
 """
 # ruff: noqa: PLR0917 (the signatures are those of the kernels)
 
@@ -71,14 +85,7 @@ def _write_tree(
 ) -> None:
     """Write what both kinds of trees need, each output in its own shape.
 
-    Args:
-        ancestors: (B, N, N) bool, [i, j] = node j is above node i.
-        parent: (B, N) int64, -1 = none.
-        verified_seq_len: (B,) int, position of the root.
-        positions: (B * N,) int, written: position of every node.
-        retrive_index: (B * N,) int, written: number of every node in the batch.
-        retrive_next_token: (B * N,) int, written: first child.
-        retrive_next_sibling: (B * N,) int, written: next child of the same parent.
+    `ancestors` (B, N, N) bool, [i, j] = node j is above node i; `parent` (B, N) int64, -1 = none.
     """
     batch, nodes = parent.shape
     order = torch.arange(nodes)
@@ -121,14 +128,8 @@ def build_tree_kernel_efficient_cpu(
     Args:
         parent_list: (B, P) int64; entry g > 0 is the proposal that the group g of `topk` follows.
         selected_index: (B, N - 1) int64, ascending: the proposal that is node 1, 2, ...
-        verified_seq_len: (B,) int, position of the root.
-        tree_mask: (B * N * N,) bool, written: [i, j] = node i sees node j, itself included.
-        positions: (B * N,) int64, written: position of every node.
-        retrive_index: (B, N) int64, written: number of every node in the batch.
-        retrive_next_token: (B, N) int64, written: first child.
-        retrive_next_sibling: (B, N) int64, written: next child of the same parent.
         topk: proposals that follow one token.
-        depth: steps of the draft; part of the kernel's signature, the parents say it here.
+        depth: steps of the draft, not used here: the parents say it.
         draft_token_num: N.
         tree_mask_mode: must be QLEN_ONLY.
 
@@ -174,18 +175,7 @@ def reconstruct_indices_from_tree_mask(
     batch_size: int,
     draft_token_num: int,
 ) -> None:
-    """Find positions and links of trees that are given by their masks.
-
-    Args:
-        tree_mask: (B * N * N,) bool, [i, j] = node i sees node j; only j < i counts.
-        verified_seq_len: (B,) int, position of the root.
-        positions: (B * N,) int64, written: position of every node.
-        retrive_index: (B, N) int64, written: number of every node in the batch.
-        retrive_next_token: (B, N) int64, written: first child.
-        retrive_next_sibling: (B, N) int64, written: next child of the same parent.
-        batch_size: B.
-        draft_token_num: N.
-    """
+    """Find positions and links of trees that are given by their masks, where only j < i counts."""
     shape = (batch_size, draft_token_num, draft_token_num)
     ancestors = tree_mask.view(shape).bool().tril(-1)
     parent = torch.where(ancestors, torch.arange(draft_token_num), -1).amax(2)
@@ -212,30 +202,39 @@ def verify_tree_greedy_cpu(
 ) -> None:
     """Walk down from each root as long as a child is the token that the target model predicts.
 
-    Args:
-        predicts: (B * N,) int32, written at every accepted node: the token that follows it.
-        accept_index: (B, D) int32, preset to -1, written: numbers of the accepted nodes, the
-            root's first; D bounds the length of a path.
-        accept_token_num: (B,) int32, written: how many are accepted without the root.
-        candidates: (B, N) int, token of every node.
-        retrive_index: (B, N) int64, number of every node in the batch.
-        retrive_next_token: (B, N) int64, first child.
-        retrive_next_sibling: (B, N) int64, next child of the same parent.
-        target_predict: (B, N) int, token that the target model predicts after every node.
+    `target_predict` is (B, N) int, the token that the target model predicts after every node.
     """
     trees = (candidates, target_predict, retrive_next_token, retrive_next_sibling)
-    for request, (tokens, predicted, first_child, sibling) in enumerate(
-        zip(*(tree.tolist() for tree in trees), strict=True)
+    paths = []
+    for tokens, predicted, first_child, sibling in zip(
+        *(tree.tolist() for tree in trees), strict=True
     ):
-        accepted = [0]
-        while len(accepted) < accept_index.shape[1]:
-            node = first_child[accepted[-1]]
-            while node >= 0 and tokens[node] != predicted[accepted[-1]]:
+        path = [0]
+        while len(path) < accept_index.shape[1]:
+            node = first_child[path[-1]]
+            while node >= 0 and tokens[node] != predicted[path[-1]]:
                 node = sibling[node]
             if node < 0:
                 break
-            accepted.append(node)
-        numbers = retrive_index[request, accepted]
-        accept_index[request, : len(accepted)] = numbers.to(accept_index.dtype)
-        accept_token_num[request] = len(accepted) - 1
-        predicts[numbers] = target_predict[request, accepted].to(predicts.dtype)
+            path.append(node)
+        paths.append(path)
+    last = target_predict[torch.arange(len(paths)), [path[-1] for path in paths]]
+    write_paths(paths, last, candidates, retrive_index, predicts, accept_index, accept_token_num)
+
+
+def write_paths(
+    paths: list[list[int]],
+    last: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> None:
+    """Write the path of accepted nodes of each tree, and the token (B,) int that ends it."""
+    for request, path in enumerate(paths):
+        numbers = retrive_index[request, path]
+        accept_index[request, : len(path)] = numbers.to(accept_index.dtype)
+        accept_token_num[request] = len(path) - 1
+        tokens = torch.cat([candidates[request, path[1:]], last[request, None]])
+        predicts[numbers] = tokens.to(predicts.dtype)
