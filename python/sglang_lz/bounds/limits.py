@@ -1,11 +1,12 @@
 """Ranges of upstream's own request fields that upstream does not check, or checks too late.
 
 A value outside its range crashes the scheduler, and with it the server. Examples are the embedding
-of a token that does not exist, or logprobs for more tokens than the vocabulary has. `check_batch`
-checks a whole request before anything is created for its prompts and copies. `check_request` checks
-each prompt and its token ids before it reaches a scheduler, whether it came over HTTP, gRPC or the
-offline Engine. Fields that only the server itself may set are checked in HTTP bodies, by
-`check_object`.
+of a token that does not exist, or logprobs for more tokens than the vocabulary has.
+
+`check_internal` and `check_object` check HTTP bodies. The others check requests, whether they came
+over HTTP, gRPC or the offline Engine: `check_batch` before anything is created for prompts and
+copies, the rest before a scheduler gets them. All raise FieldError, which names the field, its
+value and its range.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import msgspec
 
 from lz_penalty.fields.kinds import Kind, is_integer, number
-from lz_penalty.fields.table import FieldError, shown
+from lz_penalty.fields.table import FieldError, bad_value, shown
 from lz_penalty.history import LARGEST_CHANGE
 from sglang_lz.bounds import stop_regex
 
@@ -58,7 +59,6 @@ MOST_REPEATED = 4000
 """How many characters longer the patterns of a schema may be with their repetitions written out.
 This is the root of the sum of their squares, because XGrammar's time is the square."""
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
-_DOCUMENTS = ("json_schema", "structural_tag")
 
 MOST_BODY = 16 << 20
 """The largest body with prompts, in bytes."""
@@ -121,18 +121,19 @@ LOGIT_BIAS = number(-LARGEST_CHANGE, LARGEST_CHANGE)
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
-def check_internal(values: Mapping[str, Any]) -> None:
-    """Reject a body that sets a field that only upstream may set.
+def _refused(field: str, rule: str, got: object) -> FieldError:
+    return FieldError(field, f"{field} must {rule}, got {got}.")
 
-    Raises:
-        FieldError: a field in `INTERNAL` is present.
-    """
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def check_internal(values: Mapping[str, Any]) -> None:
+    """Reject a body that sets one of the fields in `INTERNAL`."""
     for name in INTERNAL:
         if values.get(name) is not None:
-            raise FieldError(
-                name,
-                f"{name} must be left out: the server sets it itself, got {shown(values[name])}.",
-            )
+            raise bad_value(name, values[name], "left out: the server sets it itself")
 
 
 def check_object(values: Mapping[str, Any]) -> None:
@@ -144,40 +145,38 @@ def check_object(values: Mapping[str, Any]) -> None:
 
     Args:
         values: an object in an HTTP body, on any route.
-
-    Raises:
-        FieldError: the object contains one of these.
     """
     from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
     from sglang.srt.runtime_context import get_context
 
-    _check_sizes(values)
-    rid = values.get("rid")
-    if any(
-        isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX) for one in _listed(rid)
-    ):
-        raise FieldError(
-            "rid",
-            f"rid must not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do, "
-            f"got {shown(rid)}.",
-        )
+    for name in NAMES:
+        for one in _listed(values.get(name)):
+            if isinstance(one, str) and len(one) > MOST_NAME:
+                got = f"{len(one)}: {shown(one)}"
+                raise _refused(name, f"be at most {MOST_NAME} characters", got)
+            if name == "rid" and isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX):
+                rule = f"not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do"
+                raise _refused(name, rule, shown(values[name]))
+    stops = [one for one in _listed(values.get("stop")) if isinstance(one, str)]
+    characters = sum(map(len, stops))
+    if len(stops) > MOST_STOPS or characters > LONGEST_STOPS:
+        rule = f"be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in all"
+        raise _refused("stop", rule, f"{len(stops)} of {characters}")
+    bias = values.get("logit_bias")
+    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
+        raise _refused("logit_bias", f"have at most {MOST_BIASES} tokens", len(bias))
     kwargs = values.get("chat_template_kwargs")
     if not isinstance(kwargs, dict):
         return
     for name in ("conversation", "tokenize", "tools"):
         if name in kwargs:
-            raise FieldError(
-                "chat_template_kwargs",
-                f"chat_template_kwargs must not have {name}, which the server gives to each "
-                f"template, got {shown(kwargs[name])}.",
-            )
+            rule = f"not have {name}, which the server gives to each template"
+            raise _refused("chat_template_kwargs", rule, shown(kwargs[name]))
     template = kwargs.get("chat_template")
     if template is not None and not get_context().config_leaf("trust_request_chat_template"):
-        raise FieldError(
-            "chat_template_kwargs",
-            "chat_template_kwargs must not have chat_template, for the server was started without "
-            f"--trust-request-chat-template, got {shown(template)}.",
-        )
+        without = "for the server was started without --trust-request-chat-template"
+        rule = f"not have chat_template, {without}"
+        raise _refused("chat_template_kwargs", rule, shown(template))
 
 
 def check_batch(obj: Any) -> None:
@@ -185,22 +184,15 @@ def check_batch(obj: Any) -> None:
 
     Args:
         obj: upstream's request, whose number of prompts is known.
-
-    Raises:
-        FieldError: `n` is out of range, there are too many outputs or stop patterns in total, or a
-            list does not have one item for each prompt.
     """
     listed = [one for one in _listed(obj.sampling_params) if isinstance(one, dict)]
     for values in listed:
         n = values.get("n", 1)
         if not is_integer(n) or not 1 <= n <= MOST_COPIES:
-            raise FieldError("n", f"n must be an integer in [1, {MOST_COPIES}], got {shown(n)}.")
+            raise bad_value("n", n, f"an integer in [1, {MOST_COPIES}]")
         if n * obj.batch_size > MOST_OUTPUTS:
-            raise FieldError(
-                "n",
-                f"n must be at most {MOST_OUTPUTS} divided by the number of prompts, got {n} for "
-                f"{obj.batch_size} prompts.",
-            )
+            rule = f"be at most {MOST_OUTPUTS} divided by the number of prompts"
+            raise _refused("n", rule, f"{n} for {obj.batch_size} prompts")
     if obj.batch_size > MOST_OUTPUTS:
         raise FieldError(
             "text",
@@ -215,12 +207,9 @@ def check_batch(obj: Any) -> None:
         if not isinstance(value, list) or is_flat:
             continue
         if obj.is_single:
-            allowed = "no list, for there is one prompt"
-        elif len(value) != obj.batch_size:
-            allowed = f"a list of {obj.batch_size} items, one for each prompt"
-        else:
-            continue
-        raise FieldError(name, f"{name} must be {allowed}, got {shown(value)}.")
+            raise bad_value(name, value, "no list, for there is one prompt")
+        if len(value) != obj.batch_size:
+            raise bad_value(name, value, f"a list of {obj.batch_size} items, one for each prompt")
 
 
 def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) -> None:
@@ -232,9 +221,6 @@ def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) ->
             are none. With images, videos or audio they contain upstream's placeholders for that
             input; in that case the ids sent by the client are checked instead.
         vocab_size: the width of the model's embedding, V.
-
-    Raises:
-        FieldError: an id or a number is out of range, or a field has a wrong type.
     """
     prompt = obj.input_ids if obj.contains_mm_input() else input_ids
     if prompt is not None:
@@ -247,14 +233,12 @@ def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) ->
         raise FieldError(
             "input_ids", "text or input_ids must hold at least one token, got an empty prompt."
         )
-    wanted = getattr(obj, "token_ids_logprob", None)
+    name = "token_ids_logprob"
+    wanted = getattr(obj, name, None)
     if isinstance(wanted, list):
-        check_token_ids("token_ids_logprob", wanted, vocab_size)
+        check_token_ids(name, wanted, vocab_size)
         if len(wanted) > MOST_CHOSEN:
-            raise FieldError(
-                "token_ids_logprob",
-                f"token_ids_logprob must hold at most {MOST_CHOSEN} token ids, got {len(wanted)}.",
-            )
+            raise _refused(name, f"hold at most {MOST_CHOSEN} token ids", len(wanted))
     _check_top(obj, input_ids, min(vocab_size, MOST_TOP))
     for name, least, most in (
         ("logprob_start_len", -1, _INT32),
@@ -263,9 +247,7 @@ def check_request(obj: Any, input_ids: Sequence[int] | None, vocab_size: int) ->
     ):
         value = getattr(obj, name, None)
         if value is not None and not (is_integer(value) and least <= value <= most):
-            raise FieldError(
-                name, f"{name} must be an integer in [{least}, {most}], got {shown(value)}."
-            )
+            raise bad_value(name, value, f"an integer in [{least}, {most}]")
     _check_labels(getattr(obj, "custom_labels", None))
 
 
@@ -274,73 +256,62 @@ def check_token_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
 
     Args:
         field: the field's name in the request.
-        ids: a list of arbitrary values.
+        ids: a list of arbitrary values, which must be integers in [0, V).
         vocab_size: V.
-
-    Raises:
-        FieldError: a value is not an integer in [0, V).
     """
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size):
         return
     for one in ids:
         if not is_integer(one) or not 0 <= one < vocab_size:
-            raise FieldError(
-                field,
-                f"{field} must be token ids in [0, {vocab_size - 1}], got {shown(one)} among them.",
-            )
+            rule = f"be token ids in [0, {vocab_size - 1}]"
+            raise _refused(field, rule, f"{shown(one)} among them")
 
 
 def check_tokens(field: str, tokens: Any, vocab_size: int) -> None:
-    """Like `check_token_ids`, for one list of ids or for several lists (upstream's hook).
-
-    Raises:
-        FieldError: a value is not an integer in [0, V).
-    """
+    """Like `check_token_ids`, for one list of ids or for several lists (upstream's hook)."""
     several = isinstance(tokens, list) and any(isinstance(one, list) for one in tokens)
     for ids in tokens if several else [tokens]:
-        check_token_ids(field, ids if isinstance(ids, list) else [ids], vocab_size)
+        check_token_ids(field, _listed(ids), vocab_size)
 
 
 def check_sampling_integers(sampling_params: Any) -> None:
-    """Check the integers of SamplingParams that upstream stores in 32 bits (upstream's hook).
-
-    Raises:
-        FieldError: one of them is too large.
-    """
+    """Check the integers of SamplingParams that upstream stores in 32 bits (upstream's hook)."""
     for name in ("max_new_tokens", "min_new_tokens", "top_k", "beam_width", "stream_interval"):
         value = getattr(sampling_params, name)
         if value is not None and not (is_integer(value) and -_INT32 <= value <= _INT32):
-            raise FieldError(
-                name, f"{name} must be an integer of at most {_INT32}, got {shown(value)}."
-            )
+            raise bad_value(name, value, f"an integer of at most {_INT32}")
     interval = sampling_params.stream_interval
     if interval is not None and interval < 1:
-        raise FieldError(
-            "stream_interval", f"stream_interval must be at least 1, got {shown(interval)}."
-        )
+        raise bad_value("stream_interval", interval, "at least 1")
     for value in sampling_params.stop_token_ids or ():
         if not -_INT32 <= value <= _INT32:
-            raise FieldError(
-                "stop_token_ids",
-                f"stop_token_ids must be token ids, got {shown(value)} among them.",
-            )
+            raise _refused("stop_token_ids", "be token ids", f"{shown(value)} among them")
+
+
+def check_sampling_floats(sampling_params: Any) -> None:
+    """Check the floats of SamplingParams that change logits, before upstream verifies them."""
+    for name, kind in FLOATS.items():
+        value = getattr(sampling_params, name)
+        if not kind.takes(value, None):
+            raise bad_value(name, value, kind.allowed)
+    bias = sampling_params.logit_bias
+    for token, value in bias.items() if isinstance(bias, dict) else ():
+        if not LOGIT_BIAS.takes(value, None):
+            rule = f"have values that are {LOGIT_BIAS.allowed}"
+            raise _refused("logit_bias", rule, f"{shown(value)} for {shown(token)}")
 
 
 def check_constraints(sampling_params: Any) -> None:
     """Check the size of a request's constraint before upstream has XGrammar compile it.
 
-    Raises:
-        FieldError: it is no text, compiling it would take minutes, or gigabytes of memory, or the
-            grammar backend would let `stop_token_ids` end an output that is not complete.
+    Compiling it may take minutes, or gigabytes of memory. Two grammar backends would let
+    `stop_token_ids` end an output that is not complete.
     """
     from sglang.srt.runtime_context import get_context
 
+    given = {name: getattr(sampling_params, name) for name in CONSTRAINTS}
     stops = sampling_params.stop_token_ids
-    if (
-        stops
-        and not sampling_params.ignore_eos
-        and any(getattr(sampling_params, name) for name in CONSTRAINTS)
-    ):
+    if stops and not sampling_params.ignore_eos and any(given.values()):
         backend = get_context().config_leaf("grammar_backend")
         if backend in ("llguidance", "outlines"):
             raise FieldError(
@@ -348,16 +319,15 @@ def check_constraints(sampling_params: Any) -> None:
                 "stop_token_ids must be left out beside a constraint with --grammar-backend "
                 f"{backend}, got {shown(sorted(stops))}: the output could end incomplete.",
             )
-    for name in CONSTRAINTS:
-        text = getattr(sampling_params, name)
+    for name, text in given.items():
         if text is None:
             continue
         if not isinstance(text, str):
-            raise FieldError(name, f"{name} must be a string, got {shown(text)}.")
+            raise bad_value(name, text, "a string")
         problem = None
         if len(text) > MOST_CHARACTERS:
             problem = f"it has {len(text)} characters, more than {MOST_CHARACTERS}"
-        elif name in _DOCUMENTS:
+        elif name in ("json_schema", "structural_tag"):
             try:
                 problem = too_large(json.loads(text))
             except RecursionError:
@@ -452,74 +422,20 @@ def _values(document: Any) -> Iterator[tuple[Any, int]]:
             stack += [(one, depth + 1) for one in inner]
 
 
-def check_sampling_floats(sampling_params: Any) -> None:
-    """Check the floats of upstream's SamplingParams that change logits or probabilities.
-
-    Args:
-        sampling_params: upstream's struct, before upstream verifies it.
-
-    Raises:
-        FieldError: a value has a wrong type or is out of range.
-    """
-    for name, kind in FLOATS.items():
-        value = getattr(sampling_params, name)
-        if not kind.takes(value, None):
-            raise FieldError(name, f"{name} must be {kind.allowed}, got {shown(value)}.")
-    bias = sampling_params.logit_bias
-    for token, value in bias.items() if isinstance(bias, dict) else ():
-        if not LOGIT_BIAS.takes(value, None):
-            raise FieldError(
-                "logit_bias",
-                f"logit_bias must have values that are {LOGIT_BIAS.allowed}, got {shown(value)} "
-                f"for {shown(token)}.",
-            )
-
-
-def _check_sizes(values: Mapping[str, Any]) -> None:
-    for name in NAMES:
-        for one in _listed(values.get(name)):
-            if isinstance(one, str) and len(one) > MOST_NAME:
-                raise FieldError(
-                    name,
-                    f"{name} must be at most {MOST_NAME} characters, got {len(one)}: {shown(one)}.",
-                )
-    stops = [one for one in _listed(values.get("stop")) if isinstance(one, str)]
-    if len(stops) > MOST_STOPS or sum(map(len, stops)) > LONGEST_STOPS:
-        raise FieldError(
-            "stop",
-            f"stop must be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in "
-            f"all, got {len(stops)} of {sum(map(len, stops))}.",
-        )
-    bias = values.get("logit_bias")
-    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
-        raise FieldError(
-            "logit_bias", f"logit_bias must have at most {MOST_BIASES} tokens, got {len(bias)}."
-        )
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _check_top(obj: Any, input_ids: Sequence[int] | None, most: int) -> None:
     name = "top_logprobs_num"
     top = getattr(obj, name, None)
     if top is not None and not (is_integer(top) and 0 <= top <= most):
-        raise FieldError(
-            name,
-            f"{name} (logprobs or top_logprobs of OpenAI's API) must be an integer in "
-            f"[0, {most}], got {shown(top)}.",
-        )
+        rule = "(logprobs or top_logprobs of OpenAI's API) must be an integer in"
+        raise FieldError(name, f"{name} {rule} [0, {most}], got {shown(top)}.")
     start = getattr(obj, "logprob_start_len", None)
     if not top or input_ids is None or not isinstance(start, int) or start < 0:
         return
     positions = max(0, len(input_ids) - start)
     if top * positions > MOST_TOPS:
-        raise FieldError(
-            name,
-            f"{name} must be at most {MOST_TOPS} divided by the tokens of the prompt from "
-            f"logprob_start_len on, got {top} for {positions} tokens.",
-        )
+        tokens = "the tokens of the prompt from logprob_start_len on"
+        rule = f"be at most {MOST_TOPS} divided by {tokens}"
+        raise _refused(name, rule, f"{top} for {positions} tokens")
 
 
 def _check_labels(labels: Mapping[str, str] | None) -> None:
@@ -532,20 +448,15 @@ def _check_labels(labels: Mapping[str, str] | None) -> None:
     allowed = config("tokenizer_metrics_allowed_custom_labels") or ()
     for name in labels:
         if name not in allowed:
-            raise FieldError(
-                "custom_labels",
-                "custom_labels must have names of --tokenizer-metrics-allowed-custom-labels only, "
-                f"got {shown(name)}.",
-            )
+            rule = "have names of --tokenizer-metrics-allowed-custom-labels only"
+            raise _refused("custom_labels", rule, shown(name))
 
 
 def _check_session(values: object) -> None:
     from sglang.srt.managers.io_struct import SessionParams
 
     if not isinstance(values, dict):
-        raise FieldError(
-            "session_params", f"session_params must be an object, got {shown(values)}."
-        )
+        raise bad_value("session_params", values, "an object")
     types = {field.name: field.type for field in msgspec.structs.fields(SessionParams)}
     for name, value in values.items():
         try:

@@ -35,7 +35,8 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
     if speculation == "DSPARK" and envs.SGLANG_RAGGED_VERIFY_MODE.get() != "static":
         # The drafts decide how many of them are verified, which may not be lossless.
         yield "with SGLANG_RAGGED_VERIFY_MODE other than static, which verifies parts of blocks"
-    if speculation is not None and _accepts_too_much(config):
+    thresholds = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+    if speculation is not None and any(config(name) < 1 for name in thresholds):
         yield "with --speculative-accept-threshold-single or -acc below 1, which is not lossless"
     # Upstream itself does not start with the others, except with DFLASH on CUDA, where it was
     # never tested.
@@ -103,11 +104,10 @@ def unguarded_modes(
     """Refusals of the loop guard in server modes where it is not exact, or not known to be.
 
     Args:
-        config: looks up the effective value of a server argument by its name.
+        config: as in `unsupported_modes`.
         detection: what the guard should do.
     """
     field = repetition.FIELD
-    ends_thinking = detection.action == END_THINKING
     if config("decoupled_spec_role") != "null":
         yield Refusal(field, "left out", "with decoupled speculative decoding")
     if config("dllm_algorithm") is not None:
@@ -116,16 +116,13 @@ def unguarded_modes(
         where = "on a server with --skip-tokenizer-init"
         why = "it cannot tell which tokens are numbers"
         yield Refusal(f"{field}.ignore_numbers", "false", where, why)
+    if detection.action != END_THINKING:
+        return
     action = f"{field}.action"
-    if ends_thinking and config("reasoning_parser") is None:
+    if config("reasoning_parser") is None:
         yield Refusal(action, '"stop"', "on a server without --reasoning-parser")
-    if ends_thinking and config("skip_tokenizer_init"):
+    if config("skip_tokenizer_init"):
         yield Refusal(action, '"stop"', "on a server with --skip-tokenizer-init")
     # Upstream's other backends cannot restrict the vocabulary to the tokens that end the section.
-    if ends_thinking and config("grammar_backend") != "xgrammar":
+    if config("grammar_backend") != "xgrammar":
         yield Refusal(action, '"stop"', "on a server without --grammar-backend xgrammar")
-
-
-def _accepts_too_much(config: Callable[[str], Any]) -> bool:
-    thresholds = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-    return any(config(name) < 1 for name in thresholds)
