@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from sglang_lz.constraints import grammar_cache
 from sglang_lz.constraints.grammar_cache import BoundedCache
 from sglang_lz.demo import MODEL_PATH
@@ -32,31 +34,18 @@ def test_objects_without_a_size_count_by_their_text() -> None:
     assert 0 < len(cache) < 20
 
 
-def test_upstreams_backend_forgets() -> None:
+def test_upstreams_backend_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
     from transformers import AutoTokenizer
 
+    monkeypatch.setattr(grammar_cache, "MOST_BYTES", 200_000)
     tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
     backend = XGrammarGrammarBackend(tokenizer, vocab_size=len(tokenizer), model_eos_token_ids=[0])
     grammar_cache.bound(backend, backend)
-    key = ("regex", "a+b")
-    backend.set_cache(key, backend.dispatch_regex(key[1]))
-    assert backend.get_cached_or_future_value(key, False)[1]
-    assert 0 < backend.grammar_compiler.get_cache_size_bytes() < grammar_cache.MOST_BYTES
-
-
-def test_a_compiler_that_keeps_too_much_is_cleared() -> None:
-    """One that counts half of what it has cleared, as XGrammar's does."""
-    compiler = SimpleNamespace(size=0, cleared=0)
-    compiler.get_cache_size_bytes = lambda: compiler.size
-
-    def clear_cache() -> None:
-        compiler.cleared += 1
-        compiler.size //= 2
-
-    compiler.clear_cache = clear_cache
-    cache = BoundedCache(10_000, compiler)
+    compiler, sizes = backend.grammar_compiler, []
     for i in range(100):
-        compiler.size += 1000
-        cache["regex", str(i)] = grammar(10)
-    assert compiler.cleared == 9
+        key = ("regex", f"[a-z]{{{i % 30 + 1}}}b{i}")
+        backend.set_cache(key, backend.dispatch_regex(key[1]))
+        assert backend.get_cached_or_future_value(key, False)[1]
+        sizes.append(compiler.get_cache_size_bytes())
+    assert sizes[-1] < max(sizes) < 1.5 * compiler.cache_limit_bytes == 300_000

@@ -136,7 +136,7 @@ def test_masks_equal_xgrammars(backend: Any, tokenizer: Any) -> None:
 def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the call ends just when the scheduler stops waiting."""
     worker = matchers._Worker()
-    assert worker.run(lambda _: 5) == 5
+    assert worker.run(lambda: 5) == 5
     worker._abandon()
     worker._thread.join(30)
     assert not worker._thread.is_alive()
@@ -144,7 +144,7 @@ def test_an_abandoned_thread_ends_with_its_call(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(matchers, "MOST_SECONDS", 0.01)  # it uses no processor, so it takes longer
     held, worker = threading.Event(), matchers._Worker()
     with pytest.raises(matchers._TooSlow):
-        worker.run(lambda _: held.wait())
+        worker.run(held.wait)
     assert matchers._abandoned() > 0
     held.set()
     worker._thread.join(30)

@@ -36,7 +36,7 @@ from proper_tokens.time_limits import A_TOKEN, GRACE, PATIENCE, Allowance, Stopw
 from proper_tokens.tokenizer import Unsupported
 from sglang_lz.constraints import backend, ranks, request_field
 from sglang_lz.constraints.backend import ProperTokens
-from sglang_lz.constraints.grammar import ProperGrammar, UnmadeProduct
+from sglang_lz.constraints.grammar import ProperGrammar
 
 PLENTY = 120.0
 """Seconds that a busy machine may take; nothing here waits for them."""
@@ -492,8 +492,7 @@ class _Stages:
                 recv_object=lambda **_: self.sent.pop(0),
             )
             proper = ProperTokens(None, [0])
-            prepared = SimpleNamespace(tables=SimpleNamespace(byte_ids=range(256)))
-            proper.prepared = lambda prepared=prepared: prepared  # type: ignore[method-assign]
+            proper.prepared = tokenizer  # type: ignore[method-assign]
             ready: Any = backend.Future()
             ready.set_result(SimpleNamespace(is_worn=False))
             if rank == 0:  # a later stage has forgotten what the first one has
@@ -519,25 +518,30 @@ class _Stages:
 
 def test_the_first_stage_of_a_pipeline_decides() -> None:
     """A later stage may run out of time where the first one did not, and vice versa."""
-    right, wrong = ProperGrammar(UnmadeProduct(0x80, "right"), [0]), InvalidGrammarObject("late")
+    right = ProperGrammar(product_of('root ::= (("abababab"))'), [0])
+    wrong = InvalidGrammarObject("late")
     assert _Stages([right, right, right]).grammars() == [right] * 3
     for refused in _Stages([wrong, right, right]).grammars():
         assert refused.error_message == "late"
     first, second, third = _Stages([right, wrong, right]).grammars()
     assert (first, third) == (right, right)
-    assert second.accept_token(5) is None
-    assert not second.is_terminated()
+    for token in (*right.forced_run(9), 0):  # it accepts all that the last stage samples
+        assert not second.is_terminated()
+        for grammar in (second, third):
+            grammar.accept_token(token)
+    assert second.is_terminated()
+    assert third.is_terminated()
 
 
 def test_a_stage_without_a_product_ends_its_request_at_the_first_token() -> None:
-    right, wrong = ProperGrammar(UnmadeProduct(0x80, "right"), [0]), InvalidGrammarObject("late")
+    right, wrong = ProperGrammar(product_of('root ::= "a"'), [0]), InvalidGrammarObject("late")
     first, last = _Stages([right, wrong]).grammars()
-    mask = last.allocate_vocab_mask(256, 1, "cpu")
+    mask = last.allocate_vocab_mask(600, 1, "cpu")
     last.fill_vocab_mask(mask, 0)
-    row = mask.numpy().view("uint32")[0]
-    assert [token for token in range(256) if row[token >> 5] >> (token & 31) & 1] == [0x80]
-    for grammar in (first, last):  # of the first one the test's product, which has no mask either
-        grammar.accept_token(0x80)
+    row = mask.numpy().view("uint8")[0]
+    (token,) = np.flatnonzero(np.unpackbits(row, bitorder="little")).tolist()
+    for grammar in (first, last):
+        grammar.accept_token(token)
         assert grammar.is_terminated()
         assert grammar.failure is not None
     assert last.failure.endswith("given up here: late")

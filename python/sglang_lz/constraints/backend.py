@@ -23,15 +23,18 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 )
 
 from proper_tokens.compiler import COMPILER
+from proper_tokens.language import language_of
 from proper_tokens.prepared import Prepared, prepare
-from proper_tokens.product import Product
+from proper_tokens.product import START, Product
+from proper_tokens.rules import ANY_TEXT as ANY_RULES
+from proper_tokens.rules import Rules
 from proper_tokens.time_limits import MASKS, Allowance
 from proper_tokens.tokenizer import Unsupported
 from proper_tokens.warm_up import compile_all, prepare_in_own_process
 from sglang_lz.constraints import grammar_cache, ranks
 from sglang_lz.constraints.dead_ends import is_pipeline
 from sglang_lz.constraints.end_tokens import model_end_tokens
-from sglang_lz.constraints.grammar import ProperGrammar, UnmadeProduct
+from sglang_lz.constraints.grammar import ProperGrammar
 from sglang_lz.constraints.rules import ANY_TEXT, rules_of
 
 logger = logging.getLogger(__name__)
@@ -127,9 +130,16 @@ class ProperTokens:
                 product.end()
 
     def unmade(self, problem: str) -> ProperGrammar:
-        """The grammar of a constraint that this stage of a pipeline could not make."""
-        impossible = int(self.prepared().tables.byte_ids[0x80])
-        return ProperGrammar(UnmadeProduct(impossible, problem), self._stop_tokens, self._shared)
+        """The grammar of a constraint that this stage of a pipeline could not make in time.
+
+        The first stage has admitted the request, so all stages must run it. The last one has no
+        mask for its first token, and samples a token that ends the request on all stages. Others
+        accept what the last one samples.
+        """
+        anything = Product(self.prepared(), language_of(Rules(ANY_RULES)))
+        walk = ProperGrammar(anything, self._stop_tokens, self._shared)
+        walk.hopeless[START] = problem
+        return walk
 
     def is_ready(self, kind: str, text: str) -> bool:
         """Whether the constraint is compiled already, so that `dispatch` returns quickly."""
@@ -217,11 +227,10 @@ def tokenizer_text(tokenizer: Any) -> str:
     Raises:
         Unsupported: it has none.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not hasattr(backend, "to_str"):
+    to_str = getattr(getattr(tokenizer, "backend_tokenizer", None), "to_str", None)
+    if to_str is None:
         raise Unsupported(f"the tokenizer {type(tokenizer).__name__} has no tokenizer.json")
-    text: str = backend.to_str()
-    return text
+    return str(to_str())
 
 
 def serve_proper_tokens(manager: Any) -> None:
@@ -232,7 +241,9 @@ def serve_proper_tokens(manager: Any) -> None:
     """
     from sglang.srt.runtime_context import get_context
 
-    backend = inner_backend(manager.grammar_backend)
+    backend = manager.grammar_backend
+    if isinstance(backend, ReasonerGrammarBackend):
+        backend = backend.grammar_backend
     if backend is None:
         return
     grammar_cache.bound(manager.grammar_backend, backend, is_pipeline())
@@ -358,13 +369,6 @@ def _prepare(proper: ProperTokens) -> None:
     found = proper.dispatch(f"{PREFIX}regex", ANY_TEXT)
     if isinstance(found, InvalidGrammarObject):
         logger.warning("--prepare-proper-tokens: %s", found.error_message)
-
-
-def inner_backend(backend: BaseGrammarBackend | None) -> BaseGrammarBackend | None:
-    """The grammar backend that the one for thinking sections wraps, if any."""
-    if isinstance(backend, ReasonerGrammarBackend):
-        return backend.grammar_backend
-    return backend
 
 
 def grammar_key(key: tuple[str, str], req: Any, backend: BaseGrammarBackend) -> tuple[str, str]:

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sglang.srt.constrained.base_grammar_backend import (
-    BaseGrammarObject,
-    GrammarStats,
-)
+from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject, GrammarStats
 from sglang.srt.constrained.reasoner_grammar_backend import ReasonerGrammarObject
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammarBackend
 
 from proper_tokens.product import START, Late, Product, State
 from proper_tokens.row_finder import Spent
 from proper_tokens.time_limits import Allowance, BriefWaitLimit, WaitLimit
-from proper_tokens.tokenizer import Unsupported
 from sglang_lz.constraints import ranks
 from sglang_lz.constraints.end_tokens import allow
 
@@ -45,7 +41,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
 
     def __init__(
         self,
-        product: Product | UnmadeProduct,
+        product: Product,
         stop_tokens: Sequence[int],
         shared: Allowance | None = None,
     ) -> None:
@@ -68,7 +64,8 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         self.is_paused = False
         self._pauses = self._paused_at = 0
         self._late: list[tuple[State, Future[Any]]] = []
-        self._hopeless: dict[State, str] = {}
+        self.hopeless: dict[State, str] = {}
+        """The states whose masks cannot be found, and why."""
         self._stopped = False
         self._problem = _TOO_LATE
         self.failure: str | None = None
@@ -85,26 +82,22 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         """
         if self._stopped:
             return
-        state = self._states[-1]
-        if self.failure is not None:
-            self._states.append(state)
-            return
-        is_end = token in self._stop_tokens
-        if is_end and self._product.may_end(state):
-            self._stopped = True
-            self._states.append(state)
-        else:
-            after = None if is_end else self._product.next(state, token)
-            if after is None:
-                if token != self._product.impossible(state):
-                    raise ValueError(f"Token not accepted by proper tokens: {token}")
+        state = after = self._states[-1]
+        if self.failure is None:
+            is_end = token in self._stop_tokens
+            found = None if is_end else self._product.next(state, token)
+            if is_end and self._product.may_end(state):
+                self._stopped = True
+            elif found is not None:
+                after = found
+                self._product.expect(after)
+            elif token == self._product.impossible(state):
                 self.failure = f"{_ENDED}: {self._problem}"
-                self._states.append(state)
-                return
-            self._states.append(after)
-            self._product.expect(after)
-            if self._waiting is not None:
-                self._waiting.got_to(len(self._states))
+            else:
+                raise ValueError(f"Token not accepted by proper tokens: {token}")
+        self._states.append(after)
+        if self._waiting is not None:
+            self._waiting.got_to(len(self._states))
         self.current_token = token
 
     def rollback(self, k: int) -> None:
@@ -138,8 +131,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         """
         row = vocab_mask.numpy().view(np.uint32)[idx]  # many times as fast as torch
         state = self._states[-1]
-        when = self._ask(state, row)
-        (when,) = ranks.least([when])
+        (when,) = ranks.least([self._ask(state, row)])
         if when == _LATER:
             self._late.append((state, self._product.expected(state)))
         if when != _NOW:
@@ -154,8 +146,8 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
 
     def _ask(self, state: State, row: npt.NDArray[np.uint32]) -> int:
         """Write the mask of a state into a row if it is known. Returns when it becomes known."""
-        self._problem = self._hopeless.get(state, self._problem)
-        if self.failure is not None or state in self._hopeless:
+        self._problem = self.hopeless.get(state, self._problem)
+        if self.failure is not None or state in self.hopeless:
             return _NEVER
         try:
             self._product.mask(state, self._patience(), row)
@@ -196,15 +188,11 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
         self._paused_at = length
 
     def resume(self) -> None:
-        """Continue where the walk paused."""
+        """Continue where the walk paused, and forget which masks were late."""
         self.is_paused = False
         for state, future in self._late:
             if future.done() and not future.cancelled() and future.exception() is not None:
-                self._hopeless[state] = str(future.exception())
-        self._late.clear()
-
-    def forget_late(self) -> None:
-        """Forget what was late, because the step samples nothing."""
+                self.hopeless[state] = str(future.exception())
         self._late.clear()
 
     def went_on(self, length: int) -> None:
@@ -230,72 +218,6 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
             run.append(only)
             state = after
         return run[: ranks.least([len(run)])[0]]  # another rank may know fewer
-
-    def copy(self) -> ProperGrammar:
-        """A walk in the same state."""
-        other = ProperGrammar(self._product, self._stop_tokens, self._shared)
-        other._states = list(self._states)
-        other._stopped = self._stopped
-        other.failure, other._problem = self.failure, self._problem
-        other.current_token = self.current_token
-        return other
-
-
-class _Unmade(Spent):
-    """A stage of a pipeline could not compile a constraint that the first stage has."""
-
-    def __init__(self, problem: str) -> None:
-        Unsupported.__init__(self, problem)
-
-
-class UnmadeProduct:
-    """Takes the place of a product that a later stage of a pipeline could not make in time.
-
-    The first stage has admitted the request, so all stages must run it. The last stage has no mask
-    for its first token, so it samples a token that ends the request on all stages.
-
-    Args:
-        impossible: that token, `Product.impossible` of the initial state.
-        problem: why there is no product.
-    """
-
-    def __init__(self, impossible: int, problem: str) -> None:
-        self._impossible = impossible
-        self._problem = problem
-
-    def mask(self, state: State, limit: WaitLimit | None = None, out: Any = None) -> Any:
-        """Raise `Spent`, because there is no mask.
-
-        Raises:
-            Spent: always.
-        """
-        raise _Unmade(self._problem)
-
-    only = mask
-
-    def expected(self, state: State) -> Future[Any]:
-        """Never called, because no mask is late."""
-        raise NotImplementedError
-
-    def next(self, state: State, token: int) -> State | None:
-        """Accept every token, because the last stage decides which tokens are sampled."""
-        return None if token == self._impossible else state
-
-    def impossible(self, state: State) -> int:
-        """The token that ends the request."""
-        return self._impossible
-
-    def may_end(self, state: State) -> bool:
-        """None, because forced tokens are not known here."""
-        return False
-
-    def expect(self, state: State) -> None:
-        """Do nothing, because there is nothing to search for."""
-
-    def begin(self) -> None:
-        """Do nothing, because there is nothing to keep."""
-
-    end = begin
 
 
 def walk_of(grammar: Any) -> ProperGrammar | None:

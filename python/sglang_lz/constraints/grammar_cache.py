@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.constrained import xgrammar_backend
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend
+from xgrammar import GrammarCompiler
 
 from proper_tokens.threads import make_way
 from sglang_lz.constraints.matchers import TimedMatcher, end_token
@@ -29,13 +30,11 @@ class BoundedCache(dict[Key, Any]):
 
     Args:
         most: the limit in bytes; the newest grammar is kept whatever its size.
-        compiler: XGrammar's compiler if it compiled them; its own cache is limited too.
     """
 
-    def __init__(self, most: int = MOST_BYTES, compiler: Any = None) -> None:
+    def __init__(self, most: int = MOST_BYTES) -> None:
         super().__init__()
-        self._most, self._compiler = most, compiler
-        self._left = 0
+        self._most = most
 
     def __setitem__(self, key: Key, value: Any) -> None:
         self.pop(key, None)  # so that it becomes the newest
@@ -44,14 +43,6 @@ class BoundedCache(dict[Key, Any]):
         while total > self._most and len(self) > 1:
             oldest = next(iter(self))
             total -= _bytes_of((oldest, self.pop(oldest)))
-        if self._compiler is not None:
-            self._bound_compiler()
-
-    def _bound_compiler(self) -> None:
-        # After clearing its cache, XGrammar still counts some of what was in it.
-        if self._compiler.get_cache_size_bytes() - self._left > self._most:
-            self._compiler.clear_cache()
-            self._left = self._compiler.get_cache_size_bytes()
 
 
 def bound(outer: BaseGrammarBackend, inner: BaseGrammarBackend, is_pipeline: bool = False) -> None:
@@ -62,21 +53,19 @@ def bound(outer: BaseGrammarBackend, inner: BaseGrammarBackend, is_pipeline: boo
         inner: the wrapped backend, or the same as `outer`.
         is_pipeline: whether the scheduler is that of a stage of a pipeline.
     """
-    compiler = None
     if isinstance(inner, xgrammar_backend.XGrammarGrammarBackend):
-        compiler = inner.grammar_compiler
+        info = inner._tokenizer_info
         inner.grammar_compiler = SchemaCompiler(
-            compiler,
+            GrammarCompiler(info, cache_limit_bytes=MOST_BYTES),
             any_whitespace=inner.any_whitespace,
             max_whitespace_cnt=inner.max_whitespace_cnt,
         )
         # This is not a patch: group `cpu` patches that file, and each group must apply on its own.
         xgrammar_backend.GrammarMatcher = TimedMatcher
         if is_pipeline:
-            vocabulary = compiler.compile_regex("a").tokenizer_info.decoded_vocab
-            TimedMatcher.end_token = end_token(vocabulary)
+            TimedMatcher.end_token = end_token(info.decoded_vocab)
     for backend in (inner, outer):
-        backend.cache = BoundedCache(compiler=compiler)
+        backend.cache = BoundedCache()
         # XGrammar's own threads inherit the priority of the thread that starts them.
         backend.executor = ThreadPoolExecutor(initializer=make_way, initargs=(_NICENESS,))
 

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,22 +55,17 @@ class TimedMatcher(GrammarMatcher):
         super().__init__(compiled, **options)
         self._shared = compiled  # shared by all requests with this constraint
         self._more_ends: tuple[int, ...] = ()
-        self._stopped = _abandoned() >= MOST_ABANDONED or hasattr(compiled, "lz_is_slow")
-
-    @property
-    def is_stopped(self) -> bool:
+        self.is_stopped = _abandoned() >= MOST_ABANDONED or hasattr(compiled, "lz_is_slow")
         """Whether a call took too long on this rank."""
-        return self._stopped
 
     def accept_token(self, *args: Any, **options: Any) -> bool:
         """Like XGrammar's, but limited."""
         if args[0] == self.end_token:
-            self._stopped = self.is_slow = True
+            self.is_stopped = self.is_slow = True
             return False
         if args[0] in self._more_ends:
             args = (self.stop_token_ids[0], *args[1:])
-        accept = super().accept_token
-        return self._limited(lambda worker: accept(*args, **options), True)
+        return self._limited(partial(super().accept_token, *args, **options), True)
 
     def end_at(self, tokens: Sequence[int]) -> None:
         """End the output at these tokens too, where it may end. They then stand for nothing else.
@@ -83,19 +78,13 @@ class TimedMatcher(GrammarMatcher):
         self, bitmask: torch.Tensor, index: int = 0
     ) -> bool:
         """Like XGrammar's, but limited."""
-        fill = super().fill_next_token_bitmask
         row = bitmask[index]
-
-        def work(worker: _Worker) -> torch.Tensor | None:
-            own = worker.row_like(row)  # an abandoned call must not write into a batch's mask
-            fill(own, 0)
-            return own[0]
-
-        found = self._limited(work, None, self.end_token is not None)
-        if found is None:
+        own = torch.empty_like(row[None])  # an abandoned call must not write into a batch's mask
+        fill = partial(super().fill_next_token_bitmask, own)
+        if self._limited(fill, None, self.end_token is not None) is None:
             self.fill_without_mask(row)
         else:
-            row.copy_(found)
+            row.copy_(own[0])
             if self._more_ends:
                 end = self.stop_token_ids[0]
                 may_end = bool(int(row[end // 32]) >> end % 32 & 1)
@@ -115,45 +104,31 @@ class TimedMatcher(GrammarMatcher):
 
     def rollback(self, *args: Any, **options: Any) -> None:
         """Like XGrammar's, but limited."""
-        rollback = super().rollback
-        self._limited(lambda worker: rollback(*args, **options), None)
-
-    def find_jump_forward_string(self) -> str:
-        """Like XGrammar's, but limited."""
-        find = super().find_jump_forward_string
-        return self._limited(lambda worker: find(), "")
+        self._limited(partial(super().rollback, *args, **options), None)
 
     def is_terminated(self) -> bool:
         """Like XGrammar's."""
-        return not self._stopped and super().is_terminated()
+        return not self.is_stopped and super().is_terminated()
 
     def stop(self) -> None:
         """End the request, on this rank too if it was another one that found it slow.
 
         In a pipeline it ends on all stages at once, when they reject `end_token`.
         """
-        self._stopped = True
+        self.is_stopped = True
         self.is_slow = self.end_token is None
 
-    def _limited(
-        self, call: Callable[[_Worker], _T], otherwise: _T, in_a_pipeline: bool = False
-    ) -> _T:
-        """The result of a call, or `otherwise` if the matcher is stopped.
-
-        Args:
-            call: the call.
-            otherwise: its result then.
-            in_a_pipeline: whether the call is limited there too.
-        """
-        if self._stopped:
+    def _limited(self, call: Callable[[], _T], otherwise: _T, in_a_pipeline: bool = False) -> _T:
+        """The result of a call, or `otherwise` if the matcher is stopped. In a pipeline, only calls
+        that say so are limited."""
+        if self.is_stopped:
             return otherwise
-        worker = _worker()
         if is_pipeline() and not in_a_pipeline:
-            return call(worker)
+            return call()
         try:
-            return worker.run(call)
+            return _worker().run(call)
         except _TooSlow as error:
-            self._stopped = True
+            self.is_stopped = True
             if error.seconds >= MOST_SECONDS:  # or other constraints left it less time
                 self._shared.lz_is_slow = True
             _worker.cache_clear()
@@ -182,16 +157,15 @@ class _Worker:
 
     def __init__(self) -> None:
         self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
-        self._call: Callable[[_Worker], Any] | None = None
+        self._call: Callable[[], Any] | None = None
         self._result: Any = None
         self._error: BaseException | None = None
-        self._row = torch.empty((1, 0), dtype=torch.int32)
         self._thread = threading.Thread(target=self._serve, name="lz-matcher", daemon=True)
         self._thread.start()
         assert self._thread.ident is not None
         self._clock = time.pthread_getcpuclockid(self._thread.ident)
 
-    def run(self, call: Callable[[_Worker], _T]) -> _T:
+    def run(self, call: Callable[[], _T]) -> _T:
         """The result of a call.
 
         Raises:
@@ -215,19 +189,13 @@ class _Worker:
             raise error
         return result
 
-    def row_like(self, row: torch.Tensor) -> torch.Tensor:
-        """A row of a mask, [1, words] int32, for one call."""
-        if self._row.shape[1] != len(row):
-            self._row = torch.empty((1, len(row)), dtype=row.dtype)
-        return self._row
-
     def _serve(self) -> None:
         while True:
             self._asked.acquire()
             if self._call is None:  # it was abandoned
                 return
             try:
-                self._result = self._call(self)
+                self._result = self._call()
             except BaseException as error:
                 self._error = error
             self._call = None

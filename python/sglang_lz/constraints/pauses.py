@@ -105,7 +105,7 @@ def discard_late(scheduler: Any, batch: Any) -> None:
         if walk is None or not walk.is_late:
             continue
         if req.inflight_middle_chunks > 0:
-            walk.forget_late()
+            walk.resume()  # the step samples nothing
         else:
             req.is_retracted = True  # upstream then skips it
 
