@@ -78,7 +78,12 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument(
             "--model-path", nargs="+", default=[], metavar="NAME=PATH", help="real weights"
         )
-        page.add_argument("--tp", type=int, default=1, help="tensor parallel (default: 1)")
+        page.add_argument(
+            "--tp",
+            type=int,
+            default=1,
+            help="GPUs of a model, at most (default: 1); they must divide its heads",
+        )
         page.add_argument("--blocks", type=int, help="of four runs (default: 12; live: 6)")
         page.add_argument("--input-len", type=int, help="tokens (default: 1024)")
         page.add_argument("--output-len", type=int, help="tokens (default: 64)")

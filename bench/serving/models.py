@@ -24,6 +24,12 @@ class Model:
     batch_size: int
     paper: float | None
 
+    def tp(self, most: int) -> int:
+        """On how many devices it runs if there are `most`: a power of two that divides its heads,
+        which tensor parallelism distributes."""
+        heads: int = self.config["num_attention_heads"]
+        return max(n for n in (1 << i for i in range(most.bit_length())) if heads % n == 0)
+
 
 def _qwen2_5(**sizes: Any) -> dict[str, Any]:
     return {
@@ -42,9 +48,9 @@ def _qwen2_5(**sizes: Any) -> dict[str, Any]:
 
 
 def _demo() -> dict[str, Any]:
-    config = DEMO / "model" / "config.json"
-    # Upstream's one-batch tool draws its input ids below 10000.
-    return {**json.loads(config.read_text()), "vocab_size": 10240}
+    config = json.loads((DEMO / "model" / "config.json").read_text())
+    # Upstream's one-batch tool draws its input ids below 10000. Eight heads let --tp 8 be tried.
+    return {**config, "vocab_size": 10240, "hidden_size": 256, "num_attention_heads": 8}
 
 
 MODELS = {

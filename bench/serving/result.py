@@ -22,7 +22,9 @@ def result_of(
     table = {}
     for row, blocks in record.blocks.items():
         if blocks:
+            name = row.partition(", ")[0]
             table[row] = {
+                "tp": MODELS[name].tp(arguments.tp) if name in MODELS else None,
                 "paper_percent": paper_percent(row, arguments),
                 "blocks": len(blocks),
                 **summary(blocks, metrics),

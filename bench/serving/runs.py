@@ -29,19 +29,20 @@ CPU_ARGUMENTS = [
 
 
 def model_arguments(name: str, arguments: argparse.Namespace, work: Path) -> list[str]:
-    """The server arguments that name a model: the given one, or dummy weights."""
+    """The server arguments for a model, the given one or one with dummy weights."""
+    tp = ["--tp-size", str(MODELS[name].tp(arguments.tp))]
     if name in arguments.model_path:
-        return ["--model-path", arguments.model_path[name]]
+        return ["--model-path", arguments.model_path[name], *tp]
     folder = work / name
     if not folder.exists():
         write_model(MODELS[name].config, folder)
-    return ["--model-path", str(folder), "--load-format", "dummy"]
+    return ["--model-path", str(folder), "--load-format", "dummy", *tp]
 
 
 def sglang_arguments(arguments: argparse.Namespace) -> list[str]:
     """The arguments of every process of sglang; the user's own come last, so they win."""
     of_machine = [] if hardware.torch_facts()["gpus"] else CPU_ARGUMENTS
-    return [*of_machine, "--tp-size", str(arguments.tp), *arguments.sglang]
+    return [*of_machine, *arguments.sglang]
 
 
 def penalty_arguments(fields: dict[str, Any], strength: float) -> list[str]:

@@ -59,4 +59,6 @@ class TestCommandLine:
         rows = [f"{name}, batch {size}" for name, size in zip(found.models, sizes, strict=True)]
         assert sizes == [64, 32, 8]
         assert [paper_percent(row, found) for row in rows] == [0.55, 0.14, 0.03]
-        assert sglang_arguments(found) == ["--tp-size", "1", "--attention-backend", "triton"]
+        assert [MODELS[name].tp(8) for name in found.models] == [4, 4, 8]
+        assert [MODELS[name].tp(7) for name in found.models] == [4, 4, 4]
+        assert sglang_arguments(found) == ["--attention-backend", "triton"]
