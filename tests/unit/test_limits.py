@@ -23,6 +23,7 @@ from sglang_lz.bounds.limits import (
     check_tokens,
 )
 from sglang_lz.http import gate
+from sglang_lz.http.admission import RequestFields
 
 V = 2048
 
@@ -228,19 +229,17 @@ def test_the_stop_patterns_of_a_list_count_together() -> None:
     check_batch(batch(3, sampling_params=params[:1] * 3))
 
 
-@pytest.mark.parametrize("place", [(), None])
-def test_chat_templates_of_clients(
-    place: tuple[str, ...] | None, server_config: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("model", [RequestFields, None])
+def test_chat_templates_of_clients(model: type | None, server_config: dict[str, Any]) -> None:
     """In /v1/responses, and in /v1/decisions, which takes no field of ours."""
     body = {"input": "a", "chat_template_kwargs": {"chat_template": "{{ 'a' * 10**10 }}"}}
     with pytest.raises(FieldError, match=r"^chat_template_kwargs must not have chat_template"):
-        gate.check_body(body, place)
+        gate.check_json(body, model)
     server_config["trust_request_chat_template"] = True
-    gate.check_body(body, place)
+    gate.check_json(body, model)
     for name in ("conversation", "tokenize", "tools"):
         with pytest.raises(FieldError, match=f"^chat_template_kwargs must not have {name}"):
-            gate.check_body({"input": "a", "chat_template_kwargs": {name: None}}, place)
+            gate.check_json({"input": "a", "chat_template_kwargs": {name: None}}, model)
 
 
 @pytest.mark.parametrize("field", INTERNAL)

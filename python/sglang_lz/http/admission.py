@@ -192,12 +192,14 @@ def without_our_fields(body: Any) -> Any:
 
     A malformed body is returned unchanged, and upstream's schema rejects it.
     """
-    if not isinstance(body, dict):
+    if not isinstance(body, dict) or body.get("sampling_params") is None:
         return body
-    params = body.get("sampling_params")
-    if isinstance(params, list):
-        return {**body, "sampling_params": [_without(item) for item in params]}
-    return {**body, "sampling_params": _without(params)} if params is not None else body
+    params = body["sampling_params"]
+    others = [
+        {name: one[name] for name in one if name not in FIELDS} if isinstance(one, dict) else one
+        for one in _listed(params)
+    ]
+    return {**body, "sampling_params": others if isinstance(params, list) else others[0]}
 
 
 def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
@@ -276,6 +278,8 @@ def admit(
     Raises:
         FieldError: a value is wrong, or this server cannot apply it exactly.
     """
+    from sglang.srt.runtime_context import get_context
+
     stop_regex.check(requested.get(stop_regex.FIELD))
     limits.check_constraints(sampling_params)
     sampling_params.stop_regex_max_len = min(
@@ -283,8 +287,9 @@ def admit(
     )
     limits.check_sampling_floats(sampling_params)
     limit = sampling_params.max_new_tokens
-    if limit == 0 and _may_truncate():
-        requested = {**requested, "lz_penalty": 0}  # the client may have requested more tokens
+    if limit == 0 and get_context().config_leaf("allow_auto_truncate"):
+        # The client may have requested more tokens; upstream lowered their number to the context's.
+        requested = {**requested, "lz_penalty": 0}
     upstream = {name: getattr(sampling_params, name) for name in (*histories.UPSTREAM, "min_p")}
     found = resolve(
         {**requested, **upstream},
@@ -396,18 +401,5 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
     }
 
 
-def _may_truncate() -> bool:
-    """Whether upstream may have lowered a request's `max_new_tokens` to fit the context."""
-    from sglang.srt.runtime_context import get_context
-
-    return bool(get_context().config_leaf("allow_auto_truncate"))
-
-
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _without(params: Any) -> Any:
-    if not isinstance(params, dict):
-        return params
-    return {name: value for name, value in params.items() if name not in FIELDS}

@@ -19,30 +19,26 @@ _HOLDERS = ("text", "output_config")
 """Objects with a `format`, of the APIs of OpenAI's responses and of Anthropic."""
 MEANT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(("json_schema", "response_format", "format", "output_format"), JSON),
-        **dict.fromkeys(("guided_json", "structured_outputs", "response_schema"), JSON),
-        **dict.fromkeys(("output_schema", "guided_decoding", "response_mime_type"), JSON),
-        **dict.fromkeys(("generation_config",), JSON),
-        **dict.fromkeys(_HOLDERS, JSON),
-        **{name: (name,) for name in ("regex", "ebnf")},
-        **dict.fromkeys(
-            ("structural_tag", "guided_structural_tag"), ("structural_tag", "response_format")
-        ),
-        **dict.fromkeys(("guided_regex", "guided_choice", "choice"), ("regex",)),
-        **dict.fromkeys(("guided_grammar", "grammar", "gbnf", "lark"), ("ebnf",)),
-        **dict.fromkeys(("allowed_token_ids", "bad_words", "bad_words_ids"), ("logit_bias",)),
-        **dict.fromkeys(("banned_tokens", "custom_token_bans", "force_words_ids"), ("logit_bias",)),
-        **dict.fromkeys(("suppress_tokens", "sequence_bias", "logits_bias"), ("logit_bias",)),
-        **dict.fromkeys(("stop", "stop_sequences"), ("stop", "stop_sequences")),
-        **{name: (name,) for name in (*UPSTREAM, "logit_bias", "min_p")},
-        **{name: (name,) for name in ("stop_token_ids", "stop_regex")},
-        "min_tokens": ("min_tokens", "min_new_tokens"),
-        "min_new_tokens": ("min_new_tokens", "min_tokens"),
-        "min_length": ("min_tokens", "min_new_tokens"),
-        "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
-        "rep_pen": ("repetition_penalty", "repeat_penalty"),
-        "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
-        "repeat_last_n": ("repeat_last_n", "penalty_last_n"),
+        name: meant
+        for names, meant in (
+            ("json_schema response_format format output_format guided_json", JSON),
+            ("structured_outputs response_schema output_schema guided_decoding", JSON),
+            ("response_mime_type generation_config text output_config", JSON),
+            ("structural_tag guided_structural_tag", ("structural_tag", "response_format")),
+            ("regex guided_regex guided_choice choice", ("regex",)),
+            ("ebnf guided_grammar grammar gbnf lark", ("ebnf",)),
+            ("logit_bias allowed_token_ids bad_words bad_words_ids", ("logit_bias",)),
+            ("banned_tokens custom_token_bans force_words_ids", ("logit_bias",)),
+            ("suppress_tokens sequence_bias logits_bias", ("logit_bias",)),
+            ("stop stop_sequences", ("stop", "stop_sequences")),
+            *((name, (name,)) for name in (*UPSTREAM, "min_p", "stop_token_ids", "stop_regex")),
+            ("min_tokens min_length", ("min_tokens", "min_new_tokens")),
+            ("min_new_tokens", ("min_new_tokens", "min_tokens")),
+            ("repetition_penalty rep_pen", ("repetition_penalty", "repeat_penalty")),
+            ("repeat_penalty", ("repeat_penalty", "repetition_penalty")),
+            ("repeat_last_n", ("repeat_last_n", "penalty_last_n")),
+        )
+        for name in names.split()
     }
 )
 """Names that shape an output, of SGLang, vLLM, llama.cpp, Ollama, Gemini's and Anthropic's APIs;
@@ -53,6 +49,11 @@ _FOLDED = {folded(name): name for name in MEANT}
 
 Place: TypeAlias = tuple[str, ...]
 """The keys that lead from a body to an object inside it; () is the body itself."""
+
+
+def located(place: Place) -> str:
+    """Where an object stands in a body, in words."""
+    return f"in {'.'.join(place)}" if place else "at the top level"
 
 
 def check_dropped(
@@ -80,11 +81,10 @@ def check_dropped(
             instead = "this endpoint has no such field; /generate and /v1/chat/completions do"
         else:
             field, there = better
-            place = f"in {'.'.join(there)}" if there else "at the top level"
+            place = located(there)
             instead = f"{field} belongs {place} here" if field == name else f"use {field} {place}"
-        here = f"in {'.'.join(where)}" if where else "at the top level"
         raise FieldError(
-            name, f"{name} would have no effect {here}, got {shown(value)}: {instead}."
+            name, f"{name} would have no effect {located(where)}, got {shown(value)}: {instead}."
         )
     for name, form in ("response_format", values.get("response_format")), ("text", _format(values)):
         if isinstance(form, dict) and form.get("type") == "json_object" and form.get("schema"):

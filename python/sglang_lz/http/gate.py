@@ -52,7 +52,7 @@ from sglang_lz.http.admission import (
     preferred,
     resolve,
 )
-from sglang_lz.http.dropped import Place, check_dropped
+from sglang_lz.http.dropped import Place, check_dropped, located
 from sglang_lz.http.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
 
 # Where clients put sampling parameters, whether or not the route reads them there.
@@ -105,7 +105,8 @@ async def check_fields(connection: HTTPConnection) -> None:
     if not isinstance(connection, Request):
         return
     route = connection.scope.get("route")
-    place = place_of(route)
+    model = _model_of(route)
+    place = place_in(model)
     _check_keys(connection.query_params, ("the URL",), place)
     inner = _takes_internal(route)
     body = await _body(connection, needed=place is not None or inner)
@@ -113,7 +114,7 @@ async def check_fields(connection: HTTPConnection) -> None:
         raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
     if inner:
         check_internal(body)
-    found = check_body(body, place, _model_of(route))
+    found = check_json(body, model)
     for values, resolved in found:
         if resolved.proper_tokens:
             await request_field.check_rules({**values, **_constraint(body, values)}, values)
@@ -122,26 +123,14 @@ async def check_fields(connection: HTTPConnection) -> None:
         metrics.admitted(path, [resolved.penalty for _, resolved in found])
 
 
-def check_json(body: Any, model: type) -> None:
-    """Like `check_fields`, for a body that did not arrive over HTTP and becomes this request model.
-
-    Raises:
-        FieldError: one of our fields cannot be honoured.
-    """
-    check_body(body, place_in(model), model)
-
-
-def check_body(
-    body: Any, place: Place | None, model: object = None
-) -> list[tuple[Mapping[str, Any], Resolved]]:
+def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolved]]:
     """Reject a parsed body if one of our fields in it, or a constraint, cannot be honoured.
 
     A null means unset. Upstream's request models refuse it for most fields, so nulls are removed.
 
     Args:
         body: the parsed JSON or form; None if there is none.
-        place: the object that accepts our fields; None if no object does.
-        model: the request model that accepts them.
+        model: the request model that it becomes; None if the route has none that takes our fields.
 
     Returns:
         Each object that accepts our fields, and what it asks for.
@@ -149,21 +138,24 @@ def check_body(
     Raises:
         FieldError: a field of ours has a wrong value or name, or is in the wrong object.
     """
+    place = place_in(model)
     objects = list(_objects(body))
     takes = _taken(model, place)
     for where, values in objects:
         _check_keys(values, where, place)
         if takes and where[-1:] != ("custom_params",):
             check_dropped(values, where, takes)
-            _drop_nulls(values)
+            for name in [name for name, value in values.items() if value is None]:
+                del values[name]
         if where == ("parameters",) and place == (*where, "sampling_params"):
             _check_envelope(values)
         check_object(values)
-    has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
-    processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
     found: list[tuple[Mapping[str, Any], Resolved]] = []
     if place is None or not isinstance(body, dict):
         return found
+    has_input_embeds = any(values.get("input_embeds") is not None for _, values in objects)
+    processor = next(filter(None, (values.get(PROCESSOR) for _, values in objects)), None)
+    manager = _manager()
     # If the body lacks that object, the server's preferred parameters apply.
     for given in [values for where, values in objects if where == place] or [{}]:
         values = given
@@ -173,7 +165,7 @@ def check_body(
         facts = Facts(
             max_new_tokens=_limit(values, place),
             beam_width=_beam_width(values, place),
-            is_encoder_decoder=_is_encoder_decoder(),
+            is_encoder_decoder=manager is not None and manager.model_config.is_encoder_decoder,
             has_input_embeds=has_input_embeds,
             custom_logit_processor=processor,
         )
@@ -183,7 +175,7 @@ def check_body(
         except FieldError as error:
             raise _as_spelt(error, given) from None
         if resolved.proper_tokens:
-            request_field.check_tokenizer(values, _tokenizer())
+            request_field.check_tokenizer(values, manager and manager.tokenizer)
         found.append((values, resolved))
     return found
 
@@ -214,13 +206,15 @@ async def serve(handler: Callable[[Request], Awaitable[Response]], request: Requ
     On a route that samples, the stream begins only once its first part is available. Upstream would
     send HTTP 200 before it checks the request, and could then only drop the connection.
     """
+    route = request.scope.get("route")
+    samples = place_of(route) is not None
     try:
         response = await handler(bounded(request))
-        if isinstance(response, StreamingResponse) and _samples(request):
+        if isinstance(response, StreamingResponse) and samples:
             response.body_iterator = await begun(response.body_iterator)
     except DATA_ERRORS as error:
-        path = getattr(request.scope.get("route"), "path", "")
-        if isinstance(error, FieldError) or is_clients(error, samples=_samples(request), path=path):
+        path = getattr(route, "path", "")
+        if isinstance(error, FieldError) or is_clients(error, samples=samples, path=path):
             return await answer(request, as_refusal(error))
         raise
     except RequestValidationError as error:
@@ -262,18 +256,15 @@ def most_body(route: object) -> int | None:
 
     Routes for operators have no limit, because some accept model weights.
     """
-    from sglang.srt.entrypoints.http_server import get_global_state
-
-    state = get_global_state()
+    manager = _manager()
     models = _models(route)
     takes_prompts = any(
         place_in(one) is not None or getattr(one, "__module__", "").endswith(".protocol")
         for one in models
     )
     is_reader = getattr(route, "path", "") in READERS
-    if state is None or not (takes_prompts or is_reader or _takes_internal(route)):
+    if manager is None or not (takes_prompts or is_reader or _takes_internal(route)):
         return None
-    manager = state.tokenizer_manager
     if manager.model_config.is_multimodal or manager.model_config.is_audio_model:
         return MOST_MEDIA
     if any(not SINGLE.isdisjoint(getattr(one, "model_fields", ())) for one in models):
@@ -354,15 +345,9 @@ def _taken(model: Any, place: Place | None) -> dict[Place, Collection[str]]:
     return {place: (*SamplingParams.__struct_fields__, *FIELDS)}
 
 
-def _drop_nulls(values: dict[str, Any]) -> None:
-    for name in [name for name, value in values.items() if value is None]:
-        del values[name]
-
-
 def place_of(route: object) -> Place | None:
     """The object that accepts our fields in the body of a FastAPI route; None if none does."""
-    places = map(place_in, _models(route))
-    return next((place for place in places if place is not None), None)
+    return place_in(_model_of(route))
 
 
 def place_in(model: object) -> Place | None:
@@ -385,10 +370,6 @@ def _generate_request() -> pydantic.TypeAdapter[Any]:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     return pydantic.TypeAdapter(GenerateReqInput)
-
-
-def _samples(request: Request) -> bool:
-    return place_of(request.scope.get("route")) is not None
 
 
 def _models(route: object) -> list[object]:
@@ -444,18 +425,13 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
         is_key = name in repetition.KEYS
         if (name not in FIELDS and not is_key) or value is None or (where == place and not is_key):
             continue
-        here = f"in {'.'.join(where)}" if where else "at the top level"
         if is_key:
-            raise FieldError(
-                name, f"{name} belongs in {repetition.FIELD}, got {shown(value)} {here}."
-            )
-        if place is None:
-            raise FieldError(
-                name, f"{name} must be left out: this endpoint does not take it, got "
-                f"{shown(value)} {here}.",
-            )  # fmt: skip
-        there = f"in {'.'.join(place)}" if place else "at the top level"
-        raise FieldError(name, f"{name} belongs {there} here, got {shown(value)} {here}.")
+            problem = f"belongs in {repetition.FIELD}"
+        elif place is None:
+            problem = "must be left out: this endpoint does not take it"
+        else:
+            problem = f"belongs {located(place)} here"
+        raise FieldError(name, f"{name} {problem}, got {shown(value)} {located(where)}.")
 
 
 def _check_envelope(parameters: Mapping[str, Any]) -> None:
@@ -486,18 +462,12 @@ def _as_spelt(error: FieldError, options: Mapping[str, Any]) -> FieldError:
     return FieldError(name, str(error).replace(error.field, name, 1))
 
 
-def _is_encoder_decoder() -> bool:
+def _manager() -> Any:
+    """Upstream's TokenizerManager; None outside a server."""
     from sglang.srt.entrypoints.http_server import get_global_state
 
     state = get_global_state()
-    return state is not None and bool(state.tokenizer_manager.model_config.is_encoder_decoder)
-
-
-def _tokenizer() -> Any:
-    from sglang.srt.entrypoints.http_server import get_global_state
-
-    state = get_global_state()
-    return None if state is None else state.tokenizer_manager.tokenizer
+    return None if state is None else state.tokenizer_manager
 
 
 def _limit(values: Mapping[str, Any], where: Place) -> Any:

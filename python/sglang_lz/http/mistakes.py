@@ -16,11 +16,12 @@ bug in the server's own code does not go unnoticed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jinja2
@@ -62,25 +63,23 @@ def reading(function: F) -> F:
 
     A ValueError is already meant for the client and passes unchanged.
     """
-    if inspect.iscoroutinefunction(function):
+    if not inspect.iscoroutinefunction(function):
+        return _reading()(function)
 
-        @functools.wraps(function)
-        async def read(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(*args, **kwargs)
-            except DATA_ERRORS as error:
-                raise as_refusal(error) from error
-
-    else:
-
-        @functools.wraps(function)
-        def read(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except DATA_ERRORS as error:
-                raise as_refusal(error) from error
+    @functools.wraps(function)
+    async def read(*args: Any, **kwargs: Any) -> Any:
+        with _reading():
+            return await function(*args, **kwargs)
 
     return read  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except DATA_ERRORS as error:
+        raise as_refusal(error) from error
 
 
 def as_refusal(error: Exception) -> ValueError:
