@@ -20,30 +20,16 @@ AT_END = [*FINE, *([1, 2] * 25)]
 ENDED_EARLY = [*FINE, *([1, 2] * 13), *FINE]
 
 
-class Counted:
-    """In place of the counters: adds up what they are told."""
-
-    def __init__(self) -> None:
-        self.found: Counter[tuple[str, ...]] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        def labels(*values: str) -> Any:
-            return SimpleNamespace(inc=lambda by=1: self.found.update({(name, *values): by}))
-
-        return SimpleNamespace(labels=labels, inc=lambda by=1: self.found.update({(name,): by}))
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, ...]]:
-    counters = Counted()
-    monkeypatch.setattr(metrics, "counters", lambda: counters)
+    found: Counter[tuple[str, ...]] = Counter()
+    monkeypatch.setattr(metrics, "_count", lambda *key, by=1: found.update({key: by}))
     monkeypatch.setattr(metrics, "_is_first_rank", lambda: True)
-    monkeypatch.setattr(metrics, "_enabled", lambda: True)
-    monkeypatch.setattr(metrics, "_share", lambda: 1.0)
+    monkeypatch.setattr(metrics, "_config", {"enable_metrics": True, "lz_observe_loops": 1}.get)
     monkeypatch.setattr(guard, "_reported", lambda: FINISH_REASON)
     for module in (guard, metrics):
         monkeypatch.setattr(module, "number_tokens", lambda _, size: np.ones(size, np.uint8))
-    return counters.found
+    return found
 
 
 def request(tokens: list[int], reason: Any = None, **fields: Any) -> Any:
@@ -70,8 +56,8 @@ def test_loops_ended_by_the_penalty_are_counted(counted: Counter[tuple[str, ...]
     penalised = {"lz_penalty": 0.15, "lz_onset": 3}
     metrics.finished(request(ENDED_EARLY, **penalised), None, None)
     metrics.finished(request(AT_END, **penalised), None, None)
-    assert counted["overcome",] == 1
-    assert counted["observed", "nowhere", "onset"] == counted["observed", "end", "onset"] == 1
+    assert counted[metrics.OVERCOME,] == 1
+    assert [counted[metrics.OBSERVED, place, "onset"] for place in ("nowhere", "end")] == [1, 1]
 
 
 def test_loops_up_to_numbers_are_counted(counted: Counter[tuple[str, ...]]) -> None:
@@ -80,15 +66,15 @@ def test_loops_up_to_numbers_are_counted(counted: Counter[tuple[str, ...]]) -> N
     numbered = [token for n in range(5) for token in (*block, n)]
     for tokens in (numbered, numbered[:-7]):
         metrics.finished(request([*tokens, 99], lz_penalty=0.15, lz_onset=3), None, None)
-    assert counted["overcome",] == 1
+    assert counted[metrics.OVERCOME,] == 1
     req = request([*numbered, 99])
     req.sampling_params.min_new_tokens = 0
     req.sampling_params.repetition_detection = RepetitionDetection(7, 0, 5, ignore_numbers=True)
     req.loop_guard = guard.guard_of(req.sampling_params)
     guard.after_step(req)
     assert req.finished_len == len(numbered)
-    assert counted["ended", "stop", "off"] == 1
-    assert counted["tokens", "off"] == 28
+    assert counted[metrics.ENDED, "stop", "off"] == 1
+    assert counted[metrics.TOKENS, "off"] == 28
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,60 +27,36 @@ from lz_penalty.window import shortest_loop
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "sglang_lz:"
 # A generator of our own: only one rank draws, and upstream's ranks must all draw the same numbers.
 _RANDOM = random.Random()
-OBSERVE = "lz_observe_loops"
-
 
 PENALTIES = ("off", "always", "onset")
 """Requests without the LZ penalty, with `lz_onset` 0, and with a positive `lz_onset`."""
 ACTIONS = (STOP, END_THINKING)
 PLACES = ("nowhere", "inside", "end")
-
-
-class Counters:
-    """The counters."""
-
-    def __init__(self) -> None:
-        """Register the counters with prometheus_client."""
-        from prometheus_client import Counter
-
-        self.requests = Counter(
-            f"{PREFIX}requests_total",
-            "Requests over HTTP that were admitted.",
-            ["endpoint", "penalty"],
-        )
-        self.ended = Counter(
-            f"{PREFIX}outputs_in_loop_total",
-            "Outputs in which repetition_detection found a loop, by its action.",
-            ["action", "penalty"],
-        )
-        self.observed = Counter(
-            f"{PREFIX}observed_outputs_total",
-            "Finished outputs that --lz-observe-loops looked at, by where they loop: nowhere, "
-            "inside, or at the end.",
-            ["loop", "penalty"],
-        )
-        self.tokens = Counter(
-            f"{PREFIX}tokens_in_loops_total",
-            "Tokens of these outputs in loops, after the first copy; seen by the guard or by "
-            "--lz-observe-loops.",
-            ["penalty"],
-        )
-        self.overcome = Counter(
-            f"{PREFIX}loops_ended_by_penalty_total",
-            "Loops in observed outputs that reached lz_onset and broke off.",
-        )
-
-    def start(self) -> None:
-        """Export the scheduler's counters as 0, so that the first event shows as an increase."""
-        for penalty in PENALTIES:
-            self.tokens.labels(penalty)
-            for action in ACTIONS:
-                self.ended.labels(action, penalty)
-            for place in PLACES:
-                self.observed.labels(place, penalty)
+REQUESTS = "requests"
+ENDED = "outputs_in_loop"
+OBSERVED = "observed_outputs"
+TOKENS = "tokens_in_loops"
+OVERCOME = "loops_ended_by_penalty"
+COUNTERS: Mapping[str, tuple[str, list[str]]] = {
+    REQUESTS: ("Requests over HTTP that were admitted.", ["endpoint", "penalty"]),
+    ENDED: (
+        "Outputs in which repetition_detection found a loop, by its action.",
+        ["action", "penalty"],
+    ),
+    OBSERVED: (
+        "Finished outputs that --lz-observe-loops looked at, by where they loop: nowhere, inside, "
+        "or at the end.",
+        ["loop", "penalty"],
+    ),
+    TOKENS: (
+        "Tokens of these outputs in loops, after the first copy; seen by the guard or by "
+        "--lz-observe-loops.",
+        ["penalty"],
+    ),
+    OVERCOME: ("Loops in observed outputs that reached lz_onset and broke off.", []),
+}
 
 
 def check_share(value: Any, *, enable_metrics: bool) -> None:
@@ -100,9 +76,15 @@ def check_share(value: Any, *, enable_metrics: bool) -> None:
 
 
 def start() -> None:
-    """Create the counters of a scheduler."""
+    """Export the scheduler's counters as 0, so that the first event shows as an increase."""
     if _counts():
-        counters().start()
+        _count(OVERCOME, by=0)
+        for penalty in PENALTIES:
+            _count(TOKENS, penalty, by=0)
+            for action in ACTIONS:
+                _count(ENDED, action, penalty, by=0)
+            for place in PLACES:
+                _count(OBSERVED, place, penalty, by=0)
 
 
 def admitted(endpoint: str, penalties: Sequence[LZParams]) -> None:
@@ -113,9 +95,9 @@ def admitted(endpoint: str, penalties: Sequence[LZParams]) -> None:
         penalties: its resolved LZ penalties, one for each object of sampling parameters, with
             strength 0 if there is none. Only the first nonzero penalty is counted.
     """
-    if _enabled():
+    if _config("enable_metrics"):
         penalty = next((one for one in penalties if one.penalty), None)
-        counters().requests.labels(endpoint, _name(penalty)).inc()
+        _count(REQUESTS, endpoint, _name(penalty))
 
 
 def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> None:
@@ -136,10 +118,10 @@ def finished(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
             "loop in %s: pattern of %d tokens, %d copies, from token %d on; %s",
             *(req.rid, loop.pattern_size, loop.count, loop.begin, action),
         )
-        if _enabled():
-            counters().ended.labels(action, penalty).inc()
-            counters().tokens.labels(penalty).inc(loop.repeated)
-    if _counts() and _is_output(req) and _RANDOM.random() < _share():
+        if _config("enable_metrics"):
+            _count(ENDED, action, penalty)
+            _count(TOKENS, penalty, by=loop.repeated)
+    if _counts() and _is_output(req) and _RANDOM.random() < _config("lz_observe_loops"):
         _observe(req, stopped, ended_thinking)
 
 
@@ -172,30 +154,25 @@ def _observe(req: Any, stopped: Loop | None, ended_thinking: Loop | None) -> Non
     # An output that the guard stopped ends in a loop as its own request defines it.
     at_end = stopped is not None or (bool(found) and found[-1].end == len(output))
     place = "end" if at_end else "inside" if found else "nowhere"
-    counters().observed.labels(place, penalty).inc()
+    _count(OBSERVED, place, penalty)
     if stopped is None and ended_thinking is None:  # otherwise its tokens are already counted
-        counters().tokens.labels(penalty).inc(sum(loop.repeated for loop in found))
+        _count(TOKENS, penalty, by=sum(loop.repeated for loop in found))
     if params is not None and params.onset:
         numbers = number_tokens(req.tokenizer, req.vocab_size)
         broken_off = reached(output, params.window_size, params.onset, numbers)
-        ended = (loop for loop in broken_off if loop.end < len(output))
-        counters().overcome.inc(sum(1 for _ in ended))
+        _count(OVERCOME, by=sum(loop.end < len(output) for loop in broken_off))
+
+
+def _count(name: str, *labels: str, by: int = 1) -> None:
+    counter = _counter(name)
+    (counter.labels(*labels) if labels else counter).inc(by)
 
 
 @cache
-def counters() -> Counters:
-    """The counters of this process."""
-    return Counters()
+def _counter(name: str) -> Any:
+    from prometheus_client import Counter
 
-
-@cache
-def _enabled() -> bool:
-    return bool(_config("enable_metrics"))
-
-
-@cache
-def _share() -> float:
-    return float(_config(OBSERVE))
+    return Counter(f"sglang_lz:{name}_total", *COUNTERS[name])
 
 
 @cache
@@ -210,7 +187,7 @@ def _is_first_rank() -> bool:
 
 
 def _counts() -> bool:
-    return _enabled() and _is_first_rank()
+    return _config("enable_metrics") and _is_first_rank()
 
 
 def _is_output(req: Any) -> bool:
@@ -224,6 +201,7 @@ def _is_output(req: Any) -> bool:
     return req.sampling_params.max_new_tokens != 0 and not is_health_check_generate_req(req)
 
 
+@cache
 def _config(name: str) -> Any:
     from sglang.srt.runtime_context import get_context
 

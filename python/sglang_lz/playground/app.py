@@ -180,24 +180,20 @@ async def _explanation(
     if not about.is_ours:
         raise UpstreamError(STOCK)
     params = _params(body, about.max_window_size)
-    if "ids" in body:
+    text = None if "ids" in body else _text(body, "text")
+    if text is None:
         ids = _read(body, "ids", token_ids(MOST_TOKENS))
         if not ids or max(ids) >= about.vocab_size:
-            raise BadRequest(
-                f"ids must be 1 to {MOST_TOKENS} token ids below {about.vocab_size}, "
-                f"got {shown(ids)}."
-            )
-        texts = await upstream.texts(ids)
-        numbers = numbers_of(ids, texts)
+            allowed = f"1 to {MOST_TOKENS} token ids below {about.vocab_size}"
+            raise BadRequest(f"ids must be {allowed}, got {shown(ids)}.")
     else:
-        text = _text(body, "text")
         ids = await upstream.tokenize(text, is_chat=False)
         if len(ids) > MOST_TOKENS:
-            raise BadRequest(
-                f"text must be at most {MOST_TOKENS} tokens long, got {len(ids)} tokens."
-            )
-        texts = await upstream.texts(ids)
-        numbers = numbers_of(ids, texts)
+            got = f"{len(ids)} tokens"
+            raise BadRequest(f"text must be at most {MOST_TOKENS} tokens long, got {got}.")
+    texts = await upstream.texts(ids)
+    numbers = numbers_of(ids, texts)
+    if text is not None:
         texts, _ = pieces(text, 0, texts)
     async with readings:
         rows, total = await run_in_threadpool(explained, ids, params, about.vocab_size, numbers)
@@ -212,20 +208,17 @@ async def _explanation(
 def _refused(request: Request, hosts: frozenset[str]) -> Response | None:
     """The answer to a request that does not come from the page itself; None if it does."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    kind = request.headers.get("content-type", "").partition(";")[0]
     if host.lower() not in hosts:
         sentence = "The playground answers only to the address that it printed when it started."
     elif origin is not None and origin != f"http://{host}":
         sentence = "The playground answers only to its own page."
-    elif request.method == "POST" and not _is_json(request):
+    # Another origin cannot send this type without asking first.
+    elif request.method == "POST" and kind != "application/json":
         sentence = "The playground takes JSON only."
     else:
         return None
     return JSONResponse({"error": sentence}, 403)
-
-
-def _is_json(request: Request) -> bool:
-    # Another origin cannot send this type without asking first.
-    return request.headers.get("content-type", "").partition(";")[0] == "application/json"
 
 
 class Asked:

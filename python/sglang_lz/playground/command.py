@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +85,17 @@ async def _recorded(upstream: Upstream) -> dict[str, Any]:
         "fields": dict(lz.RECOMMENDED),
         **{name: start for name, (_, start) in SAMPLING.items()},
     }
+    columns: dict[str, list[dict[str, Any]]] = {}
     try:
         about = await upstream.about()
-        columns = {
-            column: await _column(upstream, Asked({**settings, "column": column}, about))
-            for column in (NONE, OTHER, OURS)
-        }
+        for column in (NONE, OTHER, OURS):
+            asked = Asked({**settings, "column": column}, about)
+            columns[column] = [event async for event in events(upstream, asked)]
+            if "error" in columns[column][-1]:
+                raise ValueError(columns[column][-1]["error"])
     except Exception as error:
         raise ValueError(f"Nothing was recorded. {error}") from error
     finally:
         await upstream.close()
-    return {"model": about.model, "settings": settings, "columns": columns}
-
-
-async def _column(upstream: Upstream, asked: Asked) -> Sequence[dict[str, Any]]:
-    """The events of a column, all tokens in one and without the sums of its beginning."""
-    tokens: list[Any] = []
-    rest: list[dict[str, Any]] = []
-    async for event in events(upstream, asked):
-        if "error" in event:
-            raise ValueError(event["error"])
-        if "tokens" in event:
-            tokens += event["tokens"]
-        elif "prompt" in event or "before" in event or "end" in event:
-            rest.append(event)
-    return json.loads(
-        json.dumps([rest[0], {"tokens": tokens}, *rest[1:]]),
-        parse_float=lambda x: round(float(x), 4),
-    )
+    found = {"model": about.model, "settings": settings, "columns": columns}
+    return json.loads(json.dumps(found), parse_float=lambda x: round(float(x), 4))
