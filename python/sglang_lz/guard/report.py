@@ -16,6 +16,10 @@ from sglang_lz.guard.past_outputs import TOKENS, LoopsError, Output, read, searc
 
 PATTERNS = 10
 """The most patterns that a report lists."""
+COUNTS = (
+    *("outputs", "outputs_cut_short", "tokens", "outputs_with_a_loop"),
+    *("outputs_that_end_in_one", "tokens_in_loops"),
+)
 
 
 @dataclass
@@ -57,14 +61,7 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
         of tokens; and the patterns by size and unit, each with its number of loops and the median
         of their start positions and of their numbers of copies.
     """
-    found: dict[str, Any] = dict.fromkeys(
-        (
-            *("outputs", "outputs_cut_short", "tokens", "outputs_with_a_loop"),
-            *("outputs_that_end_in_one", "tokens_in_loops"),
-        ),
-        0,
-    )
-    found["counted_in"] = {}
+    found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"counted_in": {}}
     by_size: dict[tuple[int, str], Pattern] = {}
     for output in outputs:
         unit, length, loops = searched(output, detection)

@@ -8,6 +8,7 @@ grammar, but forces those tokens as soon as the section has become a loop.
 
 from __future__ import annotations
 
+import copy
 from array import array
 from concurrent.futures import Future
 from typing import Any, cast
@@ -93,12 +94,10 @@ class GuardedThinking(ReasonerGrammarObject):  # type: ignore[misc]
 
     def copy(self) -> GuardedThinking:
         """A grammar in the same state."""
-        other = GuardedThinking.__new__(GuardedThinking)
+        other = copy.copy(self)
         other.__dict__.update(vars(super().copy()))
-        other.loop = self.loop
         other._tokens = self._tokens[:]
         other._detector = self._detector.copy()
-        other._numbers = self._numbers
         return other
 
     def _can_think_more(self) -> bool:

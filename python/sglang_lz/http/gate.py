@@ -35,7 +35,7 @@ from starlette.types import Message
 
 from lz_penalty.fields import repetition
 from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
-from lz_penalty.fields.table import PREFIXES, FieldError, check_name, check_needs, shown
+from lz_penalty.fields.table import FieldError, check_name, check_needs, shown
 from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
 from sglang_lz.bounds.texts import most_characters
 from sglang_lz.constraints import request_field
@@ -64,13 +64,6 @@ DEEPEST = 2
 # Fields of a body that holds a single prompt, or something that becomes one.
 SINGLE = frozenset(("messages", "instructions", "tokens"))
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-
-# A body without any of these contains none of our fields and no template. The backslash is there
-# because a JSON key may be written with escapes.
-_TRACES = (
-    *(name.encode() for name in FIELDS),
-    *map(str.encode, (*PREFIXES, "lz", "dry", "norepeat", "chat_template_kwargs", "\\u00")),
-)
 
 # Names that no custom logit processor uses for its own parameters.
 ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
@@ -109,7 +102,7 @@ async def check_fields(connection: HTTPConnection) -> None:
     place = place_in(model)
     _check_keys(connection.query_params, ("the URL",), place)
     inner = _takes_internal(route)
-    body = await _body(connection, needed=place is not None or inner)
+    body = await _body(connection)
     if (place is not None or inner) and not isinstance(body, dict):
         raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
     if inner:
@@ -385,19 +378,10 @@ def _takes_internal(route: object) -> bool:
     return any(model in (GenerateReqInput, EmbeddingReqInput) for model in _models(route))
 
 
-async def _body(request: Request, *, needed: bool) -> Any:
-    """The parsed body of a request; None if it cannot be parsed.
-
-    Unless `needed` is set, it is also None if the body contains none of our fields.
-    """
+async def _body(request: Request) -> Any:
+    """The parsed body of a request; None if it cannot be parsed."""
     if request.headers.get("content-type", "").lower().startswith(FORMS):
         return dict(await request.form())
-    raw = await request.body()
-    # Routes that accept none of our fields may receive megabytes.
-    if not needed:
-        lower = raw.lower()
-        if not any(part in lower for part in _TRACES):
-            return None
     try:
         return await request.json()
     except (ValueError, RecursionError):  # upstream's parser reports this
