@@ -1,5 +1,6 @@
-"""Takes the pictures of the playground in docs/pictures, beside a server of `scripts/serve --demo`.
+"""Records the playground's session and takes its pictures in docs/pictures.
 
+    scripts/serve
     PYTHONPATH=python:tests:. .venv/cpu/bin/python tests/pictures.py
 
 It needs Debian's chromium. The first picture shows the recorded session.
@@ -13,10 +14,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from bench.http_client import answers
+from bench.http_client import HTTP, answers
 from bench.processes import Background, free_port
 from browser import Browser
+from sglang_lz.playground.app import PAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -33,26 +36,51 @@ CHOOSE = """(() => {
 
 
 @contextmanager
-def playground(page: Browser, *arguments: str) -> Iterator[None]:
-    """Open the page of a playground."""
+def playground(page: Browser, *arguments: str) -> Iterator[str]:
+    """Open the page of a playground; its address."""
     port = free_port()
     address = f"http://127.0.0.1:{port}/"
     command = [sys.executable, "-m", "sglang_lz", "playground", "--port", str(port), *arguments]
     with Background(command) as running:
         running.wait_until(lambda: answers(address), 60)
         page.open(address)
-        yield
+        yield address
 
 
 def main() -> None:
     """Take them."""
     with Browser("chromium") as page:
+        with playground(page) as address:
+            session = json.dumps(recorded(address))
+            short = json.loads(session, parse_float=lambda x: round(float(x), 4))
+            text = json.dumps(short, ensure_ascii=False, separators=(",", ":"))
+            (PAGE / "session.json").write_text(text + "\n")
+            take_texts(page)
         page.resize(1280, 1240)
         with playground(page, "--server", f"http://127.0.0.1:{free_port()}"):
             page.run(CHOOSE)
             page.screenshot(PICTURES / "compare.png")
-        with playground(page):
-            take_texts(page)
+
+
+def recorded(address: str) -> dict[str, Any]:
+    """The first example in all three columns, with the values that the page starts with."""
+    fields = HTTP.get(f"{address}api/fields").json()
+    known = fields["known"][0]
+    settings = {
+        "prompt": fields["examples"][0]["prompt"],
+        "chat": True,
+        "known": known["name"],
+        "known_value": known["value"],
+        "fields": {field["name"]: field["value"] for field in fields["lz"]},
+        **{field["name"]: field["value"] for field in fields["sampling"]},
+    }
+    columns = {}
+    for column in ("none", "known", "lz"):
+        answer = HTTP.post(f"{address}api/generate", json={**settings, "column": column})
+        events = answer.text.split("\n\n")[:-1]
+        columns[column] = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert "end" in columns[column][-1], columns[column][-1]
+    return {"settings": settings, "columns": columns}
 
 
 def take_texts(page: Browser) -> None:

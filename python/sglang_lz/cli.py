@@ -35,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("playground", "--server", "URL", default=server, help=f"default: {server}")
     add("playground", "--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
     add("playground", "--port", type=int, default=PLAYGROUND_PORT, help="default: 30080")
-    add("playground", "--record", "FILE", help="record a session, and end")
     return line.run(arguments)
 
 
@@ -122,7 +121,7 @@ def _playground(options: argparse.Namespace) -> int:
     from sglang_lz.playground import command
 
     try:
-        command.run(options.server, options.host, options.port, options.record)
+        command.run(options.server, options.host, options.port)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0

@@ -267,7 +267,7 @@ def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, po
     _, arguments, _ = started(process)
     assert "--playground" not in arguments
     pid, _, given = says.read_text().partition(" ")
-    assert given.startswith(f"('http://127.0.0.1:{port}', '127.0.0.1', 30080, ")
+    assert given == f"('http://127.0.0.1:{port}', '127.0.0.1', 30080)"
     with contextlib.suppress(psutil.NoSuchProcess):
         end = time.monotonic() + 30
         while psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:

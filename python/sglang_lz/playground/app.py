@@ -32,7 +32,7 @@ from sglang_lz.playground.explain import Explainer, Row, counters, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
 PAGE = Path(__file__).parent / "page"
-"""Its session.json is the recorded session, which `sglang-lz playground --record` makes."""
+"""Its session.json is the recorded session, which tests/pictures.py makes."""
 
 MOST_TOKENS = 4096
 """Of an output, and of a text."""
