@@ -43,7 +43,7 @@ def of_wheel(wheel: Path, lock: Lock, pin: WheelPin, time: datetime) -> str:
     upstream = _package(NAME, lock.version, pin.filename, pin.sha256)
     component = _ours(wheel)
     packed = (path for path in seal.files if path.startswith(f"sglang_lz/{PACKED_PATCHES}/"))
-    patches = [path for path in packed if path.endswith(seal.patches)]
+    patches = [path for path in packed if path.endswith(tuple(seal.patches))]
     component.components = [_file(path, seal.files[path]) for path in patches]
     kind, diffs = model.PatchClassification.UNOFFICIAL, (model.Diff(url=XsUri(p)) for p in patches)
     changes = [model.Patch(type=kind, diff=diff) for diff in diffs]

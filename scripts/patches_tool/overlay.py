@@ -18,7 +18,6 @@ from patches_tool.patchset import LZ_GROUPS, PatchSet
 from patches_tool.upstream import LOCK, PATCHES, Lock, WheelPin
 from patches_tool.wheelfile import NOTICE, edit_entry_points, edit_metadata, write_wheel
 from sglang_lz.startup.command_line import say
-from sglang_lz.startup.doctor import package_version
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal
 from sglang_lz.startup.wheel import Wheel
@@ -102,7 +101,6 @@ def make_overlay(
     seal = Seal(
         version=version,
         upstream=lock.version,
-        package=package_version(files.get("sglang_lz/__init__.py")),
         flavour=flavour,
         made_by=made_by,
         groups=groups,

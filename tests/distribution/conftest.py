@@ -26,7 +26,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(SOURCE / file, world.packages / file)
     parts.put(world.packages, {"proper_tokens/__init__.py": ""})
     ours = {f"demo/{name}/config.json": "{}\n" for name in ("model", "reasoner")}
-    ours |= {"__init__.py": '__version__ = "0.1.0"\n', "cpu/sgl_kernel/__init__.py": "run = None\n"}
+    ours |= {"__init__.py": "", "cpu/sgl_kernel/__init__.py": "run = None\n"}
     ours |= {"cpu/requirements.txt": "# ours\ntorch==2.13.0  # CPU\n\nnumpy\n"}
     parts.put(world.package, ours)
     tree = root / "tree"

@@ -285,6 +285,7 @@ NOT_SIGNED = f"{SIGNATURE} does not sign {SUMS} with this key"
 TAMPERED: dict[str, tuple[Change, str, str]] = {
     "wheel": (append(CPU), "sha256", f"{CPU} has the sha256 "),
     "SBOM": (append(SBOM), "SBOM", f"{SBOM} has the sha256 "),
+    "SBOM of another": (copy(f"{CUDA}.cdx.json", SBOM), "SBOM", f"{SBOM} has the sha256 "),
     "no SBOM": (remove(SBOM), "SBOM", f"{SBOM} cannot be read (No such file"),
     "SBOM that is a pipe": (pipe(SBOM), "SBOM", f"{SBOM} cannot be read (not a regular file"),
     "provenance": (append(MADE), "provenance", f"{MADE} has the sha256 "),
@@ -294,8 +295,6 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
 }
 SIGNED_ANEW: dict[str, tuple[Change, str, str]] = {
     "unlisted": (lambda _: None, "sha256", f"{CPU} is not in {SUMS}"),
-    "SBOM of another": (copy(f"{CUDA}.cdx.json", SBOM), "SBOM", f"{SBOM} describes another file"),
-    "provenance of another": (replace(MADE, CPU, "another.whl"), MADE[:-5], f"not name {CPU}"),
     "wheel of another name": (copy(CUDA, CPU), "file name", f"should be {CUDA}"),
 }
 """What the key's holder signed, so the signature does not tell."""

@@ -22,11 +22,35 @@ from sglang_lz.models import catalogue, packages
 from sglang_lz.startup import serve
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import PACKAGES, Seal
-from sglang_lz.startup.serve import PREFERRED, server_arguments, without_end_loops
+from sglang_lz.startup.serve import PREFERRED, model_arguments, server_arguments
 
 ENVIRON = {"SGLANG_LZ_HOST": "0.0.0.0", "SGLANG_LZ_PORT": "8000"}
 MINE = {"host": "0.0.0.0", "port": "1", "dtype": "bfloat16", "max_total_tokens": "9"}
 DEFAULT = {"host": "127.0.0.1", "port": "30000", "dtype": "float32", "max_total_tokens": "32768"}
+
+
+SMOL = ["--model-path", "/models/smollm2-135m", "--served-model-name", "smollm2-135m"]
+
+
+@pytest.fixture(autouse=True)
+def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Models that are fetched at once; gets whether there is a network."""
+    network = [True]
+
+    def obtain(model: catalogue.Published) -> Path:
+        if not network[0]:
+            raise packages.UnreachableError("No network.")
+        return Path("/models", model.name)
+
+    monkeypatch.setattr(catalogue, "obtain", obtain)
+    return network
+
+
+def added(mine: str) -> list[str]:
+    """The server's arguments after those of its address."""
+    host, _, port, _, *rest = server_arguments("cuda", mine.split(), {})
+    assert (host, port) == ("--host", "--port")
+    return rest
 
 
 @pytest.mark.parametrize(
@@ -49,91 +73,72 @@ def test_the_users_arguments_win_over_the_defaults(
     assert vars(options) == vars(options) | expected
 
 
-SMOL = ["--model-path", "/models/smollm2-135m", "--served-model-name", "smollm2-135m"]
-DEMO = ["--model-path", str(serve.DEMO_MODEL), "--served-model-name", "demo"]
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Models that are fetched at once; gets whether there is a network, and whether a hub."""
-    network = [True, False]
-
-    def obtain(model: catalogue.Published) -> Path:
-        if not network[0]:
-            raise packages.UnreachableError("No network.")
-        return Path("/models", model.name)
-
-    monkeypatch.setattr(catalogue, "obtain", obtain)
-    monkeypatch.setattr(catalogue, "is_left_to_hub", lambda _: network[1])
-    return network
-
-
 @pytest.mark.parametrize(
     ("mine", "expected"),
     [
         ("", SMOL),
-        ("--demo", DEMO),
-        ("--demo --port 1", [*DEMO, "--port", "1"]),
+        ("--demo", serve.DEMO_ARGUMENTS),
+        ("--demo --tp 1", [*serve.DEMO_ARGUMENTS, "--tp", "1"]),
         *((f"{name} smollm2-135m", SMOL) for name in ("--model-path", "--model")),
-        (f"--model-path={HUB} --port 1", [*SMOL[:-1], HUB, "--port", "1"]),
+        ("--model-path=smollm2-135m --tp 1", [*SMOL, "--tp", "1"]),
+        ("--model HuggingFaceTB/SmolLM2", ["--model-path", "HuggingFaceTB/SmolLM2"]),
         ("--model b --model-path a --model smollm2-135m", SMOL),
         ("--served-model-name s", [*SMOL, "--served-model-name", "s"]),
-        *((mine, mine.split()) for mine in ("--model /m", "--model smollm2-135m --model /m")),
-        *((mine, mine.split()) for mine in ("--config c.yaml", "--config=c.yaml --port 1")),
+        ("--model /m", ["--model-path", "/m"]),
+        ("--model smollm2-135m --model /m", ["--model-path", "/m"]),
     ],
 )
-def test_a_model_is_named_by_its_folder(models: list[bool], mine: str, expected: list[str]) -> None:
-    assert serve.with_model(mine.split()) == expected
-
-
-def test_a_hub_that_has_the_model_is_asked(models: list[bool]) -> None:
-    models[1] = True
-    assert serve.with_model(["--model", HUB]) == ["--model", HUB]
-    assert serve.with_model(["--model", "smollm2-135m"]) == SMOL
+def test_a_model_is_named_by_its_folder(mine: str, expected: list[str]) -> None:
+    assert added(mine) == expected
 
 
 def test_without_a_network_the_demo_model_is_served(
     models: list[bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     models[0] = False
-    assert serve.with_model(["--port", "1"]) == [*DEMO, "--port", "1"]
+    assert model_arguments(None) == serve.DEMO_ARGUMENTS
     assert capsys.readouterr().err == "sglang-lz: No network. Serving the demo model instead.\n"
     with pytest.raises(packages.PackageError):
-        serve.with_model(["--model-path", "smollm2-135m"])
+        model_arguments("smollm2-135m")
     for other in ("--model-path", "--config"):
         with pytest.raises(DistError, match=f"--demo must be left out with {other}"):
-            serve.with_model(["--demo", other, "m"])
+            added(f"--demo {other} m")
 
 
-@pytest.mark.parametrize("mine", [["--config", "c.yaml"], ["--port", "1", "--config=c.yaml"]])
-def test_nothing_overrides_the_users_configuration_file(mine: list[str]) -> None:
-    assert server_arguments("cpu", mine, {}) == mine
-    with pytest.raises(DistError, match="must be left out with --config"):
-        serve.playground_command(server_arguments("cpu", mine, {}))
+@pytest.mark.parametrize("mine", ["--config c.yaml", "--port 1 --config=c.yaml"])
+def test_nothing_overrides_the_users_configuration_file(mine: str) -> None:
+    assert server_arguments("cpu", mine.split(), {}) == mine.split()
+    for flag in ("--end-loops", "--playground", "--demo"):
+        with pytest.raises(DistError, match=f"^{flag} must be left out with --config"):
+            server_arguments("cpu", [*mine.split(), flag], {})
 
 
 @pytest.mark.parametrize(
     ("mine", "own"),
     [
-        ([], {}),
-        ([PREFERRED, '{"lz_penalty": 0}'], {"lz_penalty": 0}),
-        ([PREFERRED + '={"lz_penalty":0}'], {"lz_penalty": 0}),
+        ("", {}),
+        (f"{PREFERRED} {{}}", {}),
+        (f'{PREFERRED} {{"lz_penalty":0}}', {"lz_penalty": 0}),
+        (f'{PREFERRED}={{"lz_penalty":0}}', {"lz_penalty": 0}),
     ],
 )
-def test_end_loops_sets_the_preferred_parameters(mine: list[str], own: dict[str, int]) -> None:
-    assert without_end_loops([*mine, "--port", "1"]) == [*mine, "--port", "1"]
-    port, one, name, preferred = without_end_loops([*mine, "--end-loops", "--port", "1"])
-    assert (port, one, name) == ("--port", "1", PREFERRED)
+def test_end_loops_sets_the_preferred_parameters(mine: str, own: dict[str, int]) -> None:
+    given = [PREFERRED, json.dumps(own, separators=(",", ":"))] if mine else []
+    assert added(f"{mine} --model m --tp 1") == ["--model-path", "m", *given, "--tp", "1"]
+    *model, name, preferred, tp, one = added(f"{mine} --end-loops --model m --tp 1")
+    assert (*model, name, tp, one) == ("--model-path", "m", PREFERRED, "--tp", "1")
     assert json.loads(preferred) == serve.RECOMMENDED | own
 
 
-@pytest.mark.parametrize(
-    "mine", [[PREFERRED, "[]"], [PREFERRED], [f"{PREFERRED}=x"], ["--config=x"]]
-)
-def test_end_loops_refuses_parameters_it_cannot_extend(mine: list[str]) -> None:
-    with pytest.raises(DistError, match=r"must be (a JSON object|left out with --config)"):
-        without_end_loops(["--end-loops", *mine])
+@pytest.mark.parametrize("mine", [f"{PREFERRED} []", f"{PREFERRED}=x"])
+def test_end_loops_refuses_parameters_it_cannot_extend(mine: str) -> None:
+    with pytest.raises(DistError, match=r"must be a JSON object, got"):
+        added(f"--end-loops {mine}")
+
+
+def test_an_argument_needs_its_value() -> None:
+    with pytest.raises(DistError, match=f"^argument {PREFERRED}: expected one argument"):
+        added(PREFERRED)
 
 
 # What is started
@@ -198,7 +203,7 @@ def site(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "seal.json")
     for name in PACKAGES:
         shutil.copytree(SOURCE / name, tmp_path / name, ignore=ignored)
-    seal = Seal("1+lz1.cpu", "1", "1", "cpu", "build", (), (), {})
+    seal = Seal("1+lz1.cpu", "1", "cpu", "build", (), (), {})
     (tmp_path / "sglang_lz" / "seal.json").write_bytes(seal.dump())
     put(tmp_path, UPSTREAM)
     return tmp_path
@@ -243,8 +248,8 @@ def test_it_becomes_the_server(site: Path, port: int) -> None:
     process = start(site, "--port", str(port), "--tp", "2", "--model-path", "a model")
     pid, arguments, variables = started(process)
     assert pid == process.pid
-    assert arguments[:4] == ["--host", "127.0.0.1", "--port", "30000"]
-    assert arguments[-4:] == ["--tp", "2", "--model-path", "a model"]
+    assert arguments[:4] == ["--host", "127.0.0.1", "--port", str(port)]
+    assert arguments[-4:] == ["--model-path", "a model", "--tp", "2"]
     assert variables["HF_HUB_OFFLINE"] is variables["OMP_NUM_THREADS"] is None
     _, arguments, variables = started(start(site, "--port", str(port)))
     assert str(site / "sglang_lz" / "demo" / "model") in arguments

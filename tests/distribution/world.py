@@ -163,7 +163,7 @@ def at_call(owner: str, name: str, calls: int, code: str) -> str:
     )
 
 
-WHEEL_CHECKS = ["wheel", "seal", "version", "files", "package", "RECORD", "file name"]
+WHEEL_CHECKS = ["wheel", "seal", "version", "files", "RECORD", "file name"]
 """What `doctor --wheel` checks."""
 Change = Callable[[Path], object]
 """Damages the files below a folder."""

@@ -88,22 +88,6 @@ def find(name: str) -> Published | None:
     return models.get(name) or next((m for m in models.values() if m.hub == name), None)
 
 
-def is_left_to_hub(hub: str) -> bool:
-    """Whether to leave a model to the hub.
-
-    It is in the hub's cache on this machine, or a hub answers, if only to refuse.
-    """
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(hub, "config.json"), str):
-        return True
-    try:
-        HfApi().model_info(hub, timeout=5)
-    except Exception as error:
-        return getattr(error, "response", None) is not None
-    return True
-
-
 def obtain(model: Published) -> Path:
     """Return the folder of a model, fetched and converted if it is not there yet.
 

@@ -50,12 +50,6 @@ def find_dist_info(root: Path) -> str | None:
     return names[0] if names else None
 
 
-def package_version(init: bytes | None) -> str:
-    """Return __version__ from the text of sglang_lz/__init__.py, or "" if there is none."""
-    match = re.search(rb'^__version__ = "(.+)"$', init or b"", re.M)
-    return match[1].decode() if match else ""
-
-
 def examine_installed() -> Iterator[Check]:
     """Check the sglang that this Python would import."""
     try:
@@ -97,8 +91,6 @@ def _common(read: Read, metadata: bytes | None) -> Generator[Check, None, Seal |
     problems = seal.problems(read)
     found = "; ".join(problems[:3]) or f"all {len(seal.files)} sealed files are as they were sealed"
     yield Check("files", not problems, found + (" …" if len(problems) > 3 else ""))
-    version = package_version(read("sglang_lz/__init__.py"))
-    yield Check("package", version == seal.package, f"sglang_lz {version}, sealed {seal.package}")
     return seal
 
 

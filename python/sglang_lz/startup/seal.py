@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,17 +29,16 @@ Read = Callable[[str], bytes | None]
 class Seal:
     """The build, and its inputs.
 
-    ``version`` is ours (0.5.23+lz1), ``upstream`` is the release that it is built from, and
-    ``package`` is the version of sglang_lz. ``files`` maps paths below the root to sha256 (hex).
+    ``version`` is ours (0.5.23+lz1), ``upstream`` is the release that it is built from. ``files``
+    maps paths below the root to sha256 (hex).
     """
 
     version: str
     upstream: str
-    package: str
     flavour: str
     made_by: Literal["build", "apply"]
-    groups: tuple[str, ...]
-    patches: tuple[str, ...]
+    groups: Sequence[str]
+    patches: Sequence[str]
     files: dict[str, str]
 
     def dump(self) -> bytes:
@@ -53,10 +52,8 @@ class Seal:
         if data is None:
             raise DistError(f"{SEAL} is missing: this is a stock sglang; install our wheel.")
         try:
-            fields = json.loads(data)
-            fields |= {key: tuple(fields[key]) for key in ("groups", "patches")}
-            return cls(**fields | {"files": dict(fields["files"])})
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(**json.loads(data))
+        except (TypeError, ValueError) as error:
             raise DistError(f"{SEAL} cannot be read ({error}); install our wheel anew.") from None
 
     def problems(self, read: Read) -> list[str]:

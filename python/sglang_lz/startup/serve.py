@@ -6,6 +6,7 @@ because nothing in this folder may import sglang.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -28,6 +29,7 @@ DEMO_MODEL = PACKAGE / "demo" / "model"
 HOST, PORT = "SGLANG_LZ_HOST", "SGLANG_LZ_PORT"
 
 DEMO = "--demo"
+DEMO_ARGUMENTS = ["--model-path", str(DEMO_MODEL), "--served-model-name", "demo"]
 CPU = [
     # Gives the same text on every CPU; in bfloat16, greedy decoding differs between CPUs.
     *["--dtype", "float32"],
@@ -42,76 +44,18 @@ RECOMMENDED = {**lz.RECOMMENDED, repetition.FIELD: dict(repetition.RECOMMENDED_F
 """The sampling parameters that `END_LOOPS` gives to every request that has none of its own."""
 
 
-def take(arguments: list[str], names: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of some arguments, the last one counts, and the other arguments."""
-    values: dict[str, str] = {}
-    rest, remaining = [], iter(arguments)
-    for argument in remaining:
-        name, has_value, value = argument.partition("=")
-        if name in names:
-            values.pop(name, None)  # the last one is last
-            values[name] = value if has_value else next(remaining, "")
-        else:
-            rest.append(argument)
-    return values, rest
-
-
-def without_end_loops(arguments: list[str]) -> list[str]:
-    """Replace `END_LOOPS` by `PREFERRED`, where the user's own keys win over `RECOMMENDED`.
-
-    Raises DistError if the user's value there is not a JSON object, or if --config is given, whose
-    file it would override.
-    """
-    if END_LOOPS not in arguments:
-        return arguments
-    values, rest = take([a for a in arguments if a != END_LOOPS], (PREFERRED,))
-    if "--config" in take(rest, ("--config",))[0]:
-        raise DistError(
-            f"{END_LOOPS} must be left out with --config, whose file it would override; set "
-            f"preferred-sampling-params to {json.dumps(RECOMMENDED)} there."
-        )
-    given = values.get(PREFERRED, "{}")
+def parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What this command reads of its arguments, and the server's other ones."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in (DEMO, END_LOOPS, PLAYGROUND):
+        parser.add_argument(flag, action="store_true")
+    for name in ("--config", "--host", "--port", PREFERRED):
+        parser.add_argument(name)
+    parser.add_argument("--model-path", "--model")
     try:
-        return [*rest, PREFERRED, json.dumps({**RECOMMENDED, **json.loads(given)})]
-    except (TypeError, ValueError):
-        raise DistError(f"{PREFERRED} must be a JSON object, got {given[:80]!r}.") from None
-
-
-def with_model(arguments: list[str]) -> list[str]:
-    """Name a model's folder in place of `DEMO`, of a name of the catalogue, or of nothing.
-
-    An id of the hub is left to upstream, unless the catalogue has it and no hub answers. With
-    --config nothing changes.
-
-    Raises PackageError if a model that was asked for cannot be fetched.
-    """
-    values, rest = take([a for a in arguments if a != DEMO], ("--model-path", "--model"))
-    config, _ = take(rest, ("--config",))
-    if DEMO in arguments and (values or config):
-        raise DistError(f"{DEMO} must be left out with {' and '.join({**values, **config})}.")
-    if config:
-        return arguments
-    name, folder = "demo", DEMO_MODEL
-    if DEMO not in arguments:
-        asked = [*values.values()][-1] if values else catalogue.DEFAULT
-        model = catalogue.find(asked)
-        if model is None or (values and Path(asked).is_dir()):
-            return arguments
-        if asked == model.hub:
-            if catalogue.is_left_to_hub(asked):
-                return arguments
-            print(
-                f"sglang-lz: no hub of models answers; serving {asked} in {model.quantization}, "
-                f"{model.packed}, with the server's sampling defaults.",
-                file=sys.stderr,
-            )
-        try:
-            name, folder = asked, catalogue.obtain(model)
-        except UnreachableError as error:
-            if values:
-                raise
-            print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)
-    return ["--model-path", str(folder), "--served-model-name", name, *rest]
+        return parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise DistError(f"{error}.") from None
 
 
 def server_arguments(
@@ -121,23 +65,58 @@ def server_arguments(
 
     With --config we add nothing, because arguments take precedence over that file, and ours would
     override the user's settings in it.
+
+    Raises DistError if they contradict each other, PackageError if a model that was asked for
+    cannot be fetched.
     """
-    if "--config" in take(arguments, ("--config",))[0]:
+    own, rest = parsed(arguments)
+    if own.demo and (own.model_path or own.config):
+        given = {"--model-path": own.model_path, "--config": own.config}
+        raise DistError(f"{DEMO} must be left out with {' and '.join(filter(given.get, given))}.")
+    if own.config and own.end_loops:
+        raise DistError(
+            f"{END_LOOPS} must be left out with --config, whose file it would override; set "
+            f"preferred-sampling-params to {json.dumps(RECOMMENDED)} there."
+        )
+    if own.config and own.playground:
+        raise DistError(f"{PLAYGROUND} must be left out with --config; run it beside the server.")
+    if own.config:
         return arguments
+    preferred = own.preferred_sampling_params
+    if own.end_loops:
+        try:
+            preferred = json.dumps({**RECOMMENDED, **json.loads(preferred or "{}")})
+        except (TypeError, ValueError):
+            raise DistError(f"{PREFERRED} must be a JSON object, got {preferred[:80]!r}.") from None
     return [
-        *["--host", environ.get(HOST, "127.0.0.1"), "--port", environ.get(PORT, DEFAULT_PORT)],
+        *["--host", own.host or environ.get(HOST, "127.0.0.1")],
+        *["--port", own.port or environ.get(PORT, DEFAULT_PORT)],
         *(CPU if flavour == "cpu" else []),
-        *arguments,
+        *(DEMO_ARGUMENTS if own.demo else model_arguments(own.model_path)),
+        *([] if preferred is None else [PREFERRED, preferred]),
+        *rest,
     ]
 
 
-def playground_command(arguments: list[str]) -> list[str]:
-    """The command of the playground beside a server; DistError if that gets --config."""
-    values, _ = take(arguments, ("--host", "--port", "--config"))
-    if "--config" in values:
-        raise DistError(f"{PLAYGROUND} must be left out with --config; run it beside the server.")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(values["--host"], values["--host"])
-    server = f"http://{f'[{host}]' if ':' in host else host}:{values['--port']}"
+def model_arguments(asked: str | None) -> list[str]:
+    """Name a model's folder in place of a name of the catalogue, or of nothing."""
+    name = asked or catalogue.DEFAULT
+    model = catalogue.published().get(name)
+    if model is None or (asked and Path(asked).is_dir()):
+        return ["--model-path", name]
+    try:
+        return ["--model-path", str(catalogue.obtain(model)), "--served-model-name", name]
+    except UnreachableError as error:
+        if asked:
+            raise
+        print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)
+        return DEMO_ARGUMENTS
+
+
+def playground_command(host: str, port: str) -> list[str]:
+    """The command of the playground beside a server on these."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     return [sys.executable, "-m", "sglang_lz", "playground", "--server", server]
 
 
@@ -149,9 +128,9 @@ def serve(arguments: list[str]) -> NoReturn:
             f"{PACKAGE} is not part of a patched sglang, so there is nothing to serve; in a "
             "checkout use scripts/serve, which builds one."
         )
-    own = without_end_loops([argument for argument in arguments if argument != PLAYGROUND])
-    own = server_arguments(Seal.read(read).flavour, with_model(own))
-    folder = Path(take(own, ("--model-path", "--model"))[0].get("--model-path", ""))
+    own = server_arguments(Seal.read(read).flavour, arguments)
+    final, _ = parsed(own)
+    folder = Path(final.model_path or "")
     if folder == DEMO_MODEL or folder.parent == catalogue.models_folder():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing needs to be downloaded
     if folder == DEMO_MODEL:
@@ -159,7 +138,7 @@ def serve(arguments: list[str]) -> NoReturn:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "sglang_lz.startup.launch", *own]
     if PLAYGROUND in arguments:
-        # We have one thread.
-        subprocess.Popen(playground_command(own), preexec_fn=ending_with_us())  # noqa: PLW1509
+        playground = playground_command(final.host, final.port)
+        subprocess.Popen(playground, preexec_fn=ending_with_us())  # noqa: PLW1509, one thread
     print(f"sglang-lz: python {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     os.execv(sys.executable, command)
