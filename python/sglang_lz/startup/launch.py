@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import verify_imported
@@ -50,9 +50,10 @@ def main(arguments: Sequence[str]) -> None:
     config = _refusing(prepare_server_args)(list(arguments))
     check_model_path(config.model_path)
     check_address(config.host, config.port)
-    ranks = ranks_here(config)
+    replicas = 1 if config.enable_dp_attention else config.dp_size
+    ranks = config.tp_size * config.pp_size * replicas // config.nnodes  # on this machine
     if ranks > 1 and (config.device or get_device()) == "cpu":
-        os.environ.setdefault(CORES, share_cores(cores(), ranks))
+        os.environ.setdefault(CORES, share_cores(ranks))
     _refusing(config.resolve_once)()
     try:
         run_server(config)
@@ -116,54 +117,36 @@ def check_address(host: str, port: int) -> None:
     """
     if not 1 <= port <= 65535:
         raise DistError(f"--port must be an integer in [1, 65535], got {port}.")
-    bound, reason = False, ""
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise DistError(f"cannot listen on port {port} of {host} ({error}).") from None
-    for family, kind, protocol, _, address in places:
+    reasons = []
+    for family, _, _, _, address in places:
         try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-            bound = True
+            socket.create_server(address, family=family).close()
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise DistError(
-                    f"port {port} of {host} is in use; choose another with --port."
-                ) from None
-            reason = error.strerror or str(error)
-    if not bound:  # one of several is enough: localhost also resolves to an IPv6 address
-        raise DistError(f"cannot listen on port {port} of {host} ({reason}).")
+                why = f"port {port} of {host} is in use; choose another with --port."
+                raise DistError(why) from None
+            reasons.append(error.strerror)
+    if len(reasons) == len(places):  # one is enough: localhost also resolves to an IPv6 address
+        raise DistError(f"cannot listen on port {port} of {host} ({reasons[-1]}).")
 
 
-def ranks_here(config: Any) -> int:
-    """How many ranks upstream starts on this machine.
+def share_cores(ranks: int) -> str:
+    """Divide the physical cores that this process may use among ranks, in the syntax of `CORES`.
 
-    Args:
-        config: upstream's server arguments, as attributes.
+    They are in the order of NUMA nodes. If there are too few, ranks share.
     """
-    replicas = 1 if config.enable_dp_attention else config.dp_size
-    return config.tp_size * config.pp_size * replicas // config.nnodes
-
-
-def cores() -> list[int]:
-    """The physical cores that this process may use, grouped by NUMA node."""
     from sglang.srt.utils.common import get_cpu_ids_by_node
 
-    found = [int(core) for node in get_cpu_ids_by_node() for core in node.split(",")]
-    return found or sorted(os.sched_getaffinity(0))
-
-
-def share_cores(cores: Sequence[int], ranks: int) -> str:
-    """Divide cores among ranks, in the syntax of `CORES`. If there are too few, ranks share."""
+    cores = [core for node in get_cpu_ids_by_node() for core in node.split(",")]
+    cores = cores or [str(core) for core in sorted(os.sched_getaffinity(0))]
     if ranks > len(cores):
-        return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+        return "|".join(cores[rank % len(cores)] for rank in range(ranks))
     ends = [rank * len(cores) // ranks for rank in range(ranks + 1)]
-    parts = (cores[begin:end] for begin, end in itertools.pairwise(ends))
-    return "|".join(",".join(map(str, part)) for part in parts)
+    return "|".join(",".join(cores[begin:end]) for begin, end in itertools.pairwise(ends))
 
 
 if __name__ == "__main__":
