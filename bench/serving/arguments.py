@@ -11,7 +11,7 @@ from bench.serving.models import MODELS
 from bench.serving.result import PAPER_SIZES
 from bench.serving.runs import sglang_arguments
 from lz_penalty.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
-from sglang_lz.upstream_benchmarks import add_arguments
+from lz_penalty.fields.table import argument
 
 SMOKE = {"models": ["demo"], "input_len": 64, "output_len": 32, "rates": [4.0], "num_prompts": 16}
 FULL = {
@@ -87,7 +87,9 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument("--blocks", type=int, help="of four runs (default: 12; live: 6)")
         page.add_argument("--input-len", type=int, help="tokens (default: 1024)")
         page.add_argument("--output-len", type=int, help="tokens (default: 64)")
-        add_arguments(page, default=0.15)
+        for name in FIELDS:
+            default = {"default": 0.15} if name == "lz_penalty" else {}
+            page.add_argument(f"--{name.replace('_', '-')}", **argument(name) | default)
     static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
     static.add_argument(
         "--beside",
