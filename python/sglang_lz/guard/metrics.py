@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lz_penalty.detector import Loop, loops
+from lz_penalty.fields.kinds import number
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.fields.repetition import END_THINKING, RECOMMENDED, STOP, RepetitionDetection
 from lz_penalty.fields.table import shown
@@ -65,8 +66,7 @@ def check_share(value: Any, *, enable_metrics: bool) -> None:
     Raises:
         ValueError: one sentence with the argument, its range and its value.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= 1:
+    if not number(0, 1).takes(value, None):
         allowed = "a number in [0, 1] (share of outputs)"
     elif value > 0 and not enable_metrics:
         allowed = "0 without --enable-metrics"

@@ -210,13 +210,12 @@ def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
         body: the parsed body.
         decode: raises a ValueError with that message, for a body that has the field alone too.
     """
-    fields = (
-        [(name, {name: value}) for name, value in body.items()] if isinstance(body, dict) else []
-    )
-    for name, alone in list(fields):
-        if name == "sampling_params":
-            listed = [one for one in _listed(alone[name]) if isinstance(one, dict)]
-            fields[:0] = [(inner, {name: {inner: one[inner]}}) for one in listed for inner in one]
+    body = body if isinstance(body, dict) else {}
+    params = [one for one in _listed(body.get("sampling_params")) if isinstance(one, dict)]
+    fields = [
+        *((name, {"sampling_params": {name: one[name]}}) for one in params for name in one),
+        *((name, {name: value}) for name, value in body.items()),
+    ]
     for name, alone in fields:
         try:
             decode(alone)

@@ -141,7 +141,10 @@ def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolv
             for name in [name for name, value in values.items() if value is None]:
                 del values[name]
         if where == ("parameters",) and place == (*where, "sampling_params"):
-            _check_envelope(values)
+            for name in _OF_INSTANCES:
+                if name in values:
+                    got = f"got {shown(values[name])} in parameters"
+                    raise FieldError(name, f"{name} belongs in instances here, {got}.")
         check_object(values)
     found: list[tuple[Mapping[str, Any], Resolved]] = []
     if place is None or not isinstance(body, dict):
@@ -272,13 +275,11 @@ async def begun(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
         Exception: whatever the stream raises before its first part.
     """
     rest = aiter(parts)
-    first = []
-    with contextlib.suppress(StopAsyncIteration):
-        first.append(await anext(rest))
+    first = await anext(rest, None)
 
     async def all_parts() -> AsyncIterator[Any]:
-        for part in first:
-            yield part
+        if first is not None:
+            yield first
         async for part in rest:
             yield part
 
@@ -416,15 +417,6 @@ def _check_keys(values: Mapping[str, Any], where: Place, place: Place | None) ->
         else:
             problem = f"belongs {located(place)} here"
         raise FieldError(name, f"{name} {problem}, got {shown(value)} {located(where)}.")
-
-
-def _check_envelope(parameters: Mapping[str, Any]) -> None:
-    for name in _OF_INSTANCES:
-        if name in parameters:
-            raise FieldError(
-                name,
-                f"{name} belongs in instances here, got {shown(parameters[name])} in parameters.",
-            )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
