@@ -43,7 +43,8 @@ MOST_STREAMS, MOST_READINGS = 6, 2
 MOST_LOOPING = 100
 """How many outputs of a log are shown."""
 FALL = 0.01
-"""A log probability that falls by less than this, in nats, may have been rounded."""
+"""By how much another penalty lowers a logit cannot be known from outside, so the page shows how
+much a log probability fell. If it fell by less than this, in nats, it may have been rounded."""
 SUM_EVERY = 32
 """How many tokens are generated between two updates of an output's summary."""
 EVENTS = 256
@@ -283,8 +284,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
     `explain.COLUMNS`. `before` has for each token its log probability without any penalty; the log
     probability and the text of the token that is then the most likely; and `COLUMNS` for that one.
     If the output fills the context, `before` lacks its last tokens, because no prompt may fill it.
-    By how much another penalty lowers a logit cannot be known from outside, so its tokens count as
-    lowered if their log probability fell by more than `FALL`.
     """
     try:
         prompt = await upstream.tokenize(asked.prompt, is_chat=asked.is_chat)
@@ -294,11 +293,8 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
             numbers = numbers_of(prompt, await upstream.texts(prompt))
         vocab_size = max(asked.vocab_size, 2)
         explainer = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
-        yield {"prompt": len(prompt)}
         output: list[int] = []
         rows: list[Row] = []
-        logprobs: list[float] = []
-        before: list[tuple[float, float, int, str]] = []
         at, reason, last_sum = 0, "", 0
         interval = 1 + asked.length // EVENTS
         async with contextlib.aclosing(
@@ -318,7 +314,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 found = await run_in_threadpool(explainer.explain, ids)
                 output += ids
                 rows += found
-                logprobs += [one[0] for one in new]
                 yield {
                     "tokens": [
                         [token, text, one[0], *row]
@@ -340,12 +335,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 ]
             }
         total = await run_in_threadpool(summed, output, rows, params, numbers)
-        if asked.column == OTHER:
-            falls = [one[0] - now > FALL for one, now in zip(before, logprobs, strict=False)]
-            total["counters"] |= {
-                "touched": sum(falls),
-                "touched_per_1000": 1000 * sum(falls) / max(len(falls), 1),
-            }
         yield {**total, "end": reason}
     except UpstreamError as error:
         yield {"error": str(error)}
@@ -356,11 +345,11 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
 def summed(
     tokens: list[int], rows: list[Row], params: LZParams, numbers: set[int]
 ) -> dict[str, Any]:
-    """The loops of an output, each as begin, end, size of the pattern and copies; its counters."""
+    """The loops of an output, each as begin, end, size of the pattern and copies; and `counters`."""
     found = loops_in(tokens, params, numbers)
     return {
         "loops": [[one.begin, one.end, one.pattern_size, one.count] for one in found],
-        "counters": counters(tokens, rows, found),
+        "counters": counters(tokens, rows),
     }
 
 

@@ -69,7 +69,7 @@ class Column {
 
   clear() {
     clearTimeout(this.timer);
-    Object.assign(this, { tokens: [], spans: [], before: [], loops: [], marked: [], chosen: -1, prompt: 0, timer: 0, stale: 0 });
+    Object.assign(this, { tokens: [], spans: [], before: [], loops: [], marked: [], chosen: -1, timer: 0, stale: 0 });
     this.output.replaceChildren();
     this.facts.replaceChildren();
     this.chart.replaceChildren();
@@ -78,7 +78,6 @@ class Column {
   }
 
   take(event) {
-    if (event.prompt !== undefined) this.prompt = event.prompt;
     if (event.tokens) this.add(event.tokens);
     if (event.before) this.before = event.before;
     const changed = event.loops && JSON.stringify(event.loops) !== JSON.stringify(this.loops);
@@ -127,11 +126,15 @@ class Column {
 
   heat(i) {
     const lost = this.lost(i);
-    const least = this.name === "known" ? fields.fall : 0;
-    const level = lost > least ? HEAT.filter((bound) => lost >= bound).length : 0;
+    const level = this.isLowered(i) ? HEAT.filter((bound) => lost >= bound).length : 0;
     const name = (level ? `h${level}` : "") + (this.isLooped(i) ? " loop" : "") + (this.isTurn(i) ? " turn" : "");
     if (this.spans[i].heat !== name) this.spans[i].className = this.spans[i].heat = name;
   }
+
+  // Tokens in loops, without those of the first copies.
+  repeated() { return this.loops.reduce((sum, [begin, end, size]) => sum + end - begin - size, 0); }
+
+  isLowered(i) { return this.lost(i) > (this.name === "known" ? fields.fall : 0); }
 
   // Another token would have come first, and the penalty lowered it.
   isTurn(i) {
@@ -142,12 +145,14 @@ class Column {
   isLooped(i) { return this.loops.some(([begin, end]) => begin <= i && i < end); }
 
   count() {
-    const c = this.counters, first = columns.none?.counters;
-    const facts = [["tokens", c.tokens], ["loops", c.loops], ["tokens in loops", c.tokens_in_loops],
-      ["distinct 4-grams", c.grams ? `${Math.round((100 * c.distinct_grams) / c.grams)} %` : "–"]];
-    if (this.name !== "none") facts.push(["tokens lowered", c.touched]);
-    if (this.name === "own" || this.name === "past") facts.push(["lowered in 1,000", c.touched_per_1000.toFixed(1)], ["nats a token", c.mean_nats.toFixed(4)]);
-    else if (this.name !== "none" && first) facts.push(["loop tokens saved", first.tokens_in_loops - c.tokens_in_loops]);
+    const c = this.counters, first = columns.none;
+    const lowered = this.tokens.filter((_, i) => this.isLowered(i)).length;
+    const grams = this.tokens.length - 3;
+    const facts = [["tokens", this.tokens.length], ["loops", this.loops.length], ["tokens in loops", this.repeated()],
+      ["distinct 4-grams", grams > 0 ? `${Math.round((100 * c.distinct_grams) / grams)} %` : "–"]];
+    if (this.name !== "none") facts.push(["tokens lowered", lowered]);
+    if (this.name === "own" || this.name === "past") facts.push(["lowered in 1,000", ((1000 * lowered) / Math.max(1, this.tokens.length)).toFixed(1)], ["nats a token", c.mean_nats.toFixed(4)]);
+    else if (this.name !== "none" && first.counters) facts.push(["loop tokens saved", first.repeated() - this.repeated()]);
     this.facts.replaceChildren(...facts.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
   }
@@ -208,8 +213,8 @@ class Column {
   told(i) {
     const token = this.tokens[i], before = this.before[i], lost = this.lost(i);
     const said = [`Token ${i + 1}, `, element("b", {}, visible(token[TEXT]))];
-    if (this.name === "known") said.push(lost > fields.fall ? `: its log probability fell by ${nats(lost)} nats. ` : ": it lost nothing. ");
-    else said.push(lost > 0 ? `, lost ${nats(lost)} nats. ` : ", lost nothing. ");
+    if (this.name === "known") said.push(this.isLowered(i) ? `: its log probability fell by ${nats(lost)} nats. ` : ": it lost nothing. ");
+    else said.push(this.isLowered(i) ? `, lost ${nats(lost)} nats. ` : ", lost nothing. ");
     if (before) {
       said.push(`Probability ${percent(before[0])}`);
       said.push(this.name === "none" ? ". " : ` before, ${percent(token[LOGPROB])} with the penalty. `);
