@@ -345,7 +345,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
 def summed(
     tokens: list[int], rows: list[Row], params: LZParams, numbers: set[int]
 ) -> dict[str, Any]:
-    """The loops of an output, each as begin, end, size of the pattern and copies; and `counters`."""
+    """The loops of an output as begin, end, size of the pattern and copies, and its `counters`."""
     found = loops_in(tokens, params, numbers)
     return {
         "loops": [[one.begin, one.end, one.pattern_size, one.count] for one in found],

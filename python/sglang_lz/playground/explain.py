@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,8 @@ class Explainer:
         for token in tokens:
             before.append(self._view)
             self._view = self._view.advance(steps.marked(self._state, ROW, torch.tensor([token])))
-        views = WindowView(
-            *(
-                torch.cat([getattr(view, name) for view in before])
-                for name in ("tokens", "run", "alike", "visible", "params", "cover")
-            )
-        )
+        names = [one.name for one in fields(WindowView)]
+        views = WindowView(*(torch.cat([getattr(v, name) for v in before]) for name in names))
         is_rate = torch.full((len(tokens),), self._params.cost == "rate")
         bits = saved_bits(views.match, views.length, self._vocab_size, is_rate)
         nats = (bits * (self._params.penalty * views.strength)).numpy()

@@ -84,15 +84,15 @@ class Upstream:
             info = await self._json("GET", "/server_info")
             if not isinstance(info, dict) or "served_model_name" not in info:
                 raise UpstreamError(f"What answers at {self.url} is no server of SGLang.")
-            window = info.get("lz_max_window_size")
+            window = info.get("lz_max_window_size", 0)
             longest = info.get("max_req_input_len")  # a prompt must be shorter
-            is_ours = isinstance(window, int)
+            is_ours = bool(window)
             self._about = About(
                 model=str(info["served_model_name"]),
                 is_ours=is_ours,
-                max_window_size=window if isinstance(window, int) else 0,
+                max_window_size=window,
                 vocab_size=await self._vocab_size() if is_ours else 0,
-                max_input=longest - 1 if isinstance(longest, int) else None,
+                max_input=longest and longest - 1,
                 heeds_seed=bool(info.get("enable_deterministic_inference")),
             )
         return self._about
