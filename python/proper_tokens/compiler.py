@@ -9,7 +9,7 @@ socket.
 from __future__ import annotations
 
 import atexit
-import json
+import io
 import os
 import resource
 import signal
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from proper_tokens.codepoints import SIZE
 from proper_tokens.language import Language, language_of
 from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported
@@ -64,12 +65,7 @@ class Compiler:
         Raises:
             Unsupported: as for `check`, or the language contains no text.
         """
-        return _unpacked(self._ask(_BUILD, rules))
-
-    def start(self) -> None:
-        """Start the process if it is not running."""
-        with self._lock:
-            self._running()
+        return _unpacked(self._ask(_BUILD, rules)[len(_RIGHT) :])
 
     def stop(self) -> None:
         """Stop the process; it is started again when it is needed."""
@@ -149,33 +145,19 @@ def _all_of(connection: socket.socket, deadline: float) -> bytearray:
         answer += part
 
 
-def _packed(language: Language) -> list[bytes]:
-    """Serialize a language as a line that describes its arrays, followed by their bytes."""
+def _packed(language: Language) -> memoryview:
+    """A language as a file of numpy, in which its classes are those of each range of characters."""
     begin = np.flatnonzero(np.append(True, language.classes[1:] != language.classes[:-1]))
-    arrays = {
-        "begin": begin.astype(np.int32),
-        "classes": language.classes[begin],
-        **{name: array for name, array in language._asdict().items() if name != "classes"},
-    }
-    shapes = {name: [array.dtype.str, array.shape] for name, array in arrays.items()}
-    line = json.dumps([len(language.classes), shapes]).encode() + b"\n"
-    return [line, *(np.ascontiguousarray(array).tobytes() for array in arrays.values())]
+    file = io.BytesIO()
+    np.savez(file, begin=begin, **language._replace(classes=language.classes[begin])._asdict())
+    return file.getbuffer()
 
 
 def _unpacked(answer: bytearray) -> Language:
-    end = answer.index(b"\n") + 1
-    size, shapes = json.loads(answer[len(_RIGHT) : end])
-    arrays = {}
-    for name, (kind, shape) in shapes.items():
-        array = np.frombuffer(answer, kind, int(np.prod(shape)), end).reshape(shape)
-        end += array.nbytes
-        arrays[name] = array
-    lengths = np.diff(np.append(arrays.pop("begin"), size))
-    # The arrays are copied so that each is aligned and none keeps the whole answer alive.
-    return Language(
-        classes=np.repeat(arrays.pop("classes"), lengths),
-        **{name: array.copy() for name, array in arrays.items()},
-    )
+    with np.load(io.BytesIO(answer), allow_pickle=False) as file:
+        arrays = dict(file)
+    lengths = np.diff(np.append(arrays.pop("begin"), SIZE))
+    return Language(**arrays | {"classes": np.repeat(arrays["classes"], lengths)})
 
 
 def _serve(control: socket.socket) -> None:
@@ -183,7 +165,7 @@ def _serve(control: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that children need not be waited for
     os.nice(_NICENESS)
-    language_of(Rules(ANY_TEXT))  # so that children need not import or compile anything
+    _packed(language_of(Rules(ANY_TEXT)))  # so that children need not import or compile anything
     while True:
         _, numbers, _, _ = socket.recv_fds(control, 1, 1)
         if not numbers:
@@ -207,22 +189,27 @@ def _work(job: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (has + BYTES, has + BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    packed = memoryview(b"")
     try:
         rules = Rules(request[1:].decode("utf-8", "surrogatepass"))
-        parts = [] if request[:1] == _CHECK else _packed(language_of(rules))
+        if request[:1] == _BUILD:
+            packed = _packed(language_of(rules))
+        answer = _RIGHT
     except Unsupported as error:
-        answer, parts = _ERROR + str(error).encode("utf-8", "replace"), []
+        answer = _refusal(str(error))
     except RecursionError:
-        answer, parts = _ERROR + b"it is nested too deeply", []
+        answer = _refusal("it is nested too deeply")
     except MemoryError:
-        answer, parts = _ERROR + _SPENT.encode(), []
+        answer = _refusal(_SPENT)
     except Exception as error:
         traceback.print_exc()
-        answer, parts = _ERROR + f"it cannot be read: {error!r}".encode("utf-8", "replace"), []
-    else:
-        answer = _RIGHT
-    for part in (answer, *parts):
-        job.sendall(part)
+        answer = _refusal(f"it cannot be read: {error!r}")
+    job.sendall(answer)
+    job.sendall(packed)
+
+
+def _refusal(reason: str) -> bytes:
+    return _ERROR + reason.encode("utf-8", "replace")
 
 
 if __name__ == "__main__":

@@ -99,11 +99,8 @@ def _language_of(rules: Rules) -> Language:
             if not is_call[taken].all():
                 sources[target].append(number)
         table += row.tobytes()
-    accepts = np.array(subsets.accepts)
     found = np.frombuffer(table, np.int32).reshape(-1, n_classes)
-    if n_rules:
-        return _pushdown(classes, found, accepts, sources, rules.names)
-    return _trimmed(classes, found, accepts, sources)
+    return _finished(classes, found, np.array(subsets.accepts), sources, rules.names)
 
 
 def _classes(sets: set[Ranges], n_rules: int) -> tuple[Int32s, int, dict[Ranges, Int64s]]:
@@ -226,62 +223,40 @@ def _edges(
         yield subset, np.array(found)
 
 
-def _trimmed(classes: Int32s, table: Int32s, accepts: Bools, sources: list[list[int]]) -> Language:
-    """The automaton without the states that cannot reach an accepting state."""
-    distance = np.where(accepts, 0, -1).astype(np.int32)
-    order = np.flatnonzero(accepts).tolist()
-    for state in order:
-        for before in sources[state]:
-            if distance[before] < 0:
-                distance[before] = distance[state] + 1
-                order.append(before)
-    if distance[0] < 0:
-        raise Unsupported("it allows no text")
-    if len(order) == len(table):
-        return Language(classes, table, accepts, distance)
-    kept = np.sort(order)
-    number = np.full(len(table) + 1, -1, np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
-    return Language(classes, number[table[kept]], accepts[kept], distance[kept])
-
-
-def _pushdown(
+def _finished(
     classes: Int32s, table: Int32s, accepts: Bools, sources: list[list[int]], names: list[str]
 ) -> Language:
-    """The pushdown automaton whose calls are read like characters that follow the code points.
+    """The automaton without the states that cannot reach an accepting state, its calls apart.
 
     Args:
-        classes: the class of each code point and then of each call.
+        classes: the class of each code point and then of each call, which is read like a character.
         table, accepts, sources: the automaton, where the initial states of the rules follow 0.
         names: the name of each recursive rule.
     """
-    of_call = classes[SIZE:]
-    columns = np.setdiff1d(np.arange(table.shape[1]), of_call)
-    number = np.full(table.shape[1], -1, np.int32)
-    number[columns] = np.arange(len(columns), dtype=np.int32)
+    of_call = classes[SIZE:].tolist()
     found = [
         (state, 1 + rule, int(table[state, c]))
-        for rule, c in enumerate(of_call.tolist())
+        for rule, c in enumerate(of_call)
         for state in np.flatnonzero(table[:, c] >= 0).tolist()
     ]
-    table = table[:, columns]
     distance = _distances(accepts, sources, found)
     if distance[0] > FAR:
         raise Unsupported("it allows no text")
-    ends = distance <= FAR
-    table = np.where((table >= 0) & ends[table] & ends[:, None], table, -1).astype(np.int32)
-    found = [call for call in found if all(ends[state] for state in call)]
+    kept = np.flatnonzero(distance <= FAR)
+    number = np.full(len(table) + 1, -1, np.int32)
+    number[kept] = np.arange(len(kept))
+    columns = np.setdiff1d(np.arange(table.shape[1]), of_call)
+    column = np.zeros(table.shape[1], np.int32)
+    column[columns] = np.arange(len(columns))
+    table, accepts = number[table[kept].take(columns, axis=1)], accepts[kept]
+    calls = number[np.array(found, np.int64).reshape(-1, 3)]
+    calls = calls[(calls >= 0).all(axis=1)]
     only_returns = accepts & (table < 0).all(axis=1)
-    only_returns[[state for state, _, _ in found]] = False
-    calls = sorted((state, rule, -1 if only_returns[to] else to) for state, rule, to in found)
-    _check_calls(calls, accepts, names)
-    return Language(
-        number[classes[:SIZE]],
-        np.ascontiguousarray(table),  # numba would compile everything again for another layout
-        accepts & ends,
-        np.minimum(distance, FAR).astype(np.int32),
-        np.array(calls, np.int32).reshape(-1, 3),
-    )
+    only_returns[calls[:, 0]] = False
+    calls[only_returns[calls[:, 2]], 2] = -1
+    calls = calls[np.lexsort(calls.T[::-1])]
+    _check_calls(calls.tolist(), accepts, dict(zip(number[1:].tolist(), names, strict=False)))
+    return Language(column[classes[:SIZE]], table, accepts, distance[kept].astype(np.int32), calls)
 
 
 def _distances(
@@ -291,32 +266,29 @@ def _distances(
 
     This is Dijkstra's algorithm, in which a call is as long as its rule (Knuth 1977).
     """
-    distance = np.full(len(accepts), 2 * FAR, np.int64)
+    distance = np.where(accepts, 0, 2 * FAR).tolist()
     waiting = [(0, state) for state in np.flatnonzero(accepts).tolist()]
-    settled = [False] * len(accepts)
-    beside: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # by each of a call's ends: its state and the other
+    # By each of a call's ends: its state and the other.
+    beside: dict[int, list[tuple[int, int]]] = {}
     for state, rule, to in calls:
         beside.setdefault(rule, []).append((state, to))
         beside.setdefault(to, []).append((state, rule))
     while waiting:
         length, state = heapq.heappop(waiting)
-        if settled[state]:
+        if length > distance[state]:
             continue
-        settled[state] = True
-        distance[state] = length
-        for before in sources[state]:
-            if not settled[before]:
-                heapq.heappush(waiting, (min(length + 1, FAR), before))
-        for before, other in beside.get(state, ()):
-            if settled[other] and not settled[before]:
-                longer = min(length + int(distance[other]), FAR)
+        found = [(before, 1) for before in sources[state]]
+        # If the other end of a call is still too far, the call is met again from there.
+        found += [(before, distance[other]) for before, other in beside.get(state, ())]
+        for before, more in found:
+            longer = min(length + more, FAR)
+            if more <= FAR and longer < distance[before]:
+                distance[before] = longer
                 heapq.heappush(waiting, (longer, before))
-    return distance
+    return np.array(distance)
 
 
-def _check_calls(calls: list[tuple[int, int, int]], accepts: Bools, names: list[str]) -> None:
+def _check_calls(calls: list[list[int]], accepts: Bools, names: dict[int, str]) -> None:
     """Refuse rules that would fill the stack without end before a character is read."""
     begins: dict[int, list[tuple[int, int]]] = {}
     for state, rule, to in calls:
@@ -343,6 +315,6 @@ def _check_calls(calls: list[tuple[int, int, int]], accepts: Bools, names: list[
     for state, rule, to in calls:
         if to >= 0 and state in below[rule]:
             raise Unsupported(
-                f"its rule {names[rule - 1]} calls itself at its beginning by way of other rules; "
+                f"its rule {names[rule]} calls itself at its beginning by way of other rules; "
                 "write that rule so that a character comes first"
             )

@@ -9,11 +9,10 @@ to Python's dialect and parsed by Python.
 from __future__ import annotations
 
 import re
+import re._parser as op  # private; see tests/unit/test_python_regex.py
 import warnings
 from collections.abc import Iterable
 from typing import Any, TypeAlias
-
-from proper_tokens import python_regex as op
 
 LAST = 0x10FFFF
 Ranges: TypeAlias = tuple[tuple[int, int], ...]

@@ -75,7 +75,9 @@ class Prepared:
         )
         lengths = np.diff(np.append(arrays["class_begin"], SIZE))
         self.classes = np.repeat(arrays["class_value"], lengths)
-        self.letters = _letters_of(arrays["goto"])
+        # Only added tokens have a text although nothing merges into them.
+        is_added = np.repeat(relation.made == merges.UNREACHABLE, np.diff(arrays["begin"]))
+        self.letters = sorted(set(arrays["content"][is_added].tobytes().decode(errors="ignore")))
         self.added = frozenset(arrays["added"].tolist())
         self._relation = reference(relation)
         self.row = functools.lru_cache(ROWS)(self._row)
@@ -251,20 +253,6 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> Int32s:
             if after is not None:
                 goto[i, byte] = after
     return goto
-
-
-def _letters_of(goto: Int32s) -> str:
-    """The characters in the texts of added tokens, given the result of `_added_automaton`."""
-    prefixes = {0: b""}
-    waiting = [0]
-    for state in waiting:  # the shortest way to a state is its own text
-        for byte in np.flatnonzero(goto[state, :256]).tolist():
-            after = int(goto[state, byte])
-            if after not in prefixes:
-                prefixes[after] = prefixes[state] + bytes([byte])
-                waiting.append(after)
-    words = [text for state, text in prefixes.items() if goto[state, LENGTH] == len(text)]
-    return "".join(sorted(set(b"".join(words).decode(errors="ignore"))))
 
 
 def _trie(items: list[tuple[bytes, int]]) -> Int32s:

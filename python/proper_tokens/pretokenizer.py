@@ -36,12 +36,12 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import re._parser as op  # private; see tests/unit/test_python_regex.py
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from proper_tokens import python_regex as op
 from proper_tokens.arrays import Bools, Int32s, Int64s
 from proper_tokens.codepoints import SIZE, Set, classes_of, matched_by
 from proper_tokens.tokenizer import Unsupported

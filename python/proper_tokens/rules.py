@@ -20,12 +20,12 @@ immediately. The bounds keep each attempt to build a constraint below about two 
 from __future__ import annotations
 
 import json
+import re._parser as op  # private; see tests/unit/test_python_regex.py
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from proper_tokens import patterns
-from proper_tokens import python_regex as op
 from proper_tokens.codepoints import SIZE
 from proper_tokens.patterns import LAST, Ranges, complement
 from proper_tokens.tokenizer import Unsupported

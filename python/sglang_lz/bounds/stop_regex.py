@@ -9,6 +9,7 @@ backreferences or atomic groups, so patterns with these are rejected.
 from __future__ import annotations
 
 import re
+import re._parser as op  # private; see tests/unit/test_python_regex.py
 import warnings
 from collections.abc import Iterable
 from functools import lru_cache
@@ -18,13 +19,12 @@ from typing import Any, TypeAlias
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from lz_penalty.fields.table import FieldError, shown
-from proper_tokens import python_regex
 
 FIELD = "stop_regex"
 MOST = 32
 LARGEST = 256
 """The largest total weight of a request's patterns: the weight bounds their memory and time."""
-_WEIGHTS = MappingProxyType({python_regex.CATEGORY_WORD: 16, python_regex.CATEGORY_NOT_WORD: 16})
+_WEIGHTS = MappingProxyType({op.CATEGORY_WORD: 16, op.CATEGORY_NOT_WORD: 16})
 """Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
 MOST_TOKENS = 4096
 """How many of the newest tokens are searched for a pattern whose matches have no maximum length."""
@@ -64,7 +64,7 @@ def _checked(pattern: str) -> int:
         with warnings.catch_warnings():
             # Rust interprets some sets differently, such as "[a&&b]"; Python warns about those.
             warnings.simplefilter("error", FutureWarning)
-            weight = _weight(python_regex.parse(pattern))
+            weight = _weight(op.parse(pattern))
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise _wrong(pattern, str(error)) from None
     if weight <= LARGEST:
@@ -100,16 +100,16 @@ def _weight(parts: Iterable[tuple[Any, Any]]) -> int:
     """The weight of a parsed pattern: its number of characters with all repeats expanded."""
     total = 0
     for kind, value in parts:
-        if kind in (python_regex.POSSESSIVE_REPEAT, python_regex.ATOMIC_GROUP):
+        if kind in (op.POSSESSIVE_REPEAT, op.ATOMIC_GROUP):
             raise re.error("possessive repeats and atomic groups are not supported")
-        if kind in (python_regex.MAX_REPEAT, python_regex.MIN_REPEAT):
+        if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
             least, most, repeated = value
-            total += (max(least, 1) if most is python_regex.MAXREPEAT else most) * _weight(repeated)
-        elif kind is python_regex.BRANCH:
+            total += (max(least, 1) if most is op.MAXREPEAT else most) * _weight(repeated)
+        elif kind is op.BRANCH:
             total += sum(map(_weight, value[1]))
-        elif kind is python_regex.SUBPATTERN:
+        elif kind is op.SUBPATTERN:
             total += _weight(value[3])
-        elif kind is python_regex.IN:
+        elif kind is op.IN:
             total += max(_WEIGHTS.get(one, 1) for _, one in value)
         else:
             total += 1

@@ -6,9 +6,9 @@ sometimes merges states that differ.
 
 from __future__ import annotations
 
+import re._parser as op  # private; see tests/unit/test_python_regex.py
 from typing import Any
 
-from proper_tokens import python_regex as op
 from proper_tokens.patterns import LAST, characters_of, complement, tree_of, unreadable
 
 _UNWRITTEN = ((0, 31), (34, 34), (92, 92), (0xD800, 0xDFFF))
