@@ -112,7 +112,9 @@ def pretokenizer_of(patterns: Sequence[str], whole: Sequence[str] = ()) -> PreTo
 
     @functools.cache
     def split(guesses: Guesses, c: int) -> tuple[tuple[Guesses, ...], tuple[Guesses, ...]]:
-        return tuple(_uncut(splitters, guesses, c)), tuple(_cut(splitters, guesses, c))
+        parts = zip(splitters, guesses, strict=True)
+        uncut = itertools.product(*(one.after(guess, c, cut=False) for one, guess in parts))
+        return tuple(uncut), tuple(_cut(splitters, guesses, c))
 
     def after(state: frozenset[tuple[Guesses, Place]], c: int, letter: str, flag: int) -> int:
         found: set[tuple[Guesses, Place]] = set()
@@ -165,14 +167,6 @@ def _general(kinds: Int32s, letters: Int32s) -> Int32s:
         plain = alike[letters[alike] == 0]
         general[alike] = plain[0] if len(plain) else alike
     return general
-
-
-def _uncut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:
-    """The guesses after a character of class c before which there is no cut."""
-    parts = zip(splitters, guesses, strict=True)
-    yield from itertools.product(
-        *(splitter.after(guess, c, cut=False) for splitter, guess in parts)
-    )
 
 
 def _cut(splitters: Sequence[_Splitter], guesses: Guesses, c: int) -> Iterator[Guesses]:

@@ -68,8 +68,7 @@ class Late(Exception):
 
 
 class State(NamedTuple):
-    """The state after a text: the packed states (`packing.pack`), the state of NFC, and the last
-    token."""
+    """The state after a text: what `packing.pack` packs, the state of NFC, and the last token."""
 
     packed: int
     nfc: int
@@ -99,7 +98,8 @@ class Product:
         self._finder = RowFinder(prepared, language)
         self._tables, self._work = self._finder.tables, self._finder.work
         self._rows: OrderedDict[int, Rows] = OrderedDict()
-        self._bytes = 0
+        self.bytes = 0
+        """The size of the rows that are cached."""
         self._memo_lock = threading.Lock()  # guards the memo, which searches write into
         self._rows_lock = threading.Lock()  # guards the rows; never held for long
         # Guards the futures; never held for long either. It is reentrant because a walk that is
@@ -115,11 +115,6 @@ class Product:
         self.most_steps = 0
         """The most steps that computing one of them took."""
         self._warmed = 0  # steps of searches in the background
-
-    @property
-    def words(self) -> int:
-        """The number of words in a mask."""
-        return len(self._prepared.tables.relation.reachable)
 
     def mask(
         self, state: State, limit: WaitLimit | None = None, out: UInt32s | None = None
@@ -191,14 +186,9 @@ class Product:
         return int(self._tables.byte_ids[ord("a") if node else 0x80])
 
     @property
-    def bytes(self) -> int:
-        """The size of the cached rows in bytes, at most `most_bytes`."""
-        return self._bytes
-
-    @property
     def all_bytes(self) -> int:
         """The size in bytes of everything that belongs to this product alone."""
-        return self._finder.bytes + self._bytes
+        return self._finder.bytes + self.bytes
 
     def only(self, state: State, limit: WaitLimit | None = None) -> int | None:
         """The token that must come next, if it is known quickly that there is only one.
@@ -270,12 +260,15 @@ class Product:
         return self._users > 0
 
     def compile_all(self) -> None:
-        """Make numba compile everything that the methods call."""
+        """Make numba compile everything that the methods call. START must allow a token."""
         self.begin()
         for _ in zip(range(2), self._warm(), strict=False):
             pass
         self._finder.compile_all()
         self.may_end(START)
+        state = self.next(START, int(self.allowed(START)[0]))
+        assert state is not None
+        self.mask(state)
         self.end()
 
     def warm_in_background(self) -> None:
@@ -287,7 +280,7 @@ class Product:
         seen = {(START.packed, START.nfc)}
         order = [START]
         for state in order:
-            is_full = self._bytes > self.most_bytes // 2 or self._finder.used > 0.125
+            is_full = self.bytes > self.most_bytes // 2 or self._finder.used > 0.125
             if self._work[STOP] or is_full:
                 return
             try:
@@ -316,7 +309,7 @@ class Product:
             return rows, odd
 
     def _awaited(self, state: State, limit: WaitLimit | None) -> _Found:
-        watch = Stopwatch() if limit is None else limit.watch()
+        watch = Stopwatch() if limit is None else Stopwatch(used=limit.clock)
         own = Stopwatch(used=self._searched)
         try:
             while True:
@@ -332,8 +325,7 @@ class Product:
                 limit.waited(own.seconds(), watch.seconds())
 
     def _searched(self) -> float:
-        """How much processor time the searches of this product for its users have taken, in
-        seconds."""
+        """Seconds of processor time that this product's searches for its users have taken."""
         return (int(self._work[ALL_STEPS]) - self._warmed) / A_SECOND
 
     def expected(self, state: State) -> Future[Any]:
@@ -406,10 +398,10 @@ class Product:
             self.most_steps = max(self.most_steps, taken)
             with self._rows_lock:
                 if packed in self._rows:
-                    self._bytes -= self._rows.pop(packed).size
+                    self.bytes -= self._rows.pop(packed).size
                 rows.odd[nfc] = odd
                 self._rows[packed] = rows
-                self._bytes += rows.size
-                while self._bytes > self.most_bytes and len(self._rows) > 1:
-                    self._bytes -= self._rows.popitem(last=False)[1].size
+                self.bytes += rows.size
+                while self.bytes > self.most_bytes and len(self._rows) > 1:
+                    self.bytes -= self._rows.popitem(last=False)[1].size
             return rows, odd

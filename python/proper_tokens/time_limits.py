@@ -64,19 +64,15 @@ class Allowance:
 
     def left(self) -> float:
         """Seconds that may be spent now."""
-        with self._lock:
-            return self._renewed()
+        return self.spend(0)
 
-    def spend(self, seconds: float) -> None:
-        """Spend seconds, possibly more than are left."""
+    def spend(self, seconds: float) -> float:
+        """Spend seconds, possibly more than are left; returns what is left then."""
         with self._lock:
-            self._left = self._renewed() - seconds
-
-    def _renewed(self) -> float:
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self._share)
-        self._at = now
-        return self._left
+            now = self._clock()
+            renewed = min(self._most, self._left + (now - self._at) * self._share)
+            self._left, self._at = renewed - seconds, now
+            return self._left
 
 
 MASKS = Allowance(0.5, 0.1)
@@ -102,9 +98,8 @@ class WaitLimit:
         self._left = PATIENCE
         self._furthest = 0
 
-    def watch(self) -> Stopwatch:
-        """Measures how long the scheduler waits for one mask."""
-        return Stopwatch()
+    clock = staticmethod(time.process_time)
+    """By which a wait counts (`Stopwatch`)."""
 
     def is_over(self, own: float, waited: float) -> bool:
         """Whether the scheduler must stop waiting.
@@ -135,14 +130,12 @@ class BriefWaitLimit(WaitLimit):
     wait in any case. It counts only against all requests together.
     """
 
-    def watch(self) -> Stopwatch:
-        """Measures how long the scheduler waits for one mask."""
-        return Stopwatch(used=time.monotonic)
+    clock = staticmethod(time.monotonic)
 
     def is_over(self, own: float, waited: float) -> bool:
-        """Like that of `WaitLimit`."""
+        """Whether the scheduler must stop waiting."""
         return waited >= min(BRIEFLY, self._shared.left())
 
     def waited(self, own: float, waited: float) -> None:
-        """Like that of `WaitLimit`."""
+        """Record a wait that has ended."""
         self._shared.spend(waited)

@@ -19,7 +19,7 @@ from proper_tokens.compiler import environment
 from proper_tokens.kernels import masks, plain_walk, walk
 from proper_tokens.language import language_of
 from proper_tokens.prepared import Prepared, cache_directory, key_of, prepare
-from proper_tokens.product import START, Product
+from proper_tokens.product import Product
 from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported
 
@@ -59,26 +59,11 @@ def compile_all(prepared: Prepared) -> None:
 
     Numba compiles a function when it is called first, or loads it from its cache. Both take too
     long for a scheduler's thread.
-
-    Args:
-        prepared: the tokenizer.
     """
-    product = Product(prepared, language_of(Rules(ANY_TEXT)))
-    product.compile_all()
-    mask = product.mask(START)
-    word = int(mask.nonzero()[0][0])
-    token = 32 * word + (int(mask[word]) & -int(mask[word])).bit_length() - 1
-    state = product.next(START, token)
-    if state is not None:
-        product.mask(state)
-
-
-def main() -> None:
-    """Prepare the tokenizer given on standard input."""
-    os.nice(_NICENESS)
-    with contextlib.suppress(Unsupported):  # the parent process will find that out as well
-        compile_all(prepare(sys.stdin.buffer.read().decode()))
+    Product(prepared, language_of(Rules(ANY_TEXT))).compile_all()
 
 
 if __name__ == "__main__":
-    main()
+    os.nice(_NICENESS)
+    with contextlib.suppress(Unsupported):  # the parent process will find that out as well
+        compile_all(prepare(sys.stdin.buffer.read().decode()))
