@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from inprocess import LZ, make_request
-from sglang_lz.constraints import drafts as forcing
 from sglang_lz.scheduler.sampling import has_penalty
 
 NODES, VOCAB, TRIALS = 3, 4, 20_000
@@ -93,7 +92,6 @@ def accepted_by_dflash(
     rows = len(candidates)
     ids = torch.arange(VOCAB).repeat(rows, NODES - 1, 1)
     drawn = None if drafts is None else (ids, drafts.repeat(rows, 1, 1))
-    forcing.force_block(SimpleNamespace(), candidates, None, drawn)
     worker: Any = SimpleNamespace(
         _selector_sample=drawn,
         _draft_probs_buf=None,
@@ -130,7 +128,6 @@ def accepted_by_dspark(
         temperatures=torch.ones(rows),
         greedy_draft=drafts is None,
     )
-    forcing.force_block(SimpleNamespace(), candidates, None, drawn)
     counts, bonus, _ = accept_draft_tokens(
         candidates=candidates,
         target_logits=logits,
@@ -145,39 +142,26 @@ def accepted_by_dspark(
     return counts + 1, tokens
 
 
-@pytest.fixture
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens that every request's constraint forces next."""
-    monkeypatch.setattr(forcing, "_forced_runs", lambda *_: [request.param] * TRIALS)
-    return request.param
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("accepted", [accepted_by_dflash, accepted_by_dspark])
 @pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
 @pytest.mark.parametrize(
-    ("min_p", "forced"),
+    "min_p",
     [
-        pytest.param(0.0, [], id="no min_p"),
-        pytest.param(0.45, [], id="min_p", marks=pytest.mark.full),
-        pytest.param(0.0, [3], id="forced"),
+        pytest.param(0.0, id="no min_p"),
+        pytest.param(0.45, id="min_p", marks=pytest.mark.full),
     ],
-    indirect=["forced"],
 )
 def test_blocks_are_accepted_as_their_logits_say(
     bench_runner: Any,
     min_p: float,
-    forced: list[int],
     sampled_drafts: bool,
     accepted: Callable[..., Any],
 ) -> None:
     """Every token has the target's distribution after min_p, also where a selector of DFLASH's
-    drew the drafts, which needs weights that no demo has. A forced token is always accepted, even
-    if the drafter would never have drawn it."""
+    drew the drafts, which needs weights that no demo has."""
     torch.manual_seed(0)
     probs = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.15, 0.25], [0.7, 0.1, 0.1, 0.1]])
-    if forced:
-        probs[0] = torch.eye(VOCAB)[forced[0]]
     drafts = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.25, 0.25, 0.5]])
     if sampled_drafts:
         drawn = torch.stack([q.multinomial(TRIALS, replacement=True) for q in drafts], 1)
@@ -189,7 +173,7 @@ def test_blocks_are_accepted_as_their_logits_say(
         drafts if sampled_drafts else None,
         min_p,
     )
-    assert set(commit_lens.tolist()) == ({2, 3} if forced else {1, 2, 3})
+    assert set(commit_lens.tolist()) == {1, 2, 3}
     for place in range(NODES):
         reached = commit_lens > place
         counts = Counter(out_tokens[reached, place].tolist())

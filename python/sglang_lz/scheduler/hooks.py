@@ -45,11 +45,11 @@ HOOKS = MappingProxyType(
         (
             "sglang.srt.speculative.dflash_worker_v2",
             "DFlashWorkerV2.forward_batch_generation",
-        ): ("force_block", "verify_block", "forbid_nodes", "accept_block"),
+        ): ("verify_block", "forbid_nodes", "accept_block"),
         (
             "sglang.srt.speculative.dspark_components.dspark_worker_v2",
             "DSparkWorkerV2._forward_decode",
-        ): ("force_block", "has_penalty", "verify_block", "forbid_nodes", "accept_block"),
+        ): ("has_penalty", "verify_block", "forbid_nodes", "accept_block"),
         ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): (
             "before_finish",
             "after_step",
@@ -66,7 +66,6 @@ HOOKS = MappingProxyType(
             "sglang.srt.speculative.ngram_worker",
             "NGRAMWorker._prepare_for_speculative_decoding",
         ): ("offer_forced_tokens",),
-        ("sglang.srt.speculative.eagle_worker_common", "run_eagle_verify"): ("force_drafts",),
         (
             "sglang.srt.managers.tokenizer_manager",
             "TokenizerManager._create_tokenized_object",
