@@ -601,7 +601,7 @@ def test_rows_are_computed_in_other_threads() -> None:
 
     product._finder.rows = filled  # type: ignore[method-assign]
     walk = ProperGrammar(product, [0])
-    mask = walk.allocate_vocab_mask(32 * product.words, 1, "cpu")
+    mask = walk.allocate_vocab_mask(len(product._prepared.tables.is_inert), 1, "cpu")
     for token in Tokenizer.from_str(tokenizer_json("llama3")).encode("so it is and so it was").ids:
         walk.fill_vocab_mask(mask, 0)
         computed = len(threads)
