@@ -1,7 +1,8 @@
 """``python -m sglang_lz.startup.launch``: start upstream's server, or explain briefly why not.
 
 `sglang-lz serve` becomes this process. It accepts the arguments of ``sglang.launch_server`` and
-lets upstream parse them exactly once, so that our checks see what the server will use.
+lets upstream parse them exactly once, so that our checks see what the server will use. A check that
+fails raises DistError.
 """
 
 from __future__ import annotations
@@ -29,11 +30,7 @@ CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the server until it ends.
-
-    Raises:
-        DistError: the arguments, or the machine's resources, do not allow it to start.
-    """
+    """Run the server until it ends; DistError if the arguments or the machine do not allow it."""
     check_temporary_folder()
     # These imports take seconds, and each process that the server spawns imports this module.
     import sglang
@@ -82,11 +79,7 @@ def _refusing(check: Callable[P, T]) -> Callable[P, T]:
 
 
 def check_temporary_folder() -> None:
-    """Check the folder for temporary files, which upstream's sockets and torch's compiler need.
-
-    Raises:
-        DistError: no such folder is writable.
-    """
+    """Check the folder for temporary files, which upstream's sockets and torch's compiler need."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
@@ -97,10 +90,9 @@ def check_temporary_folder() -> None:
 
 
 def check_model_path(path: str) -> None:
-    """Reject a path that does not exist; upstream would look for it on a model hub.
+    """Reject a path that does not exist, and is no name of a hub model, OWNER/MODEL.
 
-    Raises:
-        DistError: nothing exists there, and it cannot be the name of a hub model, OWNER/MODEL.
+    Upstream would look for it on a model hub.
     """
     a_file_there = path.lower().endswith(".gguf")  # OWNER/MODEL/.../FILE
     deep = path.count("/") > 1 and "://" not in path and not a_file_there
@@ -110,11 +102,7 @@ def check_model_path(path: str) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Check the address early: upstream binds it only after loading the model, and may then hang.
-
-    Raises:
-        DistError: the port is already in use, or the address does not belong to this machine.
-    """
+    """Check the address early: upstream binds it after loading the model, and may then hang."""
     if not 1 <= port <= 65535:
         raise DistError(f"--port must be an integer in [1, 65535], got {port}.")
     try:

@@ -74,37 +74,6 @@ def rotate_input_ids_cpu(
     input_ids[target[present]] = topk_index.reshape(-1)[present].to(input_ids.dtype)
 
 
-def _write_tree(
-    ancestors: torch.Tensor,
-    parent: torch.Tensor,
-    verified_seq_len: torch.Tensor,
-    positions: torch.Tensor,
-    retrive_index: torch.Tensor,
-    retrive_next_token: torch.Tensor,
-    retrive_next_sibling: torch.Tensor,
-) -> None:
-    """Write what both kinds of trees need, each output in its own shape.
-
-    `ancestors` (B, N, N) bool, [i, j] = node j is above node i; `parent` (B, N) int64, -1 = none.
-    """
-    batch, nodes = parent.shape
-    order = torch.arange(nodes)
-    child_of = parent[:, :, None] == order  # [i, j]: node i is a child of node j
-    first_child = torch.where(child_of, order[:, None], nodes).amin(1)
-    related = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]
-    later = order > order[:, None]
-    next_sibling = torch.where(related & later, order, nodes).amin(2)
-
-    depths = ancestors.sum(2)
-    positions.copy_((verified_seq_len.long()[:, None] + depths).view(positions.shape))
-    retrive_index.copy_(torch.arange(batch * nodes).view(retrive_index.shape))
-    for found, output in (
-        (first_child, retrive_next_token),
-        (next_sibling, retrive_next_sibling),
-    ):
-        output.copy_(torch.where(found == nodes, -1, found).view(output.shape))
-
-
 def build_tree_kernel_efficient_cpu(
     parent_list: torch.Tensor,
     selected_index: torch.Tensor,
@@ -148,21 +117,22 @@ def build_tree_kernel_efficient_cpu(
     parent = torch.cat([parent.new_full((batch, 1), -1), parent], 1)
 
     sees = torch.eye(draft_token_num, dtype=torch.bool).repeat(batch, 1, 1)
-    sees[:, :, 0] = True  # of a node without parent as well
     rows = torch.arange(batch)
     for node in range(1, drafted + 1):
         above = parent[:, node]
         sees[:, node] |= sees[rows, above.clamp(min=0)] & (above >= 0)[:, None]
-    tree_mask.copy_(sees.view(tree_mask.shape))
-    _write_tree(
-        sees & ~torch.eye(draft_token_num, dtype=torch.bool),
-        parent,
+    reconstruct_indices_from_tree_mask(
+        sees,
         verified_seq_len,
         positions,
         retrive_index,
         retrive_next_token,
         retrive_next_sibling,
+        batch,
+        draft_token_num,
     )
+    sees[:, :, 0] = True  # of a node without parent as well
+    tree_mask.copy_(sees.view(tree_mask.shape))
 
 
 def reconstruct_indices_from_tree_mask(
@@ -178,16 +148,22 @@ def reconstruct_indices_from_tree_mask(
     """Find positions and links of trees that are given by their masks, where only j < i counts."""
     shape = (batch_size, draft_token_num, draft_token_num)
     ancestors = tree_mask.view(shape).bool().tril(-1)
-    parent = torch.where(ancestors, torch.arange(draft_token_num), -1).amax(2)
-    _write_tree(
-        ancestors,
-        parent,
-        verified_seq_len,
-        positions,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
-    )
+    order = torch.arange(draft_token_num)
+    parent = torch.where(ancestors, order, -1).amax(2)
+    child_of = parent[:, :, None] == order  # [i, j]: node i is a child of node j
+    first_child = torch.where(child_of, order[:, None], draft_token_num).amin(1)
+    related = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]
+    later = order > order[:, None]
+    next_sibling = torch.where(related & later, order, draft_token_num).amin(2)
+
+    places = verified_seq_len.long()[:, None] + ancestors.sum(2)
+    positions.copy_(places.view(positions.shape))
+    retrive_index.copy_(torch.arange(batch_size * draft_token_num).view(retrive_index.shape))
+    for found, output in (
+        (first_child, retrive_next_token),
+        (next_sibling, retrive_next_sibling),
+    ):
+        output.copy_(torch.where(found == draft_token_num, -1, found).view(output.shape))
 
 
 def verify_tree_greedy_cpu(
