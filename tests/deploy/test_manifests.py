@@ -121,7 +121,7 @@ def server_arguments(container: Json, group_size: int = 1) -> argparse.Namespace
         re.sub(r"\$\((\w+)\)", lambda found: str(set_by_lws[found[1]]), argument)
         for argument in container["args"]
     ]
-    return server_parser().parse_args(serve.server_arguments("cuda", arguments, {}))
+    return server_parser().parse_args(serve.server_arguments("cuda", arguments))
 
 
 def servers() -> Iterator[tuple[Json, int]]:
@@ -150,7 +150,7 @@ class TestArguments:
         services = load(COMPOSE)[0]["services"]
         for name in ("cpu", "cuda"):
             command = ["--model-path=demo", *map(compose_default, services[name]["command"])]
-            args = server_parser().parse_args(serve.server_arguments("cuda", command, {}))
+            args = server_parser().parse_args(serve.server_arguments("cuda", command))
             assert args.enable_metrics
             assert args.preferred_sampling_params == RECOMMENDED
         (device,) = services["cuda"]["deploy"]["resources"]["reservations"]["devices"]

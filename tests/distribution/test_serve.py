@@ -48,7 +48,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def added(mine: str) -> list[str]:
     """The server's arguments after those of its address."""
-    host, _, port, _, *rest = server_arguments("cuda", mine.split(), {})
+    host, _, port, _, *rest = server_arguments("cuda", mine.split())
     assert (host, port) == ("--host", "--port")
     return rest
 
@@ -64,12 +64,18 @@ def added(mine: str) -> list[str]:
     ],
 )
 def test_the_users_arguments_win_over_the_defaults(
-    mine: str, flavour: str, environ: dict[str, str], expected: dict[str, str | None]
+    monkeypatch: pytest.MonkeyPatch,
+    mine: str,
+    flavour: str,
+    environ: dict[str, str],
+    expected: dict[str, str | None],
 ) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     parser = argparse.ArgumentParser()
     for name in ("--host", "--port", "--dtype", "--max-total-tokens"):
         parser.add_argument(name)
-    options, _ = parser.parse_known_args(server_arguments(flavour, mine.split(), environ))
+    options, _ = parser.parse_known_args(server_arguments(flavour, mine.split()))
     assert vars(options) == vars(options) | expected
 
 
@@ -107,10 +113,10 @@ def test_without_a_network_the_demo_model_is_served(
 
 @pytest.mark.parametrize("mine", ["--config c.yaml", "--port 1 --config=c.yaml"])
 def test_nothing_overrides_the_users_configuration_file(mine: str) -> None:
-    assert server_arguments("cpu", mine.split(), {}) == mine.split()
+    assert server_arguments("cpu", mine.split()) == mine.split()
     for flag in ("--end-loops", "--playground", "--demo"):
         with pytest.raises(DistError, match=f"^{flag} must be left out with --config"):
-            server_arguments("cpu", [*mine.split(), flag], {})
+            server_arguments("cpu", [*mine.split(), flag])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Server modes in which the penalties and the loop guard are exact; others are rejected."""
+"""Server modes in which the penalties and the loop guard are exact; others are rejected.
+
+In each function, `config` looks up the effective value of a server argument by its name.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ WITH_DP_ATTENTION = ("EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DSPARK")
 
 
 def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
-    """Server modes in which the penalty is not exact, or not known to be exact.
-
-    Args:
-        config: looks up the effective value of a server argument by its name.
-    """
+    """Server modes in which the penalty is not exact, or not known to be exact."""
     from sglang.srt.environ import envs
 
     speculation = config("speculative_algorithm")
@@ -64,11 +63,7 @@ def unsupported_modes(config: Callable[[str], Any]) -> Iterator[str]:
 
 
 def ignored_transforms(config: Callable[[str], Any]) -> Iterator[Refusal]:
-    """Refusals of request fields that upstream does not support in a server's mode.
-
-    Args:
-        config: as in `unsupported_modes`.
-    """
+    """Refusals of request fields that upstream does not support in a server's mode."""
     if config("enable_deterministic_inference"):  # an assertion would crash the scheduler
         where = "with --enable-deterministic-inference, which cannot sample with it"
         yield Refusal("min_p", "left out", where)
@@ -83,11 +78,7 @@ def ignored_transforms(config: Callable[[str], Any]) -> Iterator[Refusal]:
 
 
 def early_processors(config: Callable[[str], Any]) -> Iterator[Refusal]:
-    """The refusal of custom logit processors where they do not run as in plain decoding.
-
-    Args:
-        config: as in `unsupported_modes`.
-    """
+    """The refusal of custom logit processors where they do not run as in plain decoding."""
     speculation = config("speculative_algorithm")
     if speculation in BLOCKS:
         yield Refusal(
@@ -101,12 +92,7 @@ def early_processors(config: Callable[[str], Any]) -> Iterator[Refusal]:
 def unguarded_modes(
     config: Callable[[str], Any], detection: RepetitionDetection
 ) -> Iterator[Refusal]:
-    """Refusals of the loop guard in server modes where it is not exact, or not known to be.
-
-    Args:
-        config: as in `unsupported_modes`.
-        detection: what the guard should do.
-    """
+    """Refusals of the loop guard in server modes where it is not exact, or not known to be."""
     field = repetition.FIELD
     if config("decoupled_spec_role") != "null":
         yield Refusal(field, "left out", "with decoupled speculative decoding")

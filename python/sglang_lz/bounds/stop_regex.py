@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -28,8 +28,6 @@ _WEIGHTS = MappingProxyType({op.CATEGORY_WORD: 16, op.CATEGORY_NOT_WORD: 16})
 """Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
 MOST_TOKENS = 4096
 """How many of the newest tokens are searched for a pattern whose matches have no maximum length."""
-
-Matchers: TypeAlias = dict[str, SchemaValidator]
 
 
 def check(patterns: object) -> None:
@@ -83,7 +81,7 @@ def found(request: Any, pattern: str, text: str) -> bool:
         pattern: one that `check` accepted.
         text: the newest text of the output.
     """
-    matchers: Matchers = vars(request).setdefault("stop_matchers", {})
+    matchers: dict[str, SchemaValidator] = vars(request).setdefault("stop_matchers", {})
     if pattern not in matchers:
         matchers[pattern] = _compile(pattern)
     # Python's "$" also matches before a trailing newline.

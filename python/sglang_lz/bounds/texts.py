@@ -61,19 +61,10 @@ async def encode_texts(manager: Any, texts: list[Any], **options: Any) -> dict[s
 
 
 async def tokenized(manager: Any, request: Any) -> list[list[int]]:
-    """The tokens of each prompt of a request to tokenize (upstream's hook).
-
-    Args:
-        manager: upstream's TokenizerManager.
-        request: upstream's TokenizeRequest, whose prompt is a string or a list of strings.
-
-    Raises:
-        FieldError: a prompt has more characters than `most_characters` allows.
-    """
+    """`encode_texts` of the prompts of upstream's TokenizeRequest (upstream's hook)."""
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
     found = await encode_texts(manager, prompts, add_special_tokens=request.add_special_tokens)
-    ids: list[list[int]] = found["input_ids"]
-    return ids
+    return [*found["input_ids"]]
 
 
 def _encoded(tokenizer: Any, texts: list[Any], options: dict[str, Any]) -> Any:

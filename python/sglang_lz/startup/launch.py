@@ -17,12 +17,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, TypeVar
 
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import verify_imported
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -63,11 +62,11 @@ def _refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
     raise DistError(f"{message}; python -m sglang.launch_server --help lists all arguments.")
 
 
-def _refusing(check: Callable[P, T]) -> Callable[P, T]:
+def _refusing(check: Callable[..., T]) -> Callable[..., T]:
     """Wrap one of upstream's checks so that its deliberate errors become DistError."""
 
     @functools.wraps(check)
-    def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
+    def refusing(*args: object, **kwargs: object) -> T:
         try:
             return check(*args, **kwargs)
         except (AssertionError, OSError, ValueError) as error:

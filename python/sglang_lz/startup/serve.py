@@ -12,7 +12,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,9 +57,7 @@ def parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise DistError(f"{error}.") from None
 
 
-def server_arguments(
-    flavour: str, arguments: list[str], environ: Mapping[str, str] = os.environ
-) -> list[str]:
+def server_arguments(flavour: str, arguments: list[str]) -> list[str]:
     """The arguments of sglang.launch_server: ours, then the user's, which override ours.
 
     With --config we add nothing, because arguments take precedence over that file, and ours would
@@ -89,8 +86,8 @@ def server_arguments(
         except (TypeError, ValueError):
             raise DistError(f"{PREFERRED} must be a JSON object, got {preferred[:80]!r}.") from None
     return [
-        *["--host", own.host or environ.get(HOST, "127.0.0.1")],
-        *["--port", own.port or environ.get(PORT, DEFAULT_PORT)],
+        *["--host", own.host or os.environ.get(HOST, "127.0.0.1")],
+        *["--port", own.port or os.environ.get(PORT, DEFAULT_PORT)],
         *(CPU if flavour == "cpu" else []),
         *(DEMO_ARGUMENTS if own.demo else model_arguments(own.model_path)),
         *([] if preferred is None else [PREFERRED, preferred]),

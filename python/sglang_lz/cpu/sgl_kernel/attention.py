@@ -54,15 +54,9 @@ def _attend(
 
 
 def _visible(tree: torch.Tensor, prefix: int, window: int) -> torch.Tensor:
-    """Which tokens each node of a tree sees: those before the tree, and its ancestors.
+    """Which tokens each node of a tree sees: the prefix and its ancestors, or the newest of them.
 
-    Args:
-        tree: (N, N) bool, [i, j] = node i sees node j, itself included.
-        prefix: how many tokens come before the tree.
-        window: as `sliding_window`, on a node's own path.
-
-    Returns:
-        (N, prefix + N) bool.
+    `tree` is (N, N) bool, [i, j] = node i sees node j, itself included; returns (N, prefix + N).
     """
     visible = torch.cat([torch.ones(len(tree), prefix, dtype=torch.bool), tree], 1)
     if window > 0:

@@ -60,12 +60,7 @@ def _keep(probs: torch.Tensor, order: torch.Tensor, kept: torch.Tensor) -> torch
 def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
     """Keep the k most likely tokens of each row; among equally likely ones, the lowest ids.
 
-    Args:
-        probs: (R, V) float.
-        top_ks: (R,) int >= 1.
-
-    Returns:
-        (R, V) float, each row a distribution.
+    `probs` is (R, V) float, `top_ks` (R,) int >= 1; returns (R, V), each row a distribution.
     """
     order = probs.argsort(dim=1, descending=True, stable=True)
     return _keep(probs, order, torch.arange(probs.shape[1]) < top_ks[:, None])
@@ -74,12 +69,7 @@ def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor
 def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
     """Keep the most likely tokens of each row, up to the one with which their total exceeds p.
 
-    Args:
-        probs: (R, V) float, each row a distribution.
-        top_ps: (R,) float in (0, 1].
-
-    Returns:
-        (R, V) float, each row a distribution.
+    `probs` is (R, V) float, each row a distribution, `top_ps` (R,) float in (0, 1]; returns alike.
     """
     ranked, order = probs.sort(dim=1, descending=True, stable=True)
     return _keep(probs, order, ranked.cumsum(1) - ranked <= top_ps[:, None])
