@@ -78,10 +78,13 @@ def decoder_of(classes: Int32s) -> Int32s:
     known: dict[bytes, int] = {}
 
     def node_of(row: Int32s) -> int:
+        """The node that reads one of the 64 continuation bytes, given their entries."""
         key = row.tobytes()
         if key not in known:
             known[key] = len(nodes)
-            nodes.append(_continued(row))
+            node = np.full(256, BAD, np.int32)
+            node[0x80:0xC0] = row
+            nodes.append(node)
         return known[key]
 
     last = np.empty(SIZE >> 6, np.int32)
@@ -107,27 +110,12 @@ def decoder_of(classes: Int32s) -> Int32s:
     return np.stack(nodes)
 
 
-def _continued(row: Int32s) -> Int32s:
-    """A node that reads one of the 64 continuation bytes; `row` holds their entries."""
-    node = np.full(256, BAD, np.int32)
-    node[0x80:0xC0] = row
-    return node
-
-
 def reachable_classes(decoder: Int32s, n_classes: int) -> UInt64s:
     """[nodes, words] uint64: for each node, the classes its unfinished character may still have."""
-    words = -(-n_classes // 64)
-    reach = np.zeros((len(decoder), words), np.uint64)
-
-    def visit(node: int) -> UInt64s:
-        if not reach[node].any():
-            for entry in np.unique(decoder[node]):
-                if entry >= 0:
-                    reach[node] |= visit(int(entry))
-                elif entry != BAD:
-                    c = -2 - int(entry)
-                    reach[node, c >> 6] |= np.uint64(1 << (c & 63))
-        return reach[node]
-
-    visit(ROOT)
+    reach = np.zeros((len(decoder), -(-n_classes // 64)), np.uint64)
+    for node in (*range(ROOT + 1, len(decoder)), ROOT):  # each follows those that it leads to
+        entries = np.unique(decoder[node])
+        for c in (-2 - entries[entries < BAD]).tolist():
+            reach[node, c >> 6] |= np.uint64(1 << (c & 63))
+        reach[node] |= np.bitwise_or.reduce(reach[entries[entries > ROOT]], axis=0)
     return reach

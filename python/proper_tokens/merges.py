@@ -147,10 +147,7 @@ def _bits(flags: Bools) -> UInt32s:
 
 
 def _is_text(content: bytes | None) -> bool:
-    try:
-        return bool(content and content.decode())
-    except UnicodeDecodeError:
-        return False
+    return bool(content and content.decode(errors="ignore").encode() == content)
 
 
 def _intervals(

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 
 from proper_tokens import cache_file, merges, nfc, pretokenizer
-from proper_tokens.arrays import AnyArray, Bools, Int32s, UInt32s
+from proper_tokens.arrays import AnyArray, Int32s, UInt32s
 from proper_tokens.codepoints import SIZE, classes_of
 from proper_tokens.kernels.packing import ADDED_BITS
 from proper_tokens.kernels.plain_walk import Cuts, cuts_behind, nfc_behind
@@ -185,7 +185,11 @@ def prepared_arrays(text: str) -> dict[str, AnyArray]:
         for token, content in enumerate(file.tokens)
     ]
     inert = (normalization.combining == 0) & (normalization.mark == 0)
-    is_plain = [content is not None and _begins_inert(content, inert) for content in tokens]
+    inert[0xD800:0xE000] = False  # which stand for bytes that begin no whole character
+    is_plain = [
+        content is not None and bool(inert[ord(content.decode(errors="surrogateescape")[0])])
+        for content in tokens
+    ]
     contents = [content or b"" for content in tokens]
     is_raw = np.zeros(len(contents), bool)
     for added in file.added:
@@ -215,15 +219,6 @@ def prepared_arrays(text: str) -> dict[str, AnyArray]:
         "may_end": splitting.may_end,
         "changes": normalization.changes,
     }
-
-
-def _begins_inert(content: bytes, inert: Bools) -> bool:
-    """Whether bytes begin with a whole character that NFC never changes."""
-    size = next((n for lead, n in ((0xF0, 4), (0xE0, 3), (0xC0, 2)) if content[0] >= lead), 1)
-    try:
-        return bool(inert[ord(content[:size].decode())])
-    except UnicodeDecodeError:
-        return False
 
 
 def _added_automaton(added: tuple[AddedToken, ...]) -> Int32s:

@@ -292,7 +292,9 @@ class _Splitter:
             if cut:
                 yield from self._begin(bit, paths, allowed, gap=False)
             else:
-                allowed = self._forbid_all(self._start, bit, paths, allowed)
+                for n, mask in self._closure(self._start):
+                    if mask & bit and allowed:
+                        allowed = self._forbid(self._places[n][2], paths, allowed)
                 if allowed:
                     yield (GAP, frozenset(paths), allowed)
             return
@@ -326,12 +328,6 @@ class _Splitter:
                 allowed = self._forbid(self._places[n][2], paths, allowed)
         if gap and allowed:
             yield (GAP, frozenset(paths), allowed)
-
-    def _forbid_all(self, place: int, bit: int, paths: set[tuple[int, int]], allowed: int) -> int:
-        for n, mask in self._closure(place):
-            if mask & bit and allowed:
-                allowed = self._forbid(self._places[n][2], paths, allowed)
-        return allowed
 
     def _forbid(self, place: int, paths: set[tuple[int, int]], allowed: int) -> int:
         """Forbid all paths from a place to match; return what the next character may then be."""
