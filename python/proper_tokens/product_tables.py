@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from proper_tokens.arrays import AnyArray, Bools, Int32s, Int64s, UInt64s
-from proper_tokens.codepoints import ROOT, SIZE, classes_of, decoder_of, reachable_classes
+from proper_tokens.codepoints import SIZE, classes_of, decoder_of, reachable_classes
 from proper_tokens.kernels.packing import NODE_BITS
 from proper_tokens.kernels.tables import IN_BYTES, Tables
 from proper_tokens.language import Language
@@ -31,17 +31,13 @@ def tables_of(prepared: Prepared, language: Language) -> Tables:
     spelt, symbols = _spelt(prepared, samples)
     spelling = np.zeros_like(spelt)
     spelling[classes[letters]] = spelt[classes[letters]]
-    in_language, properties = (
-        language.classes[samples],
-        prepared.characters[prepared.classes[samples]],
-    )
+    in_language = language.classes[samples]
+    properties = prepared.characters[prepared.classes[samples]]
     kinds = properties[:, 0]
     # Any other character may be followed by less, or by the beginning of an added token.
     is_open = (properties[:, 1:4] == 0).all(axis=1) & (spelling[:, 0] == 0)
     is_in_bytes = properties[:, 4] == IN_BYTES
-    number = np.arange(len(samples))
-    bits = reach[ROOT, number >> 6] >> (number & 63).astype(np.uint64)
-    has_spelling = bits & np.uint64(1) > 0  # surrogates have none
+    has_spelling = spelt[:, 0] > 0  # surrogates have none
     return prepared.tables._replace(
         decoder=decoder,
         reach=reach,

@@ -14,7 +14,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import cache, partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,10 +158,7 @@ class _Worker:
     """A thread that runs one call at a time while the scheduler's thread waits."""
 
     def __init__(self) -> None:
-        self._asked, self._answered = threading.Semaphore(0), threading.Semaphore(0)
-        self._call: Callable[[], Any] | None = None
-        self._result: Any = None
-        self._error: BaseException | None = None
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="lz-matcher", daemon=True)
         self._thread.start()
         assert self._thread.ident is not None
@@ -173,41 +172,36 @@ class _Worker:
         """
         watch = Stopwatch(used=lambda: time.clock_gettime(self._clock))
         limit = min(MOST_SECONDS, max(ORDINARY, SEARCHES.left()))
-        self._call = call
-        self._asked.release()
+        answer: Future[_T] = Future()
+        self._calls.put(partial(_answer, answer, call))
         try:
-            while not self._answered.acquire(timeout=max(0.001, limit - watch.seconds())):
+            while not wait([answer], max(0.001, limit - watch.seconds())).done:
                 if watch.seconds() >= limit:
                     self._abandon()
                     raise _TooSlow(limit)
         finally:
             if watch.seconds() >= ORDINARY:
                 SEARCHES.spend(watch.seconds())
-        error, result = self._error, self._result
-        self._error = self._result = None
-        if error is not None:
-            raise error
-        return result
+        return answer.result()
 
     def _serve(self) -> None:
-        while True:
-            self._asked.acquire()
-            if self._call is None:  # it was abandoned
-                return
-            try:
-                self._result = self._call()
-            except BaseException as error:
-                self._error = error
-            self._call = None
-            self._answered.release()
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds a matcher
 
     def _abandon(self) -> None:
         self._thread.name = _ABANDONED
-        # The call may just have ended, and then the thread waits for the next one.
-        self._asked.release()
+        self._calls.put(None)  # it ends after its call
         assert self._thread.native_id is not None
         with contextlib.suppress(OSError):  # the thread may have ended by now
             os.sched_setscheduler(self._thread.native_id, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _answer(answer: Future[_T], call: Callable[[], _T]) -> None:
+    try:
+        answer.set_result(call())
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 _ABANDONED = "lz-matcher-abandoned"
