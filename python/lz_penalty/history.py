@@ -176,7 +176,7 @@ class HistorySeed:
 
     Attributes:
         row: the request row.
-        at: where its memory begins; `NOWHERE` to clear the row, which makes the rest meaningless.
+        at: where its memory begins.
         tokens: all tokens so far, oldest first, int64; empty if no penalty counts or matches.
         numbers: int32 [NUMBERS], as `HistoryState.numbers`; AT is set from `at`.
         strengths: float32, as `HistoryState.strengths`.
@@ -276,6 +276,10 @@ class HistoryState:
             *(self.breakers.mask, self.breakers.tails),
         )
         return tuple(map(torch.Tensor.numpy, tensors))
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Let request rows have no history."""
+        self.numbers[upload(torch.tensor(rows), self.device), AT] = NOWHERE
 
     def write_tables(self, number: int, mask: NDArray[np.int64], tails: NDArray[np.int32]) -> None:
         """Store the tables of a list of breakers under its number."""

@@ -18,7 +18,6 @@ from lz_penalty.fields.histories import COUNTS, NEUTRAL, UPSTREAM, HistoryParams
 from lz_penalty.history import (
     EVERYTHING,
     NO_BREAKER,
-    NOWHERE,
     NUMBERS,
     SPARE,
     STRENGTHS,
@@ -114,13 +113,15 @@ class HistoryStep:
     Attributes:
         moves: the arguments of `HistoryState.move`; they are applied first.
         tables: new tables of breakers, each with the number under which to store it.
-        seeds: rows to clear, then rows to fill.
+        cleared: rows that lose their history.
+        seeds: the new histories.
         refused: the batch rows whose histories did not fit. They have no penalty.
         forbids: whether any row of the batch may have forbidden tokens.
     """
 
     moves: list[tuple[int, int, int, int]] = field(default_factory=list)
     tables: list[tuple[int, Tables]] = field(default_factory=list)
+    cleared: list[int] = field(default_factory=list)
     seeds: list[HistorySeed] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     forbids: bool = False
@@ -128,7 +129,7 @@ class HistoryStep:
     @property
     def is_still(self) -> bool:
         """Whether there is nothing to change."""
-        return not (self.moves or self.tables or self.seeds or self.refused)
+        return not (self.moves or self.tables or self.cleared or self.seeds or self.refused)
 
 
 class HistoryPenalizer:
@@ -236,6 +237,8 @@ class HistoryPenalizer:
         self.state.move(step.moves)
         for number, tables in step.tables:
             self.state.write_tables(number, *tables)
+        if step.cleared:
+            self.state.clear(step.cleared)
         if step.seeds:
             self._kernels.seed_history(self.state, step.seeds)
         return self.state
@@ -246,9 +249,7 @@ class HistoryPenalizer:
         self._list_of_row.pop(row, None)
         self.users.discard(row)
         self._generation[row] = -1
-        nothing = np.zeros(0, dtype=np.int64)
-        numbers, strengths = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
-        step.seeds.append(HistorySeed(row, NOWHERE, nothing, numbers, strengths, numbers))
+        step.cleared.append(row)
 
     def _move_together(self, step: HistoryStep) -> None:
         """Close the gaps between the histories."""

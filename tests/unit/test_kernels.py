@@ -29,7 +29,8 @@ from lz_penalty import draft_tree
 from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.kernels import cpu as cpu_kernels
-from lz_penalty.kernels import launch, warm_up
+from lz_penalty.kernels import kernel as launching
+from lz_penalty.kernels import warm_up
 from lz_penalty.reference import steps as reference
 from lz_penalty.window import (
     LEAST_ID,
@@ -580,10 +581,10 @@ def test_a_binary_is_looked_up_by_the_callers_key(
     device = SimpleNamespace(
         get_current_device=lambda: 3, get_current_stream=lambda device: f"stream of {device}"
     )
-    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=device))
+    monkeypatch.setattr(launching, "driver", SimpleNamespace(active=device))
     if is_profiled:
-        monkeypatch.setattr(launch.knobs.runtime.launch_enter_hook, "calls", [print])
-    launched = launch.Kernel(kernel, lambda block, history: {"num_warps": block})
+        monkeypatch.setattr(launching.knobs.runtime.launch_enter_hook, "calls", [print])
+    launched = launching.Kernel(kernel, lambda block, history: {"num_warps": block})
     launched.jit = Jit()
     for size, block, types in (
         (7, 2, (torch.int32,)),

@@ -22,7 +22,6 @@ from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import DEFAULT_WINDOW_SIZE
 from lz_penalty.history import (
     BREAKERS,
-    NOWHERE,
     NUMBERS,
     RING,
     SPARE,
@@ -55,7 +54,6 @@ def warm_up(
     words = 3 + 2 * SPARE
     nodes = max({1, *tree_sizes})
     room = HistoryRoom(1, words=words, nodes=nodes, lists=1, logits=max(2, nodes))
-    histories = (None, HistoryState(1, device, room))
     none = torch.zeros(2, dtype=torch.int64, device=device)
     row = np.zeros(1, dtype=np.int64)
     # Without tokens, numba's part would not be called.
@@ -63,13 +61,13 @@ def warm_up(
     numbers = np.zeros(NUMBERS, dtype=np.int32)
     numbers[RING], numbers[TOKENS], numbers[BREAKERS] = SPARE, 1, -1
     ids, strengths = numbers[:0], np.ones(len(STRENGTHS), dtype=np.float32)
-    for at in (0, NOWHERE):
-        seeds = [HistorySeed(0, at, row, numbers, strengths, ids, words)]
-        kernels.seed_history(histories[1], seeds)
+    cleared = HistoryState(1, device, room)
+    kernels.seed_history(cleared, [HistorySeed(0, 0, row, numbers, strengths, ids, words)])
+    cleared.clear([0])
     # Upstream slices off the vocabulary's padding, and numba compiles other code for such rows.
     shapes = [torch.zeros(max({2, *tree_sizes}), columns, device=device) for columns in (1, 2)]
     widths = {min(DEFAULT_WINDOW_SIZE, capacity), capacity}
-    for width, wide, history in itertools.product(widths, shapes, histories):
+    for width, wide, history in itertools.product(widths, shapes, (None, cleared)):
         logits = wide[:, :1]
         if history is not None:
             kernels.forbid(history, logits[:2])

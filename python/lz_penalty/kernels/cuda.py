@@ -19,7 +19,7 @@ from torch import Tensor
 from lz_penalty import history, window
 from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
 from lz_penalty.fields.lz import DEFAULT_WINDOW_SIZE
-from lz_penalty.history import NOWHERE, RING, HistoryRoom, HistorySeed, HistorySize, HistoryState
+from lz_penalty.history import RING, HistoryRoom, HistorySeed, HistorySize, HistoryState
 from lz_penalty.kernels import cpu, history_cpu, history_cuda, window_cuda
 from lz_penalty.kernels.kernel import Kernel
 from lz_penalty.upload import upload
@@ -38,27 +38,20 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
     """See `history_cpu.seed`. The host builds the histories at their small initial size, and the
     device fetches them."""
     device = state.device
-    at_of = {one.row: one.at for one in seeds}  # the last one of a row counts
-    rows = upload(torch.tensor([*at_of]), device)
-    at = torch.tensor([*at_of.values()], dtype=torch.int32)
-    state.numbers[rows, history.AT] = upload(at, device)
-    given = [one for one in seeds if one.at != NOWHERE]
-    if not given:
-        return
-    sizes = [_size_at_first(one) for one in given]
+    sizes = [_size_at_first(one) for one in seeds]
     ends = np.cumsum([size.stored for size in sizes]).tolist()
     room = HistoryRoom(vocab_size=1, words=ends[-1], lists=0)
-    staged = HistoryState(len(given), "cpu", room, pinned=device.type == "cuda")
+    staged = HistoryState(len(seeds), "cpu", room, pinned=device.type == "cuda")
     staged.breakers = state.host_breakers
     short = []
-    for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
+    for row, (one, size, end) in enumerate(zip(seeds, sizes, ends, strict=True)):
         numbers = one.numbers.copy()
         numbers[[history.AT, history.TOKENS]] = end - size.stored, size.tokens
         numbers[[RING, history.PERIODS]] = size.ring, size.periods
         short.append(replace(one, row=row, at=end - size.stored, numbers=numbers))
     history_cpu.seed(staged, short)
     memory = upload(staged.memory, device)
-    for row, (one, size, end) in enumerate(zip(given, sizes, ends, strict=True)):
+    for row, (one, size, end) in enumerate(zip(seeds, sizes, ends, strict=True)):
         state.memory[one.at : one.at + one.words].zero_()
         of_device = _parts(state.memory, one.at, one.numbers)
         of_host = _parts(memory, end - size.stored, short[row].numbers)
@@ -69,7 +62,7 @@ def seed_history(state: HistoryState, seeds: list[HistorySeed]) -> None:
             row, [history.LENGTH, history.BREAK_HEAD, history.BREAK_END]
         ]
         staged.numbers[row] = torch.from_numpy(numbers)
-    rows = upload(torch.tensor([one.row for one in given]), device)
+    rows = upload(torch.tensor([one.row for one in seeds]), device)
     state.numbers[rows] = upload(staged.numbers, device)
     state.strengths[rows] = upload(staged.strengths, device)
 

@@ -32,7 +32,6 @@ from lz_penalty.history import (
     MIN_NEW_TOKENS,
     NGRAM_SIZE,
     NGRAM_WINDOW,
-    NOWHERE,
     OUTPUT_COUNT,
     PERIODS,
     PRESENCE,
@@ -419,17 +418,14 @@ def _scratch(request_rows, numbers, depth):
 
 
 def seed(state: HistoryState, seeds: list[HistorySeed]) -> None:
-    """Give rows their histories, or clear rows.
+    """Give rows their histories.
 
     Args:
         state: has room for the histories at their addresses.
-        seeds: the seeds that clear rows come first.
+        seeds: one for each row.
     """
     memory, numbers, strengths, mask, tails = state.arrays
     for one in seeds:
-        if one.at == NOWHERE:
-            numbers[one.row, AT] = NOWHERE
-            continue
         own = numbers[one.row]
         own[:], strengths[one.row] = one.numbers, one.strengths
         distinct, ring, ids = _parts(memory, own)
