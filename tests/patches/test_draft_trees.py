@@ -238,9 +238,7 @@ def test_numba_compiles_nothing_after_the_start(
 ) -> None:
     """A request would wait for it: seconds, where nothing can be kept on disk."""
     fresh = {}
-    for module, name in itertools.product(
-        (cpu_kernels, history_cpu), ("_seed", "_step", "_verify", "_accept")
-    ):
+    for module, name in itertools.product((cpu_kernels, history_cpu), ("_seed", "_run")):
         kernel = numba.njit(getattr(module, name).py_func)
         fresh[module, name] = kernel
         monkeypatch.setattr(module, name, kernel)
@@ -248,7 +246,7 @@ def test_numba_compiles_nothing_after_the_start(
     sampling.reserve_windows(runner.bench.torch_runner)
     at_start = {name: kernel.signatures[:] for name, kernel in fresh.items()}
     # Rows of logits stand one after the other, or further apart.
-    counts = {"_seed": 1, "_step": 2, "_verify": 2, "_accept": 1}
+    counts = {"_seed": 1, "_run": 2}
     for (_, name), signatures in at_start.items():
         assert len(signatures) == counts[name], name
     rng = random.Random(0)
