@@ -279,7 +279,8 @@ class HistoryState:
 
     def clear(self, rows: Sequence[int]) -> None:
         """Let request rows have no history."""
-        self.numbers[upload(torch.tensor(rows), self.device), AT] = NOWHERE
+        # An assignment through the index would wait for the device.
+        self.numbers[:, AT].index_fill_(0, upload(torch.tensor(rows), self.device), NOWHERE)
 
     def write_tables(self, number: int, mask: NDArray[np.int64], tails: NDArray[np.int32]) -> None:
         """Store the tables of a list of breakers under its number."""

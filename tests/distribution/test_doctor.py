@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 SEAL = "sglang_lz/seal.json"
 PATCHES = "sglang_lz/_patches/0.5.23"
+READ = "seal.json cannot be read"
 
 
 def rival(name: str) -> Change:
@@ -29,6 +30,8 @@ def rival(name: str) -> Change:
 
 DAMAGE = {
     "no seal": (remove(SEAL), "seal", "this is a stock sglang"),
+    "seal without files": (replace(SEAL, '"files": {', '"files": 5, "others": {'), "seal", READ),
+    "seal of a list": (replace(SEAL, '"files": {', '"files": ["a"], "patches": {'), "seal", READ),
     "patched file edited": (append("sglang/sampler.py", "#\n"), "files", "sglang/sampler.py was"),
     "patch gone": (remove(f"{PATCHES}/cpu/stand-in.patch"), "files", "stand-in.patch is missing"),
     "other series": (

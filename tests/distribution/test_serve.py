@@ -91,6 +91,7 @@ def test_the_users_arguments_win_over_the_defaults(
         ("--model b --model-path a --model smollm2-135m", SMOL),
         ("--served-model-name s", [*SMOL, "--served-model-name", "s"]),
         ("--model /m", ["--model-path", "/m"]),
+        ("--model=", ["--model-path", ""]),
         ("--model smollm2-135m --model /m", ["--model-path", "/m"]),
     ],
 )
@@ -111,7 +112,7 @@ def test_without_a_network_the_demo_model_is_served(
             added(f"--demo {other} m")
 
 
-@pytest.mark.parametrize("mine", ["--config c.yaml", "--port 1 --config=c.yaml"])
+@pytest.mark.parametrize("mine", ["--config c.yaml", "--port 1 --config=c.yaml", "--config="])
 def test_nothing_overrides_the_users_configuration_file(mine: str) -> None:
     assert server_arguments("cpu", mine.split()) == mine.split()
     for flag in ("--end-loops", "--playground", "--demo"):

@@ -437,11 +437,12 @@ def test_texts_in_logs_are_searched_by_characters_too(report: Report, text: str)
         (f"{NOW}Finish: obj=GenerateReqInput(rid='7'), out={{}}", "--log-requests-format json"),
         (logged("finished", out={"meta_info": {}}), "level 3"),
         (logged("finished"), "level 3"),
+        (logged("finished", out=5), "level 3"),
         (logged("finished", out={"output_ids": [*[1] * 1024, "...", *[1] * 1024]}), "level 3"),
         (logged("finished", out={"text": "a"})[:-9], "line 2 is no JSON"),
         (logged("finished", a="")[:-3] + '{"a":' * 100_000, "line 2 is nested too deeply"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_log_without_outputs_gives_no_verdict(said: Said, line: str, message: str) -> None:
     assert message in said(f"{NOW}a\n{line}\n", status=2)

@@ -174,14 +174,17 @@ class _Worker:
         limit = min(MOST_SECONDS, max(ORDINARY, SEARCHES.left()))
         answer: Future[_T] = Future()
         self._calls.put(partial(_answer, answer, call))
+        spent = 0.0  # a thread that is abandoned may end, and then has no clock
         try:
-            while not wait([answer], max(0.001, limit - watch.seconds())).done:
-                if watch.seconds() >= limit:
+            while not wait([answer], max(0.001, limit - spent)).done:
+                spent = watch.seconds()
+                if spent >= limit:
                     self._abandon()
                     raise _TooSlow(limit)
+            spent = watch.seconds()
         finally:
-            if watch.seconds() >= ORDINARY:
-                SEARCHES.spend(watch.seconds())
+            if spent >= ORDINARY:
+                SEARCHES.spend(spent)
         return answer.result()
 
     def _serve(self) -> None:

@@ -298,8 +298,9 @@ def _of_record(record: Any, place: str) -> Iterator[Output]:
 def _of_request(record: dict[str, Any], place: str) -> Iterator[Output]:
     """The output of a request in SGLang's log, unless the line only shows its beginning."""
     out = record.get("out")
+    out = out if isinstance(out, dict) else {}
     is_check = str(record.get("rid")).startswith("HEALTH_CHECK")
-    if record["event"] != "request.finished" or is_check or "embedding" in (out or ()):
+    if record["event"] != "request.finished" or is_check or "embedding" in out:
         return
     try:
         yield _of_answer(out, place)

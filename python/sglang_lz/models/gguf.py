@@ -35,7 +35,8 @@ def convert(file: Path, folder: Path) -> None:
 
     Raises:
         ValueError: its architecture or tokenizer is not one that is known here.
-        RuntimeError: a tensor's shape is not the one that its header says.
+        RuntimeError: a tensor is missing (NotImplementedError), or its shape is not the one that
+            its header says.
     """
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     config.rms_norm_eps = round(config.rms_norm_eps, 12)  # the file has it in float32

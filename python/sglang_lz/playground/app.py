@@ -159,7 +159,7 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
         async with readings:
             return JSONResponse(await run_in_threadpool(looping, data))
 
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.mount("/", StaticFiles(directory=PAGE, html=True, follow_symlink=True))
     return app
 
 

@@ -91,6 +91,8 @@ def _common(read: Read, metadata: bytes | None) -> Generator[Check, None, Seal |
 def _version(seal: Seal, metadata: bytes | None) -> str:
     if metadata is not None and metadata_version(metadata) != seal.version:
         raise DistError(f"METADATA says {metadata_version(metadata)}, the seal {seal.version}")
+    if not re.fullmatch(rf"{re.escape(seal.upstream)}\+lz\d+(\.cpu)?", seal.version):
+        raise DistError(f"{seal.version} is not a version of ours")
     stock = ", without the LZ penalty (stock)" if "+lz0" in seal.version else ""
     return f"{NAME} {seal.version}{stock}"
 

@@ -116,7 +116,7 @@ def check_address(host: str, port: int) -> None:
             if error.errno == errno.EADDRINUSE:
                 why = f"port {port} of {host} is in use; choose another with --port."
                 raise DistError(why) from None
-            reasons.append(error.strerror)
+            reasons.append(os.strerror(error.errno or 0))
     if len(reasons) == len(places):  # one is enough: localhost also resolves to an IPv6 address
         raise DistError(f"cannot listen on port {port} of {host} ({reasons[-1]}).")
 

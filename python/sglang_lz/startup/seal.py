@@ -52,8 +52,9 @@ class Seal:
         if data is None:
             raise DistError(f"{SEAL} is missing: this is a stock sglang; install our wheel.")
         try:
-            return cls(**json.loads(data))
-        except (TypeError, ValueError) as error:
+            fields = json.loads(data)
+            return cls(**fields | {"files": dict(fields["files"])})
+        except (KeyError, TypeError, ValueError) as error:
             raise DistError(f"{SEAL} cannot be read ({error}); install our wheel anew.") from None
 
     def problems(self, read: Read) -> list[str]:

@@ -67,27 +67,30 @@ def server_arguments(flavour: str, arguments: list[str]) -> list[str]:
     cannot be fetched.
     """
     own, rest = parsed(arguments)
-    if own.demo and (own.model_path or own.config):
-        given = {"--model-path": own.model_path, "--config": own.config}
-        raise DistError(f"{DEMO} must be left out with {' and '.join(filter(given.get, given))}.")
-    if own.config and own.end_loops:
+    others = {"--model-path": own.model_path, "--config": own.config}
+    given = [name for name, value in others.items() if value is not None]
+    if own.demo and given:
+        raise DistError(f"{DEMO} must be left out with {' and '.join(given)}.")
+    if "--config" in given and own.end_loops:
         raise DistError(
             f"{END_LOOPS} must be left out with --config, whose file it would override; set "
             f"preferred-sampling-params to {json.dumps(RECOMMENDED)} there."
         )
-    if own.config and own.playground:
+    if "--config" in given and own.playground:
         raise DistError(f"{PLAYGROUND} must be left out with --config; run it beside the server.")
-    if own.config:
+    if "--config" in given:
         return arguments
     preferred = own.preferred_sampling_params
     if own.end_loops:
         try:
-            preferred = json.dumps({**RECOMMENDED, **json.loads(preferred or "{}")})
-        except (TypeError, ValueError):
+            preferred = json.dumps(
+                {**RECOMMENDED, **json.loads("{}" if preferred is None else preferred)}
+            )
+        except (RecursionError, TypeError, ValueError):
             raise DistError(f"{PREFERRED} must be a JSON object, got {preferred[:80]!r}.") from None
     return [
-        *["--host", own.host or os.environ.get(HOST, "127.0.0.1")],
-        *["--port", own.port or os.environ.get(PORT, DEFAULT_PORT)],
+        *["--host", os.environ.get(HOST, "127.0.0.1") if own.host is None else own.host],
+        *["--port", os.environ.get(PORT, DEFAULT_PORT) if own.port is None else own.port],
         *(CPU if flavour == "cpu" else []),
         *(DEMO_ARGUMENTS if own.demo else model_arguments(own.model_path)),
         *([] if preferred is None else [PREFERRED, preferred]),
@@ -97,9 +100,9 @@ def server_arguments(flavour: str, arguments: list[str]) -> list[str]:
 
 def model_arguments(asked: str | None) -> list[str]:
     """Name a model's folder in place of a name of the catalogue, or of nothing."""
-    name = asked or catalogue.DEFAULT
+    name = catalogue.DEFAULT if asked is None else asked
     model = catalogue.published().get(name)
-    if model is None or (asked and Path(asked).is_dir()):
+    if model is None or (asked is not None and Path(asked).is_dir()):
         return ["--model-path", name]
     try:
         return ["--model-path", str(catalogue.obtain(model)), "--served-model-name", name]
