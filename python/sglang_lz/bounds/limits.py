@@ -125,7 +125,8 @@ def _refused(field: str, rule: str, got: object) -> FieldError:
     return FieldError(field, f"{field} must {rule}, got {got}.")
 
 
-def _listed(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """A list as it is, and anything else as a list of itself."""
     return value if isinstance(value, list) else [value]
 
 
@@ -150,14 +151,14 @@ def check_object(values: Mapping[str, Any]) -> None:
     from sglang.srt.runtime_context import get_context
 
     for name in NAMES:
-        for one in _listed(values.get(name)):
+        for one in as_list(values.get(name)):
             if isinstance(one, str) and len(one) > MOST_NAME:
                 got = f"{len(one)}: {shown(one)}"
                 raise _refused(name, f"be at most {MOST_NAME} characters", got)
             if name == "rid" and isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX):
                 rule = f"not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do"
                 raise _refused(name, rule, shown(values[name]))
-    stops = [one for one in _listed(values.get("stop")) if isinstance(one, str)]
+    stops = [one for one in as_list(values.get("stop")) if isinstance(one, str)]
     characters = sum(map(len, stops))
     if len(stops) > MOST_STOPS or characters > LONGEST_STOPS:
         rule = f"be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in all"
@@ -185,7 +186,7 @@ def check_batch(obj: Any) -> None:
     Args:
         obj: upstream's request, whose number of prompts is known.
     """
-    listed = [one for one in _listed(obj.sampling_params) if isinstance(one, dict)]
+    listed = [one for one in as_list(obj.sampling_params) if isinstance(one, dict)]
     for values in listed:
         n = values.get("n", 1)
         if not is_integer(n) or not 1 <= n <= MOST_COPIES:
@@ -199,7 +200,7 @@ def check_batch(obj: Any) -> None:
             f"text or input_ids must be at most {MOST_OUTPUTS} prompts, got {obj.batch_size}.",
         )
     # This bounds the total of all patterns; each is checked again when its request is admitted.
-    patterns = (_listed(one.get(stop_regex.FIELD)) for one in listed)
+    patterns = (as_list(one.get(stop_regex.FIELD)) for one in listed)
     stop_regex.check(list({one for some in patterns for one in some if isinstance(one, str)}))
     for name in (*PER_PROMPT, *LISTS_PER_PROMPT):
         value = getattr(obj, name, None)
@@ -271,7 +272,7 @@ def check_tokens(field: str, tokens: Any, vocab_size: int) -> None:
     """Like `check_token_ids`, for one list of ids or for several lists (upstream's hook)."""
     several = isinstance(tokens, list) and any(isinstance(one, list) for one in tokens)
     for ids in tokens if several else [tokens]:
-        check_token_ids(field, _listed(ids), vocab_size)
+        check_token_ids(field, as_list(ids), vocab_size)
 
 
 def check_sampling_integers(sampling_params: Any) -> None:

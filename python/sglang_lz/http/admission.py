@@ -197,7 +197,7 @@ def without_our_fields(body: Any) -> Any:
     params = body["sampling_params"]
     others = [
         {name: one[name] for name in one if name not in FIELDS} if isinstance(one, dict) else one
-        for one in _listed(params)
+        for one in limits.as_list(params)
     ]
     return {**body, "sampling_params": others if isinstance(params, list) else others[0]}
 
@@ -211,7 +211,7 @@ def naming_field(error: str, body: Any, decode: Callable[[Any], Any]) -> str:
         decode: raises a ValueError with that message, for a body that has the field alone too.
     """
     body = body if isinstance(body, dict) else {}
-    params = [one for one in _listed(body.get("sampling_params")) if isinstance(one, dict)]
+    params = [one for one in limits.as_list(body.get("sampling_params")) if isinstance(one, dict)]
     fields = [
         *((name, {"sampling_params": {name: one[name]}}) for one in params for name in one),
         *((name, {name: value}) for name, value in body.items()),
@@ -398,7 +398,3 @@ def resent_fields(sampling_params: Any) -> dict[str, Any]:
         repetition.FIELD: {} if detection is None else dataclasses.asdict(detection),
         request_field.FIELD: sampling_params.proper_tokens,
     }
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
