@@ -21,8 +21,8 @@ from _checkout import ROOT
 from _environment import CACHE, FLAVOURS, FULL, SetupError, main, say
 from _release import PASSWORD, parse
 from patches_tool.upstream import ARCHES, LOCK, PYTHONS, Lock, WheelPin, release_dir, sha256
-from sglang_lz.startup.doctor import examine_wheel
-from sglang_lz.startup.seal import NAME
+from patches_tool.wheelfile import Wheel
+from sglang_lz.startup.seal import NAME, Seal
 from sglang_lz.startup.verify import PROVENANCE, SBOM, SIGNATURE, SUMS, examine_files
 
 PROJECT = "pkg:generic/sglang-lz"
@@ -180,12 +180,15 @@ def _provenance(
 
 def _check(files: Path, secret: minisign.SecretKey | None) -> None:
     """Verify the release as a user would; SetupError if a check fails."""
-    made = sorted(files.iterdir())
-    checks = [c for file in made if file.suffix == ".whl" for c in examine_wheel(file)]
-    if secret:
-        checks = list(examine_files(made, secret.get_public_key().to_base64().decode()))
-    for failed in (check for check in checks if not check.ok):
-        raise SetupError(f"what was made does not pass its checks: {failed}.")
+    for file in files.glob("*.whl"):
+        with Wheel(file) as wheel:
+            problems = Seal.read(wheel.read).problems(wheel.read)
+        if problems:
+            raise SetupError(f"{file.name} differs from its seal: {problems[0]}.")
+    key = secret.get_public_key().to_base64().decode() if secret else ""
+    for check in examine_files(sorted(files.iterdir()), key) if secret else ():
+        if not check.ok:
+            raise SetupError(f"what was made does not pass its checks: {check}.")
 
 
 def _secret_key(path: Path) -> minisign.SecretKey:

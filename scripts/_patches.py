@@ -22,10 +22,10 @@ from patches_tool.modes import REVIEWED
 from patches_tool.overlay import build
 from patches_tool.patchset import FLAVOUR_GROUPS, SELECTIONS, PatchSet, parse_groups
 from patches_tool.upstream import LOCK, Lock, release_dir
+from patches_tool.wheelfile import Wheel
 from sglang_lz.startup.command_line import CommandLine
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME
-from sglang_lz.startup.wheel import Wheel
 
 CACHE = ROOT / ".cache" / "upstream"
 DESCRIPTION = """\

@@ -26,8 +26,8 @@ from packaging.utils import canonicalize_name
 from _environment import SetupError
 from patches_tool.overlay import PACKED_PATCHES
 from patches_tool.upstream import Lock, WheelPin
+from patches_tool.wheelfile import Wheel
 from sglang_lz.startup.seal import NAME, Seal
-from sglang_lz.startup.wheel import Wheel
 
 IMAGES = {"cpu": ("torch.lock", "cpu.lock"), "router": ("router.lock",)}
 """The images whose packages are all locked, and their lock files in docker/."""

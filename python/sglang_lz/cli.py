@@ -20,7 +20,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = (_serve, _doctor, _verify, _models, _loops, _playground)
     line = CommandLine("sglang-lz", DESCRIPTION, commands, open_to_all="serve")
     add = line.add
-    add("doctor", "--wheel", "FILE", help="check this wheel, not what is installed")
     add("verify", "files", "FILE", nargs="+")
     add("verify", "--public-key", "KEY", required=True, help="minisign's: a file, or its text")
     add("models", "name", "NAME", nargs="?")
@@ -56,17 +55,16 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """check whether an sglang is ours, complete and unchanged
-    Check the sglang that this Python would import, or a wheel file. Prints a line for each check
-    that begins with ok or FAIL. Nothing is imported, changed or downloaded."""
-    wheel = options.wheel
-    return _report(doctor.examine_wheel(wheel) if wheel else doctor.examine_installed())
+    """check whether the installed sglang is ours, complete and unchanged
+    Check the sglang that this Python would import. Prints a line for each check that begins with ok
+    or FAIL. Nothing is imported, changed or downloaded."""
+    return _report(doctor.examine_installed())
 
 
 def _verify(options: argparse.Namespace) -> int:
     """check files of a release against its signature
     Check that each FILE belongs to a release that the holder of a key has signed, by the files
-    beside it. A wheel gets the checks of `doctor --wheel` too. Needs py-minisign and no network."""
+    beside it; with a wheel, its SBOM and the provenance too. Needs py-minisign and no network."""
     return _report(examine_files(options.files, options.public_key))
 
 

@@ -18,11 +18,11 @@ from patches_tool.gitapply import git, run, transform
 from patches_tool.modes import REVIEWED, modes, reviewed
 from patches_tool.patchset import SELECTIONS, UPSTREAM_PREFIX, PatchSet
 from patches_tool.upstream import ARCHES, LOCK, PYTHONS, Lock, fetch, pin, release_dir
+from patches_tool.wheelfile import Wheel
 from patches_tool.workspace import BASE, patch_names
 from sglang_lz.startup.command_line import say
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME
-from sglang_lz.startup.wheel import Wheel
 
 FROM, FROM_BASE = "from", "from-upstream"
 """The branches with the old release's commits, and with that release without them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from patches_tool.files import first_file, remove_empty, replace_all
@@ -13,7 +14,6 @@ from patches_tool.wheelfile import NOTICE, edit_metadata, edit_record
 from sglang_lz.startup.doctor import find_dist_info, imported_root
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal, reader
-from sglang_lz.startup.wheel import metadata_version
 
 
 def find_root(target: Path | None) -> Path:
@@ -43,7 +43,7 @@ def apply(target: Path | None, lock: Lock, groups: tuple[str, ...]) -> tuple[Pat
             undo = "`scripts/patches revert`" if (root / SEAL).exists() else f"move {found} away"
             raise DistError(f"{root} already has a {name}, nothing was changed; {undo} first.")
     if dist_info:
-        version = metadata_version(read(f"{dist_info}/METADATA") or b"")
+        version = Distribution.at(root / dist_info).version
         if version != lock.version:
             raise DistError(
                 f"{root} has {NAME} {version}, but the patches are for {lock.version}, nothing was "

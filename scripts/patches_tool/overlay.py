@@ -16,11 +16,16 @@ from _checkout import ROOT
 from patches_tool.gitapply import transform
 from patches_tool.patchset import LZ_GROUPS, PatchSet
 from patches_tool.upstream import LOCK, PATCHES, Lock, WheelPin
-from patches_tool.wheelfile import NOTICE, edit_entry_points, edit_metadata, write_wheel
+from patches_tool.wheelfile import (
+    NOTICE,
+    Wheel,
+    edit_entry_points,
+    edit_metadata,
+    write_wheel,
+)
 from sglang_lz.startup.command_line import say
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal
-from sglang_lz.startup.wheel import Wheel
 
 PYTHON = ROOT / "python"
 CPU = PYTHON / "sglang_lz" / "cpu"

@@ -118,11 +118,11 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def sign(release: Release, before: str = "", after: str = "") -> None:
+def sign(release: Release, before: str, after: str) -> None:
     """Sign the folder as it is now with the right key; in SHA256SUMS replace `before`."""
     files = [file for file in sorted(release.folder.iterdir()) if file.name not in SIGNED]
     sums = "".join(f"{digest(file)}  {file.name}\n" for file in files)
-    sums = sums.replace(before or "\0", after)
+    sums = sums.replace(before, after)
     (release.folder / "SHA256SUMS").write_text(sums)
     key = minisign.SecretKey.from_file(release.secret)
     key.decrypt(PASSWORD)
@@ -261,7 +261,7 @@ def test_whole(released: Release) -> None:
     status, said = released.verify(CPU, "provenance.json", CUDA, *SIGNED)
     assert status == 0, said
     names = [line[6:].split(":")[0] for line in said.splitlines()]
-    file = ["sha256", "SBOM", "provenance", *parts.WHEEL_CHECKS]
+    file = ["sha256", "SBOM", "provenance"]
     assert names == ["signature", *file, "sha256", *file]
     head = git(released.world.checkout, "rev-parse", "HEAD").strip()
     assert f"signed: sglang-lz 0.5.23+lz1, commit {head}" in said
@@ -292,20 +292,16 @@ TAMPERED: dict[str, tuple[Change, str, str]] = {
     "sums": (append(SUMS), "signature", NOT_SIGNED),
     "signature": (replace(SIGNATURE, "\nRU", "\nRV"), "signature", "(unsupported signature"),
     "comment": (replace(SIGNATURE, "+lz1", "+lz2"), "signature", "(signature verification"),
-}
-SIGNED_ANEW: dict[str, tuple[Change, str, str]] = {
     "unlisted": (lambda _: None, "sha256", f"{CPU} is not in {SUMS}"),
-    "wheel of another name": (copy(CUDA, CPU), "file name", f"should be {CUDA}"),
 }
-"""What the key's holder signed, so the signature does not tell."""
 
 
-@pytest.mark.parametrize("name", [*TAMPERED, *SIGNED_ANEW])
+@pytest.mark.parametrize("name", TAMPERED)
 def test_tampered(release: Release, name: str) -> None:
-    change, check, words = (TAMPERED | SIGNED_ANEW)[name]
+    change, check, words = TAMPERED[name]
     change(release.folder)
-    if name in SIGNED_ANEW:
-        sign(release, *([CPU, "another.whl"] if name == "unlisted" else []))
+    if name == "unlisted":
+        sign(release, CPU, "another.whl")
     status, said = release.verify(CPU)
     assert status == 1, said
     (line,) = (line for line in said.splitlines() if line.startswith(f"FAIL  {check}: "))

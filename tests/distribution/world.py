@@ -163,8 +163,6 @@ def at_call(owner: str, name: str, calls: int, code: str) -> str:
     )
 
 
-WHEEL_CHECKS = ["wheel", "seal", "version", "files", "RECORD", "file name"]
-"""What `doctor --wheel` checks."""
 Change = Callable[[Path], object]
 """Damages the files below a folder."""
 

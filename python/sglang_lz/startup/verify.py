@@ -11,12 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from io import BufferedReader
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sglang_lz.startup.doctor import Check, checked, examine_wheel
+from sglang_lz.startup.doctor import Check
 from sglang_lz.startup.errors import DistError
 
 SUMS = "SHA256SUMS"
@@ -28,29 +28,22 @@ LARGEST = 64 * 2**20  # bytes of a file that is read whole
 
 
 def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
-    """Check files in release folders; with a wheel its SBOM, the provenance, and its contents.
+    """Check files in release folders, each wheel with its SBOM and the provenance.
 
     ``public_key`` is minisign's, as text or as the path of a file. Raises DistError if a file, the
     signature or the library is missing, or the key is not valid.
     """
     key = _public_key(public_key)
-    folders: dict[Path, Mapping[str, str] | None] = {}
-    for file in files:
-        if not file.is_file():
-            raise DistError(f"{file} is not a file; name files of a release.")
-        folder = file.parent
-        if folder not in folders:
-            check, folders[folder] = _sums(folder, key)
-            yield check
-        sums = folders[folder]
-        if sums is None or file.name in (SUMS, SIGNATURE):
-            continue
-        digest = checked("sha256", partial(_listed, file, sums))
-        yield digest
-        if digest.ok and file.suffix == ".whl":  # only then may we read what is in it
-            for name, beside in (("SBOM", file.name + SBOM), ("provenance", PROVENANCE)):
-                yield checked(name, partial(_listed, file.with_name(beside), sums))
-            yield from examine_wheel(file)
+    for folder, own in groupby(files, lambda file: file.parent):
+        check, sums = _sums(folder, key)
+        yield check
+        for file in own if check.ok else ():
+            if file.name in (SUMS, SIGNATURE):
+                continue
+            yield _listed("sha256", file, sums)
+            if file.suffix == ".whl":
+                yield _listed("SBOM", file.with_name(file.name + SBOM), sums)
+                yield _listed("provenance", file.with_name(PROVENANCE), sums)
 
 
 def _public_key(text: str) -> Any:
@@ -71,8 +64,8 @@ def _public_key(text: str) -> Any:
         ) from None
 
 
-def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
-    """Check the signature; return what SHA256SUMS lists, or None if it is not authentic."""
+def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str]]:
+    """Check the signature; return what SHA256SUMS lists, or nothing if it is not authentic."""
     import minisign
 
     data, signature = (_read(folder / name) for name in (SUMS, SIGNATURE))
@@ -85,7 +78,7 @@ def _sums(folder: Path, key: Any) -> tuple[Check, Mapping[str, str] | None]:
         key.verify(data, signed)
     except ValueError as error:
         found = f"{folder / SIGNATURE} does not sign {SUMS} with this key ({error})"
-        return Check("signature", False, found), None
+        return Check("signature", False, found), {}
     lines = re.findall(r"^([0-9a-f]{64})  (.+)$", data.decode("utf-8", "replace"), re.M)
     found = f"{folder / SUMS}, signed: {signed.trusted_comment}"
     return Check("signature", True, found), {name: digest for digest, name in lines}
@@ -116,12 +109,17 @@ def _unreadable(file: Path, why: str | None) -> DistError:
     return DistError(f"{file} cannot be read ({why}); a release has it beside its files.")
 
 
-def _listed(file: Path, sums: Mapping[str, str]) -> str:
-    """Return a file's name and sha256; DistError if that is not the one in SHA256SUMS."""
-    if file.name not in sums:
-        raise DistError(f"{file.name} is not in {SUMS}, so it is not of this release")
-    with _opened(file) as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != sums[file.name]:
-        raise DistError(f"{file.name} has the sha256 {digest}; {SUMS} has {sums[file.name]}")
-    return f"{file.name}, {digest}"
+def _listed(check: str, file: Path, sums: Mapping[str, str]) -> Check:
+    """Check that a file's sha256 is the one in SHA256SUMS."""
+    try:
+        with _opened(file) as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except DistError as error:
+        return Check(check, False, str(error))
+    expected = sums.get(file.name)
+    found = f"{file.name}, {digest}"
+    if expected is None:
+        found = f"{file.name} is not in {SUMS}, so it is not of this release"
+    elif digest != expected:
+        found = f"{file.name} has the sha256 {digest}; {SUMS} has {expected}"
+    return Check(check, digest == expected, found)
