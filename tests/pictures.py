@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from sglang_lz.playground.app import PAGE
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 TABLE = "| name | state |\n" + "| worker | ready |\n" * 12 + "| worker | failed |\n"
-LOG = [{"text": "It works. " * 12}, {"text": "That is all that there is to say, and so " * 30}]
 CHOOSE = """(() => {
   const span = document.querySelector('#column-lz .output .turn'), output = span.closest('.output');
   span.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
@@ -51,23 +49,23 @@ def main() -> None:
     """Take them."""
     with Browser("chromium") as page:
         with playground(page) as address:
-            session = json.dumps(recorded(address))
+            session = json.dumps(recorded(page, address))
             short = json.loads(session, parse_float=lambda x: round(float(x), 4))
             text = json.dumps(short, ensure_ascii=False, separators=(",", ":"))
             (PAGE / "session.json").write_text(text + "\n")
-            take_texts(page)
+            take_text(page)
         page.resize(1280, 1240)
         with playground(page, "--server", f"http://127.0.0.1:{free_port()}"):
             page.run(CHOOSE)
             page.screenshot(PICTURES / "compare.png")
 
 
-def recorded(address: str) -> dict[str, Any]:
+def recorded(page: Browser, address: str) -> dict[str, Any]:
     """The first example in all three columns, with the values that the page starts with."""
     fields = HTTP.get(f"{address}api/fields").json()
     known = fields["known"][0]
     settings = {
-        "prompt": fields["examples"][0]["prompt"],
+        "prompt": page.run("document.getElementById('prompt').value"),
         "chat": True,
         "known": known["name"],
         "known_value": known["value"],
@@ -83,8 +81,8 @@ def recorded(address: str) -> dict[str, Any]:
     return {"settings": settings, "columns": columns}
 
 
-def take_texts(page: Browser) -> None:
-    """Those of a text and of a log."""
+def take_text(page: Browser) -> None:
+    """That of a text."""
     page.resize(1280, 960, "dark")
     page.run("document.getElementById('tab-text').click()")
     page.run(f"document.getElementById('own').value = {json.dumps(TABLE)}")
@@ -93,19 +91,6 @@ def take_texts(page: Browser) -> None:
     lowered = "document.querySelector('#column-own .output :is(.h1, .h2, .h3, .h4, .h5, .h6)')"
     page.run(f"{lowered}?.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")
     page.screenshot(PICTURES / "text.png")
-    page.resize(420, 1240)
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write("\n".join(map(json.dumps, LOG)))
-        file.flush()
-        page.run("document.getElementById('tab-log').click()")
-        root = page.call("DOM.getDocument")["root"]["nodeId"]
-        node = page.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
-        page.call("DOM.setFileInputFiles", nodeId=node, files=[file.name])
-        page.wait("document.getElementById('place').textContent.startsWith('1 of')")
-    page.run("document.querySelector('#column-past .output').focus()")
-    for _ in range(120):
-        page.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
-    page.screenshot(PICTURES / "log.png")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
-import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,13 +20,11 @@ from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 
 from lz_penalty.fields import lz
-from lz_penalty.fields.kinds import Kind, boolean, choice, integer, number, token_ids
+from lz_penalty.fields.kinds import Kind, boolean, choice, integer, number
 from lz_penalty.fields.lz import LZParams
-from lz_penalty.fields.repetition import RECOMMENDED as RECOMMENDED_DETECTION
 from lz_penalty.fields.table import FieldError, description, shown
 from lz_penalty.numbers import is_number
-from sglang_lz.guard import past_outputs
-from sglang_lz.playground.explain import Explainer, Row, counters, loops_in
+from sglang_lz.playground.explain import Explainer, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
 PAGE = Path(__file__).parent / "page"
@@ -38,15 +34,10 @@ MOST_TOKENS = 4096
 """Of an output, and of a text."""
 MOST_CHARACTERS = 2**16
 """Of a prompt, and of a text."""
-BODY_BYTES, LOG_BYTES = 2**20, 2**24
+BODY_BYTES = 2**20
 MOST_STREAMS, MOST_READINGS = 6, 2
-MOST_LOOPING = 100
-"""How many outputs of a log are shown."""
-FALL = 0.01
-"""By how much another penalty lowers a logit cannot be known from outside, so the page shows how
-much a log probability fell. If it fell by less than this, in nats, it may have been rounded."""
 SUM_EVERY = 32
-"""How many tokens are generated between two updates of an output's summary."""
+"""How many tokens are generated between two searches of an output for loops."""
 EVENTS = 256
 """A stream has about this many events, because each event repeats the output so far."""
 
@@ -63,15 +54,6 @@ SAMPLING: Mapping[str, tuple[Kind, float]] = {
 }
 NONE, OTHER, OURS = "none", "known", "lz"
 COLUMN, CHAT, NAME = choice(NONE, OTHER, OURS), boolean(), choice(*KNOWN)
-EXAMPLES = (
-    (
-        "The same lines with another number",
-        "Prove by induction that the sum of the first n odd numbers is n squared. Then verify it "
-        "for n from 1 to 12, one line for each.",
-    ),
-    ("A paragraph again and again", "Explain the water cycle to a ten-year-old, step by step."),
-    ("A line again and again", "Write a letter of complaint to an airline about lost luggage."),
-)
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -129,12 +111,6 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
     async def server() -> Response:
         return JSONResponse(await _server(upstream))
 
-    @app.post("/api/request")
-    async def request_text(request: Request) -> Response:
-        about = await upstream.about()
-        asked = Asked(await _body(request), about)
-        return JSONResponse({"curl": asked.as_curl(upstream.url)})
-
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
         about = await upstream.about()
@@ -153,12 +129,6 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
     async def explain(request: Request) -> Response:
         return JSONResponse(await _explanation(await _body(request), upstream, readings))
 
-    @app.post("/api/log")
-    async def log(request: Request) -> Response:
-        data = await _bytes(request, LOG_BYTES)
-        async with readings:
-            return JSONResponse(await run_in_threadpool(looping, data))
-
     app.mount("/", StaticFiles(directory=PAGE, html=True, follow_symlink=True))
     return app
 
@@ -176,33 +146,28 @@ async def _server(upstream: Upstream) -> dict[str, Any]:
 async def _explanation(
     body: Mapping[str, Any], upstream: Upstream, readings: asyncio.Semaphore
 ) -> dict[str, Any]:
-    """What the penalty does to the tokens or the text that a request names."""
+    """What the penalty does to the text that a request holds."""
     about = await upstream.about()
     if not about.is_ours:
         raise UpstreamError(STOCK)
     params = _params(body, about.max_window_size)
-    text = None if "ids" in body else _text(body, "text")
-    if text is None:
-        ids = _read(body, "ids", token_ids(MOST_TOKENS))
-        if not ids or max(ids) >= about.vocab_size:
-            allowed = f"1 to {MOST_TOKENS} token ids below {about.vocab_size}"
-            raise BadRequest(f"ids must be {allowed}, got {shown(ids)}.")
-    else:
-        ids = await upstream.tokenize(text, is_chat=False)
-        if len(ids) > MOST_TOKENS:
-            got = f"{len(ids)} tokens"
-            raise BadRequest(f"text must be at most {MOST_TOKENS} tokens long, got {got}.")
+    text = _text(body, "text")
+    ids = await upstream.tokenize(text, is_chat=False)
+    if len(ids) > MOST_TOKENS:
+        got = f"{len(ids)} tokens"
+        raise BadRequest(f"text must be at most {MOST_TOKENS} tokens long, got {got}.")
     texts = await upstream.texts(ids)
     numbers = numbers_of(ids, texts)
-    if text is not None:
-        texts, _ = pieces(text, 0, texts)
+    parts, _ = pieces(text, 0, texts)
+    explainer = Explainer(params, about.vocab_size, numbers=numbers)
     async with readings:
-        rows, total = await run_in_threadpool(explained, ids, params, about.vocab_size, numbers)
-    tokens = zip(ids, texts, rows, strict=True)
+        rows = await run_in_threadpool(explainer.explain, ids)
+        found = await run_in_threadpool(looped, ids, params, numbers)
+    tokens = zip(ids, parts, rows, strict=True)
     return {
         "tokens": [[token, part, None, *row] for token, part, row in tokens],
         "model": about.model,
-        **total,
+        **found,
     }
 
 
@@ -261,21 +226,6 @@ class Asked:
             **penalty,
         }
 
-    def as_curl(self, url: str) -> str:
-        """The request, of this column, as a command with curl."""
-        path = "/generate"
-        body: dict[str, Any] = {"text": self.prompt, "sampling_params": self.sampling_params}
-        if self.is_chat:
-            renamed = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
-            path = "/v1/chat/completions"
-            body = {
-                "model": "default",
-                "messages": [{"role": "user", "content": self.prompt}],
-                **{renamed.get(name, name): value for name, value in self.sampling_params.items()},
-            }
-        data = shlex.quote(json.dumps(body, indent=2))
-        return f"curl -s {url}{path} -H 'Content-Type: application/json' -d {data}"
-
 
 async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, Any]]:
     """The events that the page receives while an output grows; the last has `end` or `error`.
@@ -294,7 +244,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
         vocab_size = max(asked.vocab_size, 2)
         explainer = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
         output: list[int] = []
-        rows: list[Row] = []
         at, reason, last_sum = 0, "", 0
         interval = 1 + asked.length // EVENTS
         async with contextlib.aclosing(
@@ -313,7 +262,6 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 texts, at = pieces(answer["text"], at, texts)
                 found = await run_in_threadpool(explainer.explain, ids)
                 output += ids
-                rows += found
                 yield {
                     "tokens": [
                         [token, text, one[0], *row]
@@ -322,7 +270,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                 }
                 if len(output) >= last_sum + SUM_EVERY:
                     last_sum = len(output)
-                    yield await run_in_threadpool(summed, output, rows, params, numbers)
+                    yield await run_in_threadpool(looped, output, params, numbers)
         if output:
             before = await upstream.unpenalised(prompt, output)
             again = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
@@ -334,7 +282,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                     for (own, first, _, text), row in zip(before, taken, strict=True)
                 ]
             }
-        total = await run_in_threadpool(summed, output, rows, params, numbers)
+        total = await run_in_threadpool(looped, output, params, numbers)
         yield {**total, "end": reason}
     except UpstreamError as error:
         yield {"error": str(error)}
@@ -342,54 +290,15 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
         yield {"error": "The server's answer has another form than SGLang's."}
 
 
-def summed(
-    tokens: list[int], rows: list[Row], params: LZParams, numbers: set[int]
-) -> dict[str, Any]:
-    """The loops of an output as begin, end, size of the pattern and copies, and its `counters`."""
+def looped(tokens: list[int], params: LZParams, numbers: set[int]) -> dict[str, Any]:
+    """The loops of an output as begin, end and size of the pattern."""
     found = loops_in(tokens, params, numbers)
-    return {
-        "loops": [[one.begin, one.end, one.pattern_size, one.count] for one in found],
-        "counters": counters(tokens, rows),
-    }
-
-
-def explained(
-    ids: list[int], params: LZParams, vocab_size: int, numbers: set[int]
-) -> tuple[list[Row], dict[str, Any]]:
-    """The effect of these settings on a text without mistakes: its rows, and `summed`."""
-    rows = Explainer(params, vocab_size, numbers=numbers).explain(ids)
-    return rows, summed(ids, rows, params, numbers)
+    return {"loops": [[one.begin, one.end, one.pattern_size] for one in found]}
 
 
 def numbers_of(ids: Sequence[int], texts: Sequence[str]) -> set[int]:
     """Those of these tokens that are numbers (docs/SPEC.md section 9), by their texts."""
     return {token for token, text in zip(ids, texts, strict=True) if is_number(text)}
-
-
-def looping(data: bytes) -> dict[str, Any]:
-    """The outputs of a log that loop, by the definition of `sglang-lz loops`.
-
-    Raises:
-        BadRequest: it cannot be read.
-    """
-    total = 0
-    found: list[dict[str, Any]] = []
-    try:
-        for output in past_outputs.outputs_in(io.BufferedReader(io.BytesIO(data)), "The file"):
-            total += 1
-            unit, _, loops = past_outputs.searched(output, RECOMMENDED_DETECTION)
-            if not loops or len(found) == MOST_LOOPING:
-                continue
-            # The page explains an output only when the user opens it, and then only its beginning.
-            if unit == past_outputs.TOKENS:
-                beginning: dict[str, Any] = {"ids": list((output.tokens or ())[:MOST_TOKENS])}
-            else:
-                beginning = {"text": (output.text or "")[:MOST_CHARACTERS]}
-            copies = max(loop.count for loop in loops)
-            found.append({"place": output.place, "copies": copies, **beginning})
-    except past_outputs.LoopsError as error:
-        raise BadRequest(str(error)) from None
-    return {"outputs": total, "looping": found}
 
 
 def described() -> dict[str, Any]:
@@ -409,9 +318,6 @@ def described() -> dict[str, Any]:
         "known": [_control(name, *control) for name, control in KNOWN.items()],
         "sampling": [_control(name, *control) for name, control in SAMPLING.items()],
         "max_window_size": lz.DEFAULT_MAX_WINDOW_SIZE,
-        "examples": [{"name": name, "prompt": prompt} for name, prompt in EXAMPLES],
-        "fall": FALL,
-        "log_bytes": LOG_BYTES,
     }
 
 
@@ -441,26 +347,15 @@ def _read(body: Mapping[str, Any], name: str, kind: Kind) -> Any:
     return value
 
 
-async def _bytes(request: Request, most: int) -> bytes:
-    """The body of a request.
-
-    Raises:
-        BadRequest: it is larger than `most` bytes.
-    """
+async def _body(request: Request) -> dict[str, Any]:
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > most:
-            raise BadRequest(f"The playground takes at most {most:,} bytes at a time.")
-    return bytes(data)
-
-
-async def _body(request: Request) -> dict[str, Any]:
+        if len(data) > BODY_BYTES:
+            raise BadRequest(f"The playground takes at most {BODY_BYTES:,} bytes at a time.")
     try:
-        body = json.loads(await _bytes(request, BODY_BYTES))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, BadRequest):
-            raise
+        body = json.loads(data)
+    except (ValueError, RecursionError):
         raise BadRequest("The request is no JSON.") from None
     if not isinstance(body, dict):
         raise BadRequest("The request must be a JSON object.")

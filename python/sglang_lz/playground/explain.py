@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +34,6 @@ memory: for how many steps the memory is on, this one included; 0 if it is off.
 """
 CHUNK = 128
 """Positions whose savings are computed at once; bounds the memory for wide windows."""
-MOST_NATS = 20.0
-"""The most nats that one token adds to a mean. A token that is lowered by more is practically
-forbidden."""
 
 ROW = torch.tensor([0])
 Row = list[float]
@@ -138,13 +134,3 @@ def loops_in(tokens: Sequence[int], params: LZParams, numbers: Iterable[int] = (
     is_number[own] = 1
     onset = params.onset or RECOMMENDED["lz_onset"]
     return list(reached(array("q", tokens), params.window_size, onset, is_number))
-
-
-def counters(tokens: Sequence[int], rows: Sequence[Row]) -> dict[str, Any]:
-    """The number of distinct 4-grams of an output, and the mean of the nats over all positions,
-    each counted up to `MOST_NATS` (as in bench.harm)."""
-    nats = np.array([row[0] for row in rows], dtype=np.float32)
-    return {
-        "distinct_grams": len({tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)}),
-        "mean_nats": float(np.minimum(nats, MOST_NATS).mean(dtype=np.float64)) if rows else 0.0,
-    }

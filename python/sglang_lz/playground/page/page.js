@@ -9,6 +9,11 @@ const COVERED = 64;
 // How many tokens are coloured between two frames, and how long a long output waits for its next
 // lines, in milliseconds: laying it out takes the longer the more there is.
 const SLICE = 256, PAUSE = 200, LONG = 512;
+// By how much another penalty lowers a logit cannot be known from outside, so the page shows how much a
+// log probability fell. If it fell by less than FALL, in nats, it may have been rounded.
+const FALL = 0.01;
+// A token that is lowered by more is practically forbidden, so a mean counts no more (as in bench.harm).
+const MOST_NATS = 20;
 const HINT = "Point at a token, or focus an output and use the arrow keys.";
 
 const element = (tag, properties = {}, ...children) => {
@@ -35,7 +40,7 @@ async function asked(path, body) {
   try {
     response = await fetch(path, body === undefined ? {} : {
       method: "POST", headers: { "Content-Type": "application/json" },
-      body: typeof body === "object" && !(body instanceof Blob) ? JSON.stringify(body) : body,
+      body: JSON.stringify(body),
     });
   } catch {
     throw new Error("The playground itself does not answer any more.");
@@ -56,9 +61,8 @@ class Column {
     this.problem = element("p", { className: "problem", hidden: true });
     this.problem.setAttribute("role", "alert");
     this.heading = element("h2", {}, title);
-    this.buttons = element("div");
     this.card = element("section", { className: "column", id: `column-${name}` },
-      element("header", {}, this.heading, this.buttons), this.facts, this.chart, this.caption, this.problem, this.output);
+      this.heading, this.facts, this.chart, this.caption, this.problem, this.output);
     into.append(this.card);
     this.output.addEventListener("pointerover", (event) => this.choose(this.spans.indexOf(event.target)));
     this.output.addEventListener("click", (event) => this.choose(this.spans.indexOf(event.target)));
@@ -84,7 +88,7 @@ class Column {
     if (changed) this.loops = event.loops;
     if (event.before || changed) this.stale = 0;
     if (event.end !== undefined || event.model !== undefined) this.update(); else this.soon();
-    if (event.counters) { this.counters = event.counters; this.count(); }
+    if (event.loops) this.count();
     if (event.error) this.fail(event.error);
   }
 
@@ -134,7 +138,7 @@ class Column {
   // Tokens in loops, without those of the first copies.
   repeated() { return this.loops.reduce((sum, [begin, end, size]) => sum + end - begin - size, 0); }
 
-  isLowered(i) { return this.lost(i) > (this.name === "known" ? fields.fall : 0); }
+  isLowered(i) { return this.lost(i) > (this.name === "known" ? FALL : 0); }
 
   // Another token would have come first, and the penalty lowered it.
   isTurn(i) {
@@ -145,14 +149,14 @@ class Column {
   isLooped(i) { return this.loops.some(([begin, end]) => begin <= i && i < end); }
 
   count() {
-    const c = this.counters, first = columns.none;
+    const first = columns.none;
     const lowered = this.tokens.filter((_, i) => this.isLowered(i)).length;
-    const grams = this.tokens.length - 3;
-    const facts = [["tokens", this.tokens.length], ["loops", this.loops.length], ["tokens in loops", this.repeated()],
-      ["distinct 4-grams", grams > 0 ? `${Math.round((100 * c.distinct_grams) / grams)} %` : "–"]];
+    const facts = [["tokens", this.tokens.length], ["loops", this.loops.length], ["tokens in loops", this.repeated()]];
     if (this.name !== "none") facts.push(["tokens lowered", lowered]);
-    if (this.name === "own" || this.name === "past") facts.push(["lowered in 1,000", ((1000 * lowered) / Math.max(1, this.tokens.length)).toFixed(1)], ["nats a token", c.mean_nats.toFixed(4)]);
-    else if (this.name !== "none" && first.counters) facts.push(["loop tokens saved", first.repeated() - this.repeated()]);
+    if (this.name === "own") {
+      const most = Math.max(1, this.tokens.length), all = this.tokens.reduce((sum, token) => sum + Math.min(MOST_NATS, token[NATS]), 0);
+      facts.push(["lowered in 1,000", ((1000 * lowered) / most).toFixed(1)], ["nats a token", (all / most).toFixed(4)]);
+    } else if (this.name !== "none" && first.tokens.length) facts.push(["loop tokens saved", first.repeated() - this.repeated()]);
     this.facts.replaceChildren(...facts.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
   }
@@ -239,7 +243,7 @@ class Column {
 }
 
 const columns = {};
-let running = null, server = { answers: false }, fields, outputs = [], at = 0;
+let running = null, server = { answers: false }, fields;
 
 const numeric = (field) => ["integer", "number"].includes(field.schema.type);
 
@@ -317,7 +321,6 @@ async function run() {
   await Promise.all(NAMES.map(async (name) => {
     const column = columns[name];
     column.clear();
-    column.counters = undefined;
     column.temperature = wanted.temperature;
     try {
       const response = await fetch("api/generate", { method: "POST", signal: own.signal,
@@ -333,7 +336,7 @@ async function run() {
   running = null;
   $("stop").disabled = true;
   $("done").textContent = own.signal.aborted ? "Stopped." : "Done.";
-  for (const name of NAMES) if (columns[name].counters) columns[name].count();
+  for (const name of NAMES) if (columns[name].tokens.length) columns[name].count();
 }
 
 async function stream(body, take) {
@@ -355,52 +358,15 @@ async function stream(body, take) {
 
 function stop() { if (running) running.abort(); }
 
-async function copied(text, sentence) {
-  try { await navigator.clipboard.writeText(text); $("done").textContent = sentence; }
-  catch { $("done").textContent = "The browser did not let the page copy."; }
-}
-
-async function request(name) {
-  try {
-    const { curl } = await (await asked("api/request", { ...settings(), column: name })).json();
-    $("request").querySelector("pre").textContent = curl;
-    $("request").opener = document.activeElement;
-    $("request").hidden = false;
-    $("copy-request").focus();
-  } catch (error) { columns[name].fail(error.message); }
-}
-
-async function explain(column, body, status) {
-  status.textContent = "Computing.";
+async function explain() {
+  const column = columns.own;
+  $("explained").textContent = "Computing.";
   column.clear();
   try {
-    const found = await (await asked("api/explain", { ...body, fields: penalty() })).json();
+    const found = await (await asked("api/explain", { text: $("own").value, fields: penalty() })).json();
     column.take(found);
-    status.textContent = `Tokens of the model “${found.model}”.`;
-  } catch (error) { column.fail(error.message); status.textContent = ""; }
-}
-
-async function open(file) {
-  outputs = [];
-  columns.past.clear();
-  $("place").textContent = "Reading.";
-  try {
-    if (file.size > fields.log_bytes) throw new Error(`The file must be at most ${fields.log_bytes} bytes large, got ${file.size}.`);
-    const found = await (await asked("api/log", file)).json();
-    outputs = found.looping;
-    at = 0;
-    if (outputs.length) await step(0);
-    else $("place").textContent = `None of ${found.outputs} outputs loops.`;
-  } catch (error) { $("place").textContent = ""; columns.past.fail(error.message); }
-}
-
-async function step(by) {
-  at = Math.min(outputs.length - 1, Math.max(0, at + by));
-  const output = outputs[at];
-  await explain(columns.past, output.text === undefined ? { ids: output.ids } : { text: output.text }, $("place"));
-  $("place").textContent = `${at + 1} of ${outputs.length} that loop: ${output.place}, ${output.copies} copies. ${$("place").textContent}`;
-  $("previous").disabled = at === 0;
-  $("next").disabled = at === outputs.length - 1;
+    $("explained").textContent = `Tokens of the model “${found.model}”.`;
+  } catch (error) { column.fail(error.message); $("explained").textContent = ""; }
 }
 
 async function look() {
@@ -454,21 +420,14 @@ function listen() {
     if (!Number(form.temperature.value)) form.temperature.value = 1;
     $("settings").requestSubmit($("run"));
   });
-  $("share").addEventListener("click", () => {
+  $("share").addEventListener("click", async () => {
     const { fields: own, ...rest } = settings();
     history.replaceState(null, "", `#${new URLSearchParams({ ...rest, ...own })}`);
-    copied(location.href, "The link is copied.");
+    try { await navigator.clipboard.writeText(location.href); $("done").textContent = "The link is copied."; }
+    catch { $("done").textContent = "The browser did not let the page copy."; }
   });
-  $("explain").addEventListener("click", () => explain(columns.own, { text: $("own").value }, $("explained")));
-  $("file").addEventListener("change", (event) => event.target.files[0] && open(event.target.files[0]));
-  $("log").addEventListener("dragover", (event) => event.preventDefault());
-  $("log").addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) open(event.dataTransfer.files[0]); });
-  $("previous").addEventListener("click", () => step(-1));
-  $("next").addEventListener("click", () => step(1));
-  $("copy-request").addEventListener("click", () => copied($("request").querySelector("pre").textContent, "The request is copied."));
-  const close = () => { $("request").hidden = true; $("request").opener?.focus(); };
-  $("close-request").addEventListener("click", close);
-  $("request").addEventListener("keydown", (event) => event.key === "Escape" && close());
+  $("explain").addEventListener("click", explain);
+  for (const example of $("examples").children) example.addEventListener("click", () => { restore({ prompt: example.value }); run(); });
   const tabs = [...document.querySelectorAll("[role=tab]")];
   tabs.forEach((tab, i) => {
     tab.addEventListener("click", () => show(tab.getAttribute("aria-controls")));
@@ -486,25 +445,13 @@ async function start() {
   $("sampling").append(...fields.sampling.map((field) => element("label", {}, `${field.name.replaceAll("_", " ")} `,
     element("input", { type: "number", name: field.name, value: field.value, min: field.schema.minimum, max: field.schema.maximum,
       step: field.schema.type === "integer" ? 1 : "any", required: true }))));
-  $("examples").append(...fields.examples.map((example) => {
-    const button = element("button", { type: "button" }, example.name);
-    button.addEventListener("click", () => { restore({ prompt: example.prompt }); run(); });
-    return button;
-  }));
   const views = document.querySelectorAll(".columns");
-  for (const name of NAMES) {
-    columns[name] = new Column(name, TITLES[name], views[0]);
-    const button = element("button", { type: "button" }, "curl");
-    button.setAttribute("aria-label", `${TITLES[name]}: the request in curl`);
-    button.addEventListener("click", () => request(name));
-    columns[name].buttons.append(button);
-  }
+  for (const name of NAMES) columns[name] = new Column(name, TITLES[name], views[0]);
   columns.own = new Column("own", "Your text", views[1]);
-  columns.past = new Column("past", "A past output", views[2]);
   listen();
   show("compare");
   $("known").dispatchEvent(new Event("change"));
-  $("prompt").value = fields.examples[0].prompt;
+  $("prompt").value = $("examples").firstElementChild.value;
   limit();
   await look();
   if (!server.answers) await replay();
