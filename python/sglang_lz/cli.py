@@ -99,8 +99,8 @@ def _models(options: argparse.Namespace) -> int:
 
 def _loops(options: argparse.Namespace) -> int:
     """find loops in past outputs and suggest a setting
-    Count the outputs that hold a loop or end in one, as repetition_detection defines it. FILE,
-    which may be gzip, has JSON (token ids, texts, answers of an API) in lines or as one value, is a
+    Count the outputs that hold a loop or end in one, as repetition_detection defines it. FILE
+    has JSON (token ids, texts, answers of an API) in lines or as one value, is a
     log of SGLang (with --log-requests --log-requests-level 3 --log-requests-format json), or, named
     .txt, the text of one output. The report shows none of the text."""
     from sglang_lz.guard import report  # as for `playground`, the standard library is not enough

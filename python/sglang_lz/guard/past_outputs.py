@@ -9,18 +9,16 @@ a JSON value in each line, or is one JSON value, or is a log of SGLang with requ
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import re
-import sys
 import unicodedata
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TextIO, cast
+from functools import cache, partial
+from itertools import chain
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -32,10 +30,9 @@ TOKEN_KEYS = ("output_ids", "token_ids", "response_token_ids", "tokens")
 TEXT_KEYS = ("text", "output", "response", "completion", "content")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "summary")
 CALL_KEYS = ("tool_calls", "arguments")
-STDIN = "-"
 
 CHUNK = 2**20
-"""How many characters to read at a time; the first chunk determines the kind of file."""
+"""How many characters determine the kind of file."""
 LARGEST_RECORD = 2**25
 """The most characters in a line, a JSON value, or a text."""
 LARGEST_TOKEN = 2**63 - 1
@@ -54,7 +51,6 @@ LONGEST_RULER, LONGEST_RUN, LONGEST_CODE, LONGEST_PICTURES = 280, 128, 80, 50
 of one ASCII letter, as in hashes; of several, as in encoded data; of emoji that end a line."""
 WORDS, CHARACTERS, TOKENS = "words and signs", "characters", "tokens"
 
-_GZIP = b"\x1f\x8b"
 # How the lines of SGLang's log begin, and among them those of finished requests.
 _LOG = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\n]*\] ", re.M)
 _JSON = r'\{"timestamp": "[^"]*", "event": "request\.finished"'
@@ -165,37 +161,23 @@ def read(file: str) -> Iterator[Output]:
         LoopsError: part of the file cannot be parsed, or it contains no output.
         OSError: the file cannot be read.
     """
-    if file != STDIN:
-        with open(file, "rb") as raw:
-            yield from outputs_in(raw, file)
-    elif sys.stdin is None:
-        raise LoopsError("Standard input is closed.")
-    else:
-        yield from outputs_in(cast("io.BufferedReader", sys.stdin.buffer), file)
-
-
-def outputs_in(raw: io.BufferedReader, file: str) -> Iterator[Output]:
-    """As `read`, of an open file, which stays open."""
     is_empty = True
-    binary: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
-    stream = io.TextIOWrapper(binary, "utf-8-sig")
-    try:
-        for output in _outputs_of(stream, file):
-            is_empty = False
-            yield output
-    except UnicodeDecodeError as error:
-        raise LoopsError(f"{file} is neither gzip nor text in UTF-8 ({error.reason}).") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise LoopsError(f"{file} is a damaged gzip file ({error}).") from None
-    finally:
-        stream.detach()
+    with open("/dev/stdin" if file == "-" else file, encoding="utf-8-sig") as stream:
+        try:
+            for output in _outputs_of(stream, file):
+                is_empty = False
+                yield output
+        except UnicodeDecodeError as error:
+            raise LoopsError(
+                f"{file} is not text in UTF-8 ({error.reason}); unpack it first, if it is packed."
+            ) from None
     if is_empty:
         raise LoopsError(f"{file} holds no output.")
 
 
 def _outputs_of(stream: TextIO, file: str) -> Iterator[Output]:
-    head = stream.read(CHUNK) + stream.readline(LARGEST_RECORD)
-    if file.removesuffix(".gz").endswith(".txt"):
+    head = stream.read(CHUNK) + stream.readline(LARGEST_RECORD + 1)
+    if file.endswith(".txt"):
         if text := _whole(head, stream, file):
             yield Output(file, text)
     elif _LOG.search(head):
@@ -229,17 +211,13 @@ def _begins_with_values(head: str) -> bool:
     return True
 
 
-def _lines(buffer: str, stream: TextIO, file: str) -> Iterator[str]:
-    while True:
-        *lines, buffer = buffer.split("\n")
-        yield from lines
-        if len(buffer) > LARGEST_RECORD:
+def _lines(head: str, stream: TextIO, file: str) -> Iterator[str]:
+    following = iter(partial(stream.readline, LARGEST_RECORD + 1), "")
+    for whole in chain(io.StringIO(head), following):
+        line = whole.removesuffix("\n")
+        if len(line) > LARGEST_RECORD:
             raise LoopsError(f"{file} has a line of more than {LARGEST_RECORD:,} characters.")
-        more = stream.read(CHUNK)
-        if not more:
-            yield buffer
-            return
-        buffer += more
+        yield line
 
 
 def _in_log(lines: Iterator[str], file: str) -> Iterator[Output]:

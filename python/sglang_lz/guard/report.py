@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -20,15 +17,6 @@ COUNTS = (
     *("outputs", "outputs_cut_short", "tokens", "outputs_with_a_loop"),
     *("outputs_that_end_in_one", "tokens_in_loops"),
 )
-
-
-@dataclass
-class Pattern:
-    """The loops of one size and unit. There may be millions: keep two numbers of each."""
-
-    first: str
-    begins: array[int] = field(default_factory=lambda: array("q"))
-    copies: array[int] = field(default_factory=lambda: array("q"))
 
 
 def run(files: Sequence[str], asked: Mapping[str, Any], *, as_json: bool) -> str:
@@ -58,11 +46,11 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
         A JSON object: the number of outputs and tokens; how many outputs a log truncated; how many
         contain a loop, and how many end in one; the tokens spent in loops (after the first copy);
         how many outputs were counted in each unit (`past_outputs.searched`), which takes the place
-        of tokens; and the patterns by size and unit, each with its number of loops and the median
-        of their start positions and of their numbers of copies.
+        of tokens; and the patterns by size and unit, each with its number of loops, the most copies
+        in one of them, and where the first of them is.
     """
     found: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"counted_in": {}}
-    by_size: dict[tuple[int, str], Pattern] = {}
+    by_size: dict[tuple[int, str], dict[str, Any]] = {}
     for output in outputs:
         unit, length, loops = searched(output, detection)
         found["outputs"] += 1
@@ -73,21 +61,12 @@ def report(outputs: Iterable[Output], detection: RepetitionDetection) -> dict[st
         found["outputs_that_end_in_one"] += bool(loops) and loops[-1].end == length
         found["tokens_in_loops"] += sum(loop.repeated for loop in loops)
         for loop in loops:
-            pattern = by_size.setdefault((loop.pattern_size, unit), Pattern(output.place))
-            pattern.begins.append(loop.begin)
-            pattern.copies.append(loop.count)
-    most = sorted(by_size.items(), key=lambda pair: -len(pair[1].begins))[:PATTERNS]
-    found["patterns"] = [
-        {
-            "pattern_size": size,
-            "unit": unit,
-            "loops": len(own.begins),
-            "copies": statistics.median(own.copies),
-            "begin": statistics.median(own.begins),
-            "first": own.first,
-        }
-        for (size, unit), own in most
-    ]
+            size = loop.pattern_size
+            new = {"pattern_size": size, "unit": unit, "loops": 0, "copies": 0}
+            pattern = by_size.setdefault((size, unit), new | {"first": output.place})
+            pattern["loops"] += 1
+            pattern["copies"] = max(pattern["copies"], loop.count)
+    found["patterns"] = sorted(by_size.values(), key=lambda one: -one["loops"])[:PATTERNS]
     return found
 
 
@@ -110,10 +89,9 @@ def told(found: dict[str, Any], detection: RepetitionDetection) -> str:
     lines.append(f"{'counted in':<26}{counted}")
     if not found["outputs_with_a_loop"]:
         return "\n".join([*lines, "", _verdict(found)])
-    lines += ["", "pattern size   unit               loops   copies   begins at   first seen in"]
+    lines += ["", "pattern size   unit               loops   most copies   first seen in"]
     lines += [
-        f"{p['pattern_size']:>12}   {p['unit']:<16}{p['loops']:>8,}{p['copies']:>9g}"
-        f"{p['begin']:>12g}   {p['first']}"
+        f"{p['pattern_size']:>12}   {p['unit']:<16}{p['loops']:>8,}{p['copies']:>14}   {p['first']}"
         for p in found["patterns"]
     ]
     setting = {k: v for k, v in dataclasses.asdict(detection).items() if v not in {0, "stop"}}
