@@ -32,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("loops", "--json", action="store_true", help="print JSON")
     server = DEFAULT_SERVER
     add("playground", "--server", "URL", default=server, help=f"default: {server}")
-    add("playground", "--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
     add("playground", "--port", type=int, default=PLAYGROUND_PORT, help="default: 30080")
     return line.run(arguments)
 
@@ -119,7 +118,7 @@ def _playground(options: argparse.Namespace) -> int:
     from sglang_lz.playground import command
 
     try:
-        command.run(options.server, options.host, options.port)
+        command.run(options.server, options.port)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0

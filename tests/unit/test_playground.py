@@ -15,7 +15,7 @@ import pytest
 import oracle
 from lz_penalty.fields import lz
 from lz_penalty.fields.lz import LZParams
-from sglang_lz.playground import app, command
+from sglang_lz.playground import app
 from sglang_lz.playground.explain import COLUMNS, Explainer, loops_in
 from sglang_lz.playground.upstream import Upstream
 
@@ -143,7 +143,7 @@ def ask(
 ) -> httpx.Response:
     async def answered() -> httpx.Response:
         upstream = Upstream("http://127.0.0.1:1", httpx.MockTransport(server or Server()))
-        application = app.create_app(upstream, command.hosts("127.0.0.1", 30080))
+        application = app.create_app(upstream, frozenset({HOST}))
         transport = httpx.ASGITransport(application)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
             return await client.request(method, path, headers=headers, **request)
