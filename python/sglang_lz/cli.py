@@ -115,10 +115,10 @@ def _playground(options: argparse.Namespace) -> int:
     """show in a browser what the penalty does to an output, and why
     Serve one page on this machine that compares a prompt's outputs with and without the penalty. If
     no server answers, it shows a recorded session. It has no password and needs no other host."""
-    from sglang_lz.playground import command
+    from sglang_lz.playground import app
 
     try:
-        command.run(options.server, options.port)
+        app.run(options.server, options.port)
     except ValueError as error:
         raise DistError(str(error)) from None
     return 0

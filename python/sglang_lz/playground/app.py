@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
@@ -27,6 +30,8 @@ from lz_penalty.numbers import is_number
 from sglang_lz.playground.explain import Explainer, loops_in
 from sglang_lz.playground.upstream import STOCK, About, Upstream, UpstreamError, pieces
 
+HOST = "127.0.0.1"
+"""Where it listens. It has no password, so it is for this machine alone."""
 PAGE = Path(__file__).parent / "page"
 """Its session.json is the recorded session, which tests/pictures.py makes."""
 
@@ -71,6 +76,25 @@ class BadRequest(ValueError):
     """A request of the page is invalid; the message names field, value and range."""
 
 
+def run(server: str, port: int) -> None:
+    """Serve the page until interrupted.
+
+    Args:
+        server: the URL of the server to talk to.
+        port: the port to listen on.
+
+    Raises:
+        ValueError: a value cannot be used.
+    """
+    torch.set_num_threads(1)  # the windows are so small that more would only wait for each other
+    upstream = Upstream(server)
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--port must be an integer in [1, 65535], got {port}.")
+    app = create_app(upstream, frozenset((f"{HOST}:{port}", f"localhost:{port}")))
+    print(f"sglang-lz: the playground is at http://{HOST}:{port}", file=sys.stderr, flush=True)
+    uvicorn.run(app, host=HOST, port=port, log_level="error", server_header=False)
+
+
 def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
     """The application.
 
@@ -109,7 +133,13 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
 
     @app.get("/api/server")
     async def server() -> Response:
-        return JSONResponse(await _server(upstream))
+        try:
+            about = await upstream.about()
+        except UpstreamError as error:
+            return JSONResponse({"url": upstream.url, "answers": False, "sentence": str(error)})
+        sentence = "" if about.is_ours else STOCK
+        said = {"url": upstream.url, "answers": True, "sentence": sentence, **asdict(about)}
+        return JSONResponse(said)
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
@@ -131,16 +161,6 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
 
     app.mount("/", StaticFiles(directory=PAGE, html=True, follow_symlink=True))
     return app
-
-
-async def _server(upstream: Upstream) -> dict[str, Any]:
-    """Whether the server answers, and what it says of itself."""
-    try:
-        about = await upstream.about(is_fresh=True)
-    except UpstreamError as error:
-        return {"url": upstream.url, "answers": False, "sentence": str(error)}
-    sentence = "" if about.is_ours else STOCK
-    return {"url": upstream.url, "answers": True, "sentence": sentence, **asdict(about)}
 
 
 async def _explanation(
@@ -205,11 +225,10 @@ class Asked:
         self.is_chat = _read(body, "chat", CHAT)
         sampling = {name: _read(body, name, kind) for name, (kind, _) in SAMPLING.items()}
         self.length = int(sampling["max_new_tokens"])
-        self.temperature = sampling["temperature"]
         self.params = _params(body, about.max_window_size)
         if self.column != OURS:  # the copies are found all the same
             self.params = replace(self.params, penalty=0.0)
-        self.vocab_size = about.vocab_size
+        self.vocab_size, self.max_input = about.vocab_size, about.max_input
         penalty: dict[str, Any] = {"lz_penalty": 0} if about.is_ours else {}
         if self.column == OTHER:
             name = _read(body, "known", NAME)
@@ -218,9 +237,9 @@ class Asked:
         elif self.column == OURS:
             penalty = self.params.request_fields()
         self.sampling_params: dict[str, Any] = {
-            "temperature": self.temperature,
+            "temperature": sampling["temperature"],
             "max_new_tokens": self.length,
-            **({"sampling_seed": sampling["seed"]} if self.temperature else {}),
+            **({"sampling_seed": sampling["seed"]} if sampling["temperature"] else {}),
             # The server's default may be a guard, which would hide what each column does.
             **({"repetition_detection": {"max_pattern_size": 0}} if about.is_ours else {}),
             **penalty,
@@ -272,7 +291,7 @@ async def events(upstream: Upstream, asked: Asked) -> AsyncIterator[dict[str, An
                     last_sum = len(output)
                     yield await run_in_threadpool(looped, output, params, numbers)
         if output:
-            before = await upstream.unpenalised(prompt, output)
+            before = await upstream.unpenalised(prompt, output, asked.max_input)
             again = await run_in_threadpool(Explainer, params, vocab_size, prompt, numbers)
             firsts = [one[2] for one in before]
             taken = await run_in_threadpool(again.explain, output[: len(firsts)], firsts)

@@ -64,38 +64,30 @@ class Upstream:
         self._client = httpx.AsyncClient(
             base_url=self.url, transport=transport, trust_env=False, timeout=SECONDS
         )
-        self._about: About | None = None
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def about(self, *, is_fresh: bool = False) -> About:
-        """Return facts about the server.
-
-        Args:
-            is_fresh: ask again, because it may have been replaced.
+    async def about(self) -> About:
+        """Ask the server, which may have been replaced, for facts about it.
 
         Raises:
             UpstreamError: it does not answer, or is not an SGLang server.
         """
-        if self._about is None or is_fresh:
-            self._about = None
-            info = await self._json("GET", "/server_info")
-            if not isinstance(info, dict) or "served_model_name" not in info:
-                raise UpstreamError(f"What answers at {self.url} is no server of SGLang.")
-            window = info.get("lz_max_window_size", 0)
-            longest = info.get("max_req_input_len")  # a prompt must be shorter
-            is_ours = bool(window)
-            self._about = About(
-                model=str(info["served_model_name"]),
-                is_ours=is_ours,
-                max_window_size=window,
-                vocab_size=await self._vocab_size() if is_ours else 0,
-                max_input=longest and longest - 1,
-                heeds_seed=bool(info.get("enable_deterministic_inference")),
-            )
-        return self._about
+        info = await self._json("GET", "/server_info")
+        if not isinstance(info, dict) or "served_model_name" not in info:
+            raise UpstreamError(f"What answers at {self.url} is no server of SGLang.")
+        window = info.get("lz_max_window_size", 0)
+        longest = info.get("max_req_input_len")  # a prompt must be shorter
+        return About(
+            model=str(info["served_model_name"]),
+            is_ours=bool(window),
+            max_window_size=window,
+            vocab_size=await self._vocab_size() if window else 0,
+            max_input=longest and longest - 1,
+            heeds_seed=bool(info.get("enable_deterministic_inference")),
+        )
 
     async def _vocab_size(self) -> int:
         """V. No endpoint has it, but the refusal of a token id that is too large names it."""
@@ -169,19 +161,22 @@ class Upstream:
         raise UpstreamError("The server's stream broke off before its end.")
 
     async def unpenalised(
-        self, prompt: Sequence[int], output: Sequence[int]
+        self, prompt: Sequence[int], output: Sequence[int], most: int | None
     ) -> list[tuple[float, float, int, str]]:
         """Score each token of an output by the model without any penalty, in one prefill.
 
+        Args:
+            prompt, output: token ids.
+            most: how many tokens a prompt of this server may have; None if it does not say.
+
         Returns:
-            For each token, as far as a prompt of this server may reach: its log probability at
+            For each token, as far as `most` reaches: its log probability at
             temperature 1; and the log probability, the id and the text of the most likely token
             there.
 
         Raises:
             UpstreamError: the server refuses it.
         """
-        most = (await self.about()).max_input
         input_ids = [*prompt, *output][:most]
         body = {
             "input_ids": input_ids,
