@@ -35,10 +35,6 @@ MOST_BYTES = 48 << 20
 """The most memory for everything else that belongs to a constraint."""
 MOST_ENTRIES = 1 << 19
 """The most entries of a memo."""
-MOST_LOOPS = 4
-"""For how many sets of characters the tokens that consist of them are kept, for each constraint."""
-_Split = tuple[UInt32s, Int32s]
-"""What `plain_walk.split_plain` returns."""
 
 
 class Spent(Unsupported):
@@ -86,10 +82,6 @@ class RowFinder:
         self.tables = tables_of(prepared, language)
         self.work = np.zeros(3, np.int64)
         self.memo = new_memo(1 << 12, self.work)
-        self._of_letters = np.unique(language.classes[ord("a") : ord("z") + 1])
-        self._of_all = np.arange(language.table.shape[1], dtype=np.int32)
-        self._loops: dict[bytes, _Split] = {}
-        self._loop_bytes = 0
         self._own_bytes = _bytes_of(self.tables, prepared.tables)
         self._room_bytes = 0
         self.is_pushdown = len(language.calls) > 0
@@ -124,8 +116,8 @@ class RowFinder:
     def bytes(self) -> int:
         """The size in bytes of everything but the rows."""
         configurations = int(self.used * self._room_bytes)  # the rest was never written
-        own = self._own_bytes + configurations + self._loop_bytes
-        return own + sum(array.nbytes for array in self.memo)
+        memo = sum(array.nbytes for array in self.memo)
+        return self._own_bytes + configurations + memo
 
     @property
     def used(self) -> float:
@@ -176,8 +168,7 @@ class RowFinder:
         _, _, is_within, _, _ = unpack(packed)
         if not is_within:  # within a character, all tokens are odd
             base = without_added(packed)
-            split = self._split(packed)
-            self._live(masks.live_plain, *self._plain(base), base, *split, apart, broken)
+            self._live(masks.live_plain, *self._plain(base), base, apart, broken)
             continuing = self._continuing(packed) if packed != base else []
             for trie in continuing:  # the fast path's results do not hold for these tokens
                 tokens = trie[trie[:, tries.TOKEN] >= 0, tries.TOKEN]
@@ -190,30 +181,6 @@ class RowFinder:
                 masks.set_bits(apart, live, 1)
                 masks.set_bits(broken, live, 2)
         return Rows(apart, broken)
-
-    def _split(self, packed: int) -> _Split:
-        """The plain tokens that lead the language from a state to itself, and a trie of the others.
-
-        Where that is not worth its memory, all plain tokens count as others. It is worth it within
-        a string of JSON, where nearly all tokens are the same for every string.
-        """
-        nothing = np.zeros(0, np.uint32), self.tables.plain
-        language, _, _, _, _ = unpack(packed)
-        # The other classes are many, and may lead to configurations that nothing else needs.
-        if not plain_walk.staying(self.reference, language, self._of_letters).all():
-            return nothing
-        stays = plain_walk.staying(self.reference, language, self._of_all)
-        key = stays.tobytes()
-        if key not in self._loops and len(self._loops) < MOST_LOOPS:
-            inside, rest = plain_walk.split_plain(self.reference, stays)
-            size = inside.nbytes + rest.nbytes
-            room = MOST_BYTES - self._own_bytes - self._room_bytes - self._loop_bytes
-            if len(rest) < len(self.tables.plain) // 4 and size <= room:
-                self._loops[key] = inside, rest
-                self._loop_bytes += size
-            else:
-                self._loops[key] = nothing
-        return self._loops.get(key, nothing)
 
     def _continuing(self, packed: int) -> list[Int32s]:
         """The parts of the trie of plain tokens that may continue the unfinished added token.

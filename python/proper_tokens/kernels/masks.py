@@ -45,8 +45,6 @@ def live_plain(
     cuts: Cuts,
     nfc: Int32s,
     packed: Int,
-    inside: UInt32s,
-    rest: Int32s,
     apart: UInt32s,
     broken: UInt32s,
 ) -> Int64s:
@@ -54,41 +52,17 @@ def live_plain(
 
     Args:
         cuts, nfc, packed: as in `walk_plain`.
-        inside, rest: the result of `split_plain` for the state of the language; or no words, and
-            all plain tokens.
         apart, broken: [words] uint32.
 
     Returns:
         Nothing, or a single `FULL` or `SPENT`.
     """
-    language = unpack(packed)[0]
     kinds, behind = cuts
     # Recent results that do not depend on the token. They are read without a call, since nearly all
     # tokens find theirs here.
     keys = np.full((4096, 2), -1, np.int64)
     settled = np.zeros(4096, np.int64)
-    for w in range(len(inside)):
-        word, after_cut, after_none = inside[w], np.uint32(0), np.uint32(0)
-        for place in range(32 if word else 0):
-            bit = np.uint32(place)
-            if not word >> bit & np.uint32(1):
-                continue
-            token = np.int64(32 * w + place)
-            cut, after_nfc = np.int64(kinds[token]), np.int64(nfc[token])
-            where = _recent(cut, after_nfc)
-            live = settled[where]
-            if keys[where, 0] != cut or keys[where, 1] != after_nfc:
-                live = _plain_outcome(tables, memo, language, 0, behind[cut], after_nfc, token)
-                if live < 0:
-                    return np.full(1, live, np.int64)
-                if live < 4:
-                    keys[where, 0], keys[where, 1], settled[where] = cut, after_nfc, live
-            after_cut |= np.uint32(live & 1) << bit
-            after_none |= np.uint32(live >> 1 & 1) << bit
-        apart[w] |= after_cut
-        broken[w] |= after_none
-    keys[:] = -1
-    taken = walk_language(tables, rest, language)
+    taken = walk_language(tables, unpack(packed)[0])
     for i in range(len(taken)):
         token = np.int64(taken[i, 0])
         cut, after_nfc = np.int64(kinds[token]), np.int64(nfc[token])

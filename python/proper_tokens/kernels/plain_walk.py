@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from proper_tokens.arrays import Bools, Int, Int32s, Int64s, UInt32s
+from proper_tokens.arrays import Int, Int32s, Int64s
 from proper_tokens.compiled import compiled, unlocked
 from proper_tokens.kernels.packing import FLAG_BITS, mixed, pack, unpack
 from proper_tokens.kernels.pushdown import explored, language_after
@@ -117,63 +117,6 @@ def cuts_behind(tables: Tables, nfc: Int32s, pretoken: Int) -> Cuts:
 
 
 @unlocked
-def staying(tables: Tables, language: Int, classes: Int32s) -> Bools:
-    """Which of the language's classes of characters lead from a state to itself: [n] bool."""
-    stays = np.zeros(len(classes), np.bool_)
-    for i in range(len(classes)):
-        stays[i] = language_after(tables, language, classes[i]) == language
-    return stays
-
-
-@unlocked
-def split_plain(tables: Tables, stays: Bools) -> tuple[UInt32s, Int32s]:
-    """Split the plain tokens by whether all their characters are of some classes.
-
-    Args:
-        stays: the result of `staying` for all classes.
-
-    Returns:
-        A bit mask of those tokens, [words] uint32, and a trie of the others.
-    """
-    trie, decoder = tables.plain, tables.decoder
-    classes = tables.characters[:, IN_LANGUAGE].copy()
-    inside = np.zeros_like(tables.relation.reachable)
-    is_inside = np.zeros(len(trie), np.bool_)
-    path = np.zeros(LONGEST + 1, np.int32)
-    i = 0
-    while i < len(trie):
-        d = trie[i, DEPTH]
-        entry = decoder[path[d - 1], trie[i, BYTE]]
-        if entry == -1 or (entry < -1 and not stays[classes[-2 - entry]]):
-            i = trie[i, SKIP]
-            continue
-        path[d] = max(entry, 0)
-        token = trie[i, TOKEN]
-        if entry < -1 and token >= 0:
-            is_inside[i] = True
-            inside[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
-        i += 1
-    # A node is needed if another token ends in it or below it. What is below it follows it.
-    is_needed = np.zeros(len(trie) + 1, np.bool_)
-    below = np.zeros(LONGEST + 2, np.bool_)
-    for i in range(len(trie) - 1, -1, -1):
-        d = trie[i, DEPTH]
-        is_needed[i] = below[d + 1] or (trie[i, TOKEN] >= 0 and not is_inside[i])
-        below[d + 1] = False
-        below[d] |= is_needed[i]
-    number: Int64s = np.cumsum(is_needed) - is_needed
-    rest = np.empty((number[-1], 4), np.int32)
-    for i in range(len(trie)):
-        if is_needed[i]:
-            node = rest[number[i]]
-            node[:] = trie[i]
-            node[SKIP] = number[trie[i, SKIP]]
-            if is_inside[i]:
-                node[TOKEN] = -1
-    return inside, rest
-
-
-@unlocked
 def walk_plain(tables: Tables, cuts: Cuts, nfc: Int32s, packed: Int) -> Int64s:
     """The result of `walk.walk_trie` for the plain tokens.
 
@@ -182,7 +125,7 @@ def walk_plain(tables: Tables, cuts: Cuts, nfc: Int32s, packed: Int) -> Int64s:
         nfc: the result of `nfc_behind`.
         packed: a packed state without an unfinished character or added token.
     """
-    taken = walk_language(tables, tables.plain, unpack(packed)[0])
+    taken = walk_language(tables, unpack(packed)[0])
     kinds, behind = cuts
     found = np.empty((len(taken), 4), np.int64)
     n = 0
@@ -196,13 +139,13 @@ def walk_plain(tables: Tables, cuts: Cuts, nfc: Int32s, packed: Int) -> Int64s:
 
 
 @compiled
-def walk_language(tables: Tables, trie: Int32s, language: Int) -> Int32s:
-    """The tokens of a trie of plain tokens that the language accepts in one of its states.
+def walk_language(tables: Tables, language: Int) -> Int32s:
+    """The plain tokens that the language accepts in one of its states.
 
     Returns:
         [found, 3] int32: token, state of the language after it, and the unfinished character.
     """
-    decoder, states = tables.decoder, tables.language
+    trie, decoder, states = tables.plain, tables.decoder, tables.language
     can, reach = tables.can, tables.reach
     classes = tables.characters[:, IN_LANGUAGE].copy()
     ascii = np.empty(128, np.int32)
