@@ -3,7 +3,7 @@
     python -m bench.constraints --out bench/results/constraints/schemas.json
 
 The constraints are any JSON, a recursive schema and the schemas of bench/constraints/schemas, on
-a published tokenizer (`bench.published`). It is prepared, and read again as prepared. Then every
+a published tokenizer (`bench.published`). Every
 engine gets every constraint, and follows the same texts, each as the tokenizer spells it, one
 engine at a time in one thread: how long until the first mask, how long a mask takes, and how much
 memory the engine holds in the end. The first pass over texts meets new states, the second only
@@ -21,7 +21,6 @@ import gc
 import importlib.util
 import json
 import multiprocessing
-import os
 import resource
 import signal
 import time
@@ -36,9 +35,9 @@ from bench.common import provenance, versions, write_result
 from bench.constraints.cases import ANY_JSON, CASES, schema_cases, texts
 from bench.constraints.vocabularies import vocabulary
 from bench.published import SOURCES, tokenizer_json
-from proper_tokens import prepared
+from proper_tokens.arrays import AnyArray
 from proper_tokens.language import Language, language_of
-from proper_tokens.prepared import Prepared, prepare, prepared_arrays
+from proper_tokens.prepared import Prepared, prepared_arrays
 from proper_tokens.product import BYTES_PER_LANGUAGE, START, Product
 from proper_tokens.rules import Rules
 
@@ -54,6 +53,7 @@ class Walk(NamedTuple):
     accept: Callable[[int], Any]
 
 
+Arrays = dict[str, AnyArray]
 Engine = Callable[[str, str], Callable[[], Walk]]
 """Compiles a constraint of some kind; each call of what it returns begins a text."""
 
@@ -72,7 +72,6 @@ def main() -> None:
     )
     parser.add_argument("--case", nargs="+", help="measure only these of them")
     arguments = parser.parse_args()
-    os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
     cases = schema_cases()
     if arguments.case:
         cases = {name: cases[name] for name in arguments.case}
@@ -95,14 +94,12 @@ def main() -> None:
         text = tokenizer_json(name)
         tokens = len(json.loads(text)["model"]["vocab"])
         facts: dict[str, Any] = {"tokenizer": name, "tokens": tokens}
-        (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
-        _, facts["prepare_seconds"] = timed(prepare, text)
-        own, facts["prepare_again_seconds"] = timed(prepare, text)
-        facts |= {name: round(facts[name], 4) for name in facts if name.endswith("seconds")}
+        arrays, seconds = timed(prepared_arrays, text)
+        facts["prepare_seconds"] = round(seconds, 4)
         tokenizers.append(facts)
         print(*facts.values(), sep="\t", flush=True)
         followed = {case: tokens_of(text, case) for case in cases}
-        for engine, make in engines(text, own).items():
+        for engine, make in engines(text, arrays).items():
             for case, constraint in cases.items():
                 row: dict[str, Any] = {"tokenizer": name, "tokens": tokens}
                 row |= {"engine": engine, "case": case}
@@ -228,8 +225,8 @@ def follow(begin: Callable[[], Walk], examples: Sequence[Sequence[int]]) -> list
 class Proper:
     """Ours, on one constraint."""
 
-    def __init__(self, text: str, own: Prepared, kind: str, constraint: str) -> None:
-        self._text = text
+    def __init__(self, arrays: Arrays, own: Prepared, kind: str, constraint: str) -> None:
+        self._arrays = arrays
         self._language = _language(kind, constraint)
         self._product = Product(own, self._language)
 
@@ -246,8 +243,8 @@ class Proper:
         return Walk(lambda: self._product.mask(state), accept)
 
     def facts(self, examples: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """New states, forced steps and memory over some texts, on a tokenizer just read again."""
-        product = Product(prepare(self._text), self._language)
+        """New states, forced steps and memory over some texts, on a tokenizer not used before."""
+        product = Product(Prepared(self._arrays), self._language)
         forced = steps = 0
         times = []
         for tokens in examples:
@@ -272,15 +269,16 @@ class Proper:
         }
 
 
-def engines(text: str, own: Prepared) -> dict[str, Engine]:
-    """All engines that are installed, for one tokenizer."""
+def engines(text: str, arrays: Arrays) -> dict[str, Engine]:
+    """All engines that are installed, for one tokenizer, given its `prepared_arrays`."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+    own = Prepared(arrays)
     tokenizer = Tokenizer.from_str(text)
     hugging = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
     found: dict[str, Engine] = {
-        "proper tokens": lambda kind, constraint: Proper(text, own, kind, constraint),
+        "proper tokens": lambda kind, constraint: Proper(arrays, own, kind, constraint),
         "xgrammar": _xgrammar(hugging),
     }
     if importlib.util.find_spec("llguidance"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from bench.constraints.cases import CASES, TEXTS
 from bench.constraints.exact import pairs, sequences
 from bench.constraints.vocabularies import installed_texts, vocabulary
 from bench.published import SOURCES, tokenizer_json
-from proper_tokens import prepared
-from proper_tokens.prepared import Prepared, prepare, prepared_arrays
+from proper_tokens.prepared import Prepared, prepared_arrays
 from proper_tokens.tokenizer import Unsupported, read
 
 
@@ -42,11 +40,11 @@ def main() -> None:
         help="which (default: all); what the file says of others is kept",
     )
     arguments = parser.parse_args()
-    os.environ[prepared.CACHE_VARIABLE] = str(arguments.folder / "prepared")
     small = vocabulary("gpt2", 2048, arguments.folder)
-    own = Prepared(prepared_arrays(small))
+    arrays = prepared_arrays(small)
+    own = Prepared(arrays)
     # This loads what is compiled.
-    measure(lambda *case: Proper(small, own, *case), CASES["date"], tokens_of(small, "date"))
+    measure(lambda *case: Proper(arrays, own, *case), CASES["date"], tokens_of(small, "date"))
     corpus = "".join(installed_texts(400_000))
     rows = {}
     if arguments.out and arguments.out.exists():
@@ -71,19 +69,17 @@ def main() -> None:
 
 def look(text: str, corpus: str) -> dict[str, Any]:
     """What is wrong with a tokenizer and what it costs, or why it is refused."""
-    (prepared.cache_directory() / f"{prepared.key_of(text)}.npz").unlink(missing_ok=True)
     row: dict[str, Any] = {"tokens": len(json.loads(text)["model"]["vocab"])}
     try:
-        own, seconds = timed(prepare, text)
+        arrays, seconds = timed(prepared_arrays, text)
     except Unsupported as error:
         return {**row, "refused": str(error)}
-    file = read(text)
+    own, file = Prepared(arrays), read(text)
     row |= {"merges": len(file.merges), "prepare_seconds": round(seconds, 2)}
-    row["prepare_again_seconds"] = round(timed(prepare, text)[1], 4)
     row["cases"] = [
         {
             "case": case,
-            **measure(lambda *kind: Proper(text, own, *kind), CASES[case], tokens_of(text, case)),
+            **measure(lambda *kind: Proper(arrays, own, *kind), CASES[case], tokens_of(text, case)),
         }
         for case in CASES
     ]

@@ -9,7 +9,7 @@ sequences, and imports no engine:
   features that are not modelled;
 - `merges` decides which two tokens may be adjacent (the article's DirectMerge);
 - `pretokenizer` decides where tokens must be cut, and `nfc` which texts normalization leaves alone;
-- `prepared` builds everything that depends only on the tokenizer, and `cache_file` keeps it;
+- `prepared` builds everything that depends only on the tokenizer;
 - `rules` and `language` build the automaton of the constraint, and `compiler` does so in a bounded
   process;
 - `product` walks through all of them at once (the article's CartesianMerge): `row_finder` finds the

@@ -48,9 +48,3 @@ class _Kept(FunctionCache):  # type: ignore[misc]
 def unlocked(function: Callable[..., Any]) -> Any:
     """Like `compiled`, but for long-running functions: it releases the GIL while it runs."""
     return compiled(function, nogil=True)
-
-
-def is_kept(dispatcher: Any) -> bool:
-    """Whether a function's machine code is cached on disk, or can never be."""
-    cache = dispatcher._cache
-    return not isinstance(cache, _Kept) or bool(cache._cache_file._load_index())

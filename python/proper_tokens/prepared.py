@@ -1,20 +1,15 @@
-"""The automata that depend only on the tokenizer, built once and cached on disk."""
+"""The automata that depend only on the tokenizer."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
-import tokenizers
 
-from proper_tokens import cache_file, merges, nfc, pretokenizer
+from proper_tokens import merges, nfc, pretokenizer
 from proper_tokens.arrays import AnyArray, Int32s, UInt32s
 from proper_tokens.codepoints import SIZE, classes_of
 from proper_tokens.kernels.packing import ADDED_BITS
@@ -26,11 +21,6 @@ from proper_tokens.merges import MergeRelation, fill_row, relation_of
 from proper_tokens.references import Reference, reference
 from proper_tokens.tokenizer import SPACE, AddedToken, Unsupported, read
 
-logger = logging.getLogger(__name__)
-
-FORMAT = 6
-"""The version of the cache file format. Increase it whenever the prepared arrays change."""
-CACHE_VARIABLE = "SGLANG_LZ_CACHE"
 ROWS = 1024
 """How many rows of the merge relation are cached."""
 CUTS = 64
@@ -117,7 +107,7 @@ class Prepared:
 
 
 def prepare(text: str) -> Prepared:
-    """Prepare a tokenizer, or load it from the cache if it has been prepared before.
+    """Prepare a tokenizer, which takes seconds for a large vocabulary.
 
     Args:
         text: the content of its `tokenizer.json`.
@@ -125,32 +115,7 @@ def prepare(text: str) -> Prepared:
     Raises:
         Unsupported: it has a feature that is not modelled.
     """
-    path = cache_directory() / f"{key_of(text)}.npz"
-    try:
-        return Prepared(cache_file.read_arrays(path))
-    except FileNotFoundError:
-        pass
-    except cache_file.Damaged as error:
-        logger.warning("Proper tokens: %s is not read, it is made again: %s", path, error)
-    arrays = prepared_arrays(text)
-    try:
-        cache_file.write_arrays(path, arrays)
-    except OSError as error:
-        logger.warning("Proper tokens: the prepared tokenizer is not kept: %s", error)
-    return Prepared(arrays)
-
-
-def cache_directory() -> Path:
-    """Where prepared tokenizers are cached: `SGLANG_LZ_CACHE`, or the user's cache folder."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sglang-lz"
-
-
-def key_of(text: str) -> str:
-    """The name of a tokenizer's cache file: a hash of everything that determines its content."""
-    versions = f"{FORMAT} {tokenizers.__version__} {np.__version__}\n"
-    return hashlib.sha256((versions + text).encode()).hexdigest()
+    return Prepared(prepared_arrays(text))
 
 
 def prepared_arrays(text: str) -> dict[str, AnyArray]:
@@ -228,7 +193,8 @@ def _added_automaton(added: tuple[AddedToken, ...]) -> Int32s:
     one that begins at the same place continues after its end.
     """
     words = {token.content for token in added}
-    prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""}, key=len)
+    prefixes = sorted({word[:n] for word in words for n in range(len(word) + 1)} | {b""})
+    prefixes.sort(key=len)
     if len(prefixes) > 1 << ADDED_BITS:
         raise Unsupported("its added tokens are too many")
     number = {prefix: i for i, prefix in enumerate(prefixes)}

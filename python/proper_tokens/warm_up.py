@@ -1,24 +1,25 @@
 """Prepares, in a separate process, what the first request with proper tokens would wait for.
 
-Once for each installation, the tokenizer must be prepared, which takes seconds of Python, and the
+The tokenizer must be prepared, which takes seconds of Python, and once for each installation, the
 kernels must be compiled, which takes a minute or more. In the scheduler's process, all other
-requests would have to wait for that. The results are cached on disk, where the scheduler finds
+requests would have to wait for that. The kernels are cached on disk, where the scheduler finds
 them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import subprocess
 import sys
 
-from proper_tokens.compiled import is_kept
+import numpy as np
+
 from proper_tokens.compiler import environment
-from proper_tokens.kernels import masks, plain_walk, walk
 from proper_tokens.language import language_of
-from proper_tokens.prepared import Prepared, cache_directory, key_of, prepare
+from proper_tokens.prepared import Prepared, prepare, prepared_arrays
 from proper_tokens.product import Product
 from proper_tokens.rules import ANY_TEXT, Rules
 from proper_tokens.tokenizer import Unsupported
@@ -28,30 +29,32 @@ logger = logging.getLogger(__name__)
 SECONDS = 900
 """Time limit of the process, in seconds; generous, for busy machines."""
 _NICENESS = 5
-_COMPILED = (masks.combine, plain_walk.walk_plain, walk.step)
-"""Functions that are compiled last, one of each module that `product` calls."""
 
 
-def prepare_in_own_process(text: str) -> None:
-    """Prepare a tokenizer and compile the kernels, so that both are cached on disk.
-
-    If that fails, they are missing from the cache, and the code that needs them builds them.
+def prepare_in_own_process(text: str) -> Prepared:
+    """Prepare a tokenizer and compile the kernels. If that process fails, this one prepares it.
 
     Args:
         text: its `tokenizer.json`.
+
+    Raises:
+        Unsupported: it has a feature that is not modelled.
     """
-    if all(map(is_kept, _COMPILED)) and (cache_directory() / f"{key_of(text)}.npz").exists():
-        return
     try:
-        subprocess.run(
+        found = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
             input=text.encode(),
+            stdout=subprocess.PIPE,
             timeout=SECONDS,
             env=environment(),
             check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        ).stdout
+        if found:
+            with np.load(io.BytesIO(found), allow_pickle=False) as file:
+                return Prepared(dict(file))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("Proper tokens: they could not be prepared apart: %s", error)
+    return prepare(text)
 
 
 def compile_all(prepared: Prepared) -> None:
@@ -66,4 +69,6 @@ def compile_all(prepared: Prepared) -> None:
 if __name__ == "__main__":
     os.nice(_NICENESS)
     with contextlib.suppress(Unsupported):  # the parent process will find that out as well
-        compile_all(prepare(sys.stdin.buffer.read().decode()))
+        arrays = prepared_arrays(sys.stdin.buffer.read().decode())
+        compile_all(Prepared(arrays))
+        np.savez(sys.stdout.buffer, **arrays)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from server.launch import Config
 from server.summary import TOLERANCE
 from soak.check import Checker, Verdict
 from soak.drive import Driver, Log, Served
-from soak.faults import CACHES, FAULTS, folder_with, limit
+from soak.faults import CACHE, FAULTS, folder_with, limit
 from soak.schedule import WAVE_SIZE, Schedule
 
 SHARES = {
@@ -253,7 +253,7 @@ def main() -> int:
         for fault in faults:
             run.fault(fault)
         # New ones, so that kills meet what is half written.
-        new = {} if arguments.keep_caches else dict.fromkeys(CACHES, str(Path(own, "caches")))
+        new = {} if arguments.keep_caches else {CACHE: str(Path(own, "caches"))}
         for name in names:
             run.soak(configuration(name, new), SHARES[name] / whole)
     print(json.dumps(run.result(), indent=1))

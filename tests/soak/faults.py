@@ -14,8 +14,8 @@ FULL = "full disk"
 READ_ONLY = "read-only caches"
 FAULTS = (FULL, READ_ONLY)
 
-CACHES = ("NUMBA_CACHE_DIR", "SGLANG_LZ_CACHE")
-"""Environment variables that name the folders to which a server writes what it compiles."""
+CACHE = "NUMBA_CACHE_DIR"
+"""The environment variable that names the folder to which a server writes what it compiles."""
 FULL_BYTES = 256 * 1024
 """Without root, no file may become larger: less than most of what is cached, more than a log."""
 
@@ -29,7 +29,7 @@ def folder_with(fault: str, folder: Path) -> Iterator[dict[str, str]]:
         folder: made here; a file system of its own, if we may mount one.
 
     Yields:
-        The environment of a server whose caches are there. Its other temporary files are not: with
+        The environment of a server whose cache is there. Its other temporary files are not: with
         metrics, prometheus_client maps such files, and a full disk then ends upstream's server.
     """
     folder.mkdir(parents=True)
@@ -40,7 +40,7 @@ def folder_with(fault: str, folder: Path) -> Iterator[dict[str, str]]:
                 _fill(folder / "filled")
         elif not (is_mounted and _mount(folder, "-o", "remount,ro")):
             folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-        yield dict.fromkeys(CACHES, str(folder))
+        yield {CACHE: str(folder)}
     finally:
         if is_mounted:
             subprocess.run(["umount", "-l", str(folder)], check=True)

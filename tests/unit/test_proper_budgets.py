@@ -24,7 +24,6 @@ from ebnf import rules_json
 from lz_penalty.fields.table import FieldError
 from proper_tokens import compiler, prepared, row_finder, time_limits, warm_up
 from proper_tokens import product as products
-from proper_tokens.compiled import is_kept
 from proper_tokens.compiler import Compiler
 from proper_tokens.kernels import masks
 from proper_tokens.kernels.walk import step
@@ -379,7 +378,7 @@ def test_searches_end_with_their_last_user() -> None:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, serving: None) -> ProperTokens:
     monkeypatch.setattr(compiler.COMPILER, "language", lambda text: language_of(Rules(text)))
-    monkeypatch.setattr(backend, "prepare", lambda text: tokenizer())
+    monkeypatch.setattr(backend, "prepare_in_own_process", lambda text: tokenizer())
     proper = ProperTokens(
         SimpleNamespace(backend_tokenizer=Tokenizer.from_str(tokenizer_json())), [0]
     )
@@ -421,23 +420,29 @@ def test_refused_constraints_are_not_kept(served: ProperTokens) -> None:
 
 @pytest.mark.slow
 def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Afterwards nothing is left to prepare or compile. A failure there fails no request."""
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
-    warm_up.prepare_in_own_process(tokenizer_json())
-    assert [path.stem for path in (tmp_path / "new").iterdir()] == [
-        prepared.key_of(tokenizer_json())
-    ]
+    """It compiles the kernels, too. If it fails, the tokenizer is prepared here."""
+    wanted = prepared.prepared_arrays(tokenizer_json())
+    given = []
+    monkeypatch.setattr(warm_up, "Prepared", lambda arrays: given.append(arrays) or "apart")
+    monkeypatch.setattr(warm_up, "prepare", lambda text: "here")
+    assert warm_up.prepare_in_own_process(tokenizer_json()) == "apart"
+    assert given[0].keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert given[0][name].dtype == array.dtype, name
+        np.testing.assert_array_equal(given[0][name], array, name)
     for kernel in (masks.live_plain, masks.states_behind, masks.combine, step):
-        assert is_kept(kernel)
-    monkeypatch.setattr(warm_up.sys, "executable", "/bin/false")
-    warm_up.prepare_in_own_process(tokenizer_json())
+        assert kernel._cache._cache_file._load_index()
     assert not caplog.records
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "other"))
-    warm_up.prepare_in_own_process(tokenizer_json())
+    monkeypatch.setattr(warm_up.sys, "executable", "/bin/false")
+    assert warm_up.prepare_in_own_process(tokenizer_json()) == "here"
     assert "could not be prepared apart" in caplog.text
-    assert not (tmp_path / "other").exists()
+
+
+def test_a_tokenizer_that_is_refused_is_refused_here() -> None:
+    with pytest.raises(Unsupported, match="not BPE"):
+        warm_up.prepare_in_own_process('{"model": {"type": "Unigram"}}')
 
 
 def test_upstream_keeps_no_grammar_of_ours() -> None:

@@ -7,10 +7,8 @@ is what that makes of the text that the sequence spells.
 from __future__ import annotations
 
 import json
-import logging
 import random
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -301,23 +299,6 @@ def test_random_tokenizers() -> None:
         assert found == encodings(text, some(characters, 4)), text
         served += 1
     assert served > 75
-
-
-def test_a_cached_tokenizer_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Even where a part of a token is an added token."""
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path))
-    text = file_of("replace", added_tokens=added("\n") + added("<", special=True))
-    file = read(text)
-    assert any(content and b"\n" in content for content in file.tokens)
-    with caplog.at_level(logging.WARNING):
-        first, second = prepared.prepare(text), prepared.prepare(text)
-    assert not caplog.records
-    assert len(list(tmp_path.iterdir())) == 1
-    language = language_of(Rules(rules_json(f"root ::= (({one_of(' a日旦')}{{0, 4}}))")))
-    found = [set(sequences(Product(one, language))) for one in (first, second)]
-    assert found[0] == found[1] == encodings(text, some(" a日旦", 4))
 
 
 def test_the_space_before_a_text_changes_nothing() -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,20 +36,13 @@ from proper_sequences import (
     texts,
     tokenizer_json,
 )
-from proper_tokens import cache_file, merges, nfc, prepared
-from proper_tokens.codepoints import SIZE
+from proper_tokens import merges, nfc, prepared
 from proper_tokens.language import language_of
 from proper_tokens.product import START, Product, State
 from proper_tokens.references import reference
 from proper_tokens.rules import ANY_TEXT, SERIALIZATION, Rules
 from proper_tokens.tokenizer import Unsupported, read
 from sglang_lz.constraints.grammar import ProperGrammar
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path_factory.getbasetemp() / "proper"))
-
 
 # One whose pattern is a single regex, and one with several; the others are like the first.
 TOKENIZERS = [
@@ -489,80 +480,6 @@ def test_triggered_tags() -> None:
         "<f></f>": False, "<": True,
     }.items():  # fmt: skip
         assert is_in(language, string) == wanted, string
-
-
-def test_the_cache_on_disk_is_equal(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
-    text = tokenizer_json("gpt2")
-    first = prepared.prepare(text)
-    (path,) = (tmp_path / "new").iterdir()
-    written = path.stat().st_mtime_ns
-    second = prepared.prepare(text)
-    assert path.stat().st_mtime_ns == written
-    assert (first.classes == second.classes).all()
-    assert set(
-        sequences(Product(second, language_of(Rules(rules_json(LANGUAGES["digits"][0])))))
-    ) == set(sequences(product_of("gpt2", LANGUAGES["digits"][0])))
-    whole = path.read_bytes()
-    for damaged in (b"", b"broken", whole[:1000], whole[:-1000], whole[:-1], b"PK" + bytes(1000)):
-        path.write_bytes(damaged)
-        assert (prepared.prepare(text).tables.content == first.tables.content).all()
-        assert path.read_bytes()[:1000] == whole[:1000]
-    assert not {path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777} - {0o600, 0o700}
-
-
-@pytest.mark.parametrize("which", ["file", "folder"])
-def test_a_cache_file_that_others_may_write_is_not_read(
-    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, str(tmp_path / "new"))
-    text = tokenizer_json("gpt2")
-    prepared.prepare(text)
-    (path,) = (tmp_path / "new").iterdir()
-    (path if which == "file" else path.parent).chmod(0o770)
-    prepared.prepare(text)
-    assert "others may write" in caplog.text
-    monkeypatch.setattr("os.geteuid", lambda: 12345)
-    with pytest.raises(cache_file.Damaged, match="belongs to another user"):
-        cache_file.read_arrays(path)
-
-
-def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    cache_file.write_arrays(tmp_path / "file", prepared.prepared_arrays(tokenizer_json("gpt2")))
-    cache_file.read_arrays(tmp_path / "file")
-    (tmp_path / "link").symlink_to("file")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe"):
-        with pytest.raises(cache_file.Damaged):
-            cache_file.read_arrays(tmp_path / name)
-
-
-def test_wrong_arrays_are_not_read() -> None:
-    """Each array with the smallest and largest values, with another shape and another type."""
-    arrays = prepared.prepared_arrays(tokenizer_json("llama3"))
-    cache_file.check_arrays(arrays)
-    # Any value of these is right.
-    free = {"content", "is_raw", "may_end", "changes", "relation.merged", "relation.reachable"}
-    for name, array in arrays.items():
-        wrong = [array.astype(np.float64), array[None]]
-        if name not in free and array.size:
-            # Of `cleared` only the intervals are indices; the last column is one.
-            for value, at in itertools.product(
-                (-(2**31), 2**31 - 1, -4), (-1, array.size // 8 * 4 - 1)
-            ):
-                wrong.append(array.copy())
-                wrong[-1].flat[at] = value
-        for other in wrong:
-            with pytest.raises(cache_file.Damaged, match=name):
-                cache_file.check_arrays({**arrays, name: other})
-    with pytest.raises(KeyError):
-        cache_file.check_arrays({})
-
-
-def test_an_unwritable_cache_folder_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prepared.CACHE_VARIABLE, "/proc/none")
-    assert len(prepared.prepare(tokenizer_json("gpt2")).classes) == SIZE
 
 
 def test_memory_is_bounded() -> None:

@@ -24,7 +24,7 @@ from sglang.srt.constrained.reasoner_grammar_backend import (
 
 from proper_tokens.compiler import COMPILER
 from proper_tokens.language import language_of
-from proper_tokens.prepared import Prepared, prepare
+from proper_tokens.prepared import Prepared
 from proper_tokens.product import START, Product
 from proper_tokens.rules import ANY_TEXT as ANY_RULES
 from proper_tokens.rules import Rules
@@ -83,7 +83,7 @@ class ProperTokens:
         self._lock = threading.Lock()
 
     def prepared(self) -> Prepared:
-        """The tokenizer's automata; the first call builds or loads them.
+        """The tokenizer's automata; the first call builds them.
 
         Raises:
             Unsupported: the tokenizer cannot be modelled exactly.
@@ -92,8 +92,7 @@ class ProperTokens:
             if self._prepared is None:
                 start = time.perf_counter()
                 text = tokenizer_text(self._tokenizer)
-                prepare_in_own_process(text)
-                found = prepare(text)
+                found = prepare_in_own_process(text)
                 compile_all(found)
                 self._prepared = found
                 logger.info("Proper tokens ready in %.1f s", time.perf_counter() - start)
