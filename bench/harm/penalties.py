@@ -131,11 +131,7 @@ class _Forced:
     """A batch of requests, longest first, whose samples are given."""
 
     def __init__(
-        self,
-        texts: Sequence[Tokens],
-        logits: torch.Tensor,
-        onset: int,
-        numbers: NDArray[np.uint8],
+        self, texts: Sequence[Tokens], logits: torch.Tensor, onset: int, numbers: NDArray[np.uint8]
     ) -> None:
         self.texts, self.logits, self.onset = texts, logits, onset
         self.lengths = [len(text) for text in texts]

@@ -13,16 +13,7 @@ from bench import common, records
 from bench.models.answers import judge
 from bench.models.grid import Grid, Item, Key, Variant, task_of
 from bench.models.run_directory import ITEMS, RESULT, RUN, SAMPLES
-from bench.models.scores import (
-    DRAWS,
-    INTERVAL,
-    SCORES,
-    Scored,
-    collect,
-    difference,
-    score,
-    summary,
-)
+from bench.models.scores import DRAWS, INTERVAL, SCORES, Scored, collect, difference, score, summary
 from bench.records import RecordError
 
 

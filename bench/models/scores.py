@@ -26,14 +26,7 @@ LINE_CHARACTERS, TEMPLATE = 8, 0.5
 """A template: more than this share of the lines that are as long as that."""
 SIMILAR = 0.8
 
-SHARES = (
-    "accuracy",
-    "degenerate",
-    "final_loop",
-    "near_copies",
-    "template",
-    "cut_off",
-)
+SHARES = ("accuracy", "degenerate", "final_loop", "near_copies", "template", "cut_off")
 SCORES = (
     *SHARES,
     *("copied", "templated", "rep_4_gram", "compression_ratio", "tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from bench.serving.models import MODELS
 from bench.serving.result import PAPER_SIZES
 from bench.serving.runs import sglang_arguments
 from lz_penalty.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
-from lz_penalty.fields.table import argument
 
 SMOKE = {"models": ["demo"], "input_len": 64, "output_len": 32, "rates": [4.0], "num_prompts": 16}
 FULL = {
@@ -87,9 +87,9 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument("--blocks", type=int, help="of four runs (default: 12; live: 6)")
         page.add_argument("--input-len", type=int, help="tokens (default: 1024)")
         page.add_argument("--output-len", type=int, help="tokens (default: 64)")
-        for name in FIELDS:
-            default = {"default": 0.15} if name == "lz_penalty" else {}
-            page.add_argument(f"--{name.replace('_', '-')}", **argument(name) | default)
+        page.add_argument(
+            "--fields", type=json.loads, default={}, metavar="JSON", help="beside lz_penalty 0.15"
+        )
     static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
     static.add_argument(
         "--beside",
@@ -109,13 +109,15 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 def _penalty_fields(
     arguments: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> dict[str, Any]:
-    fields = {name: value for name in FIELDS if (value := getattr(arguments, name)) is not None}
+    if not isinstance(arguments.fields, dict) or arguments.fields.keys() - set(FIELDS):
+        parser.error(f"--fields must be a JSON object of {', '.join(FIELDS)}.")
+    fields = {"lz_penalty": 0.15, **arguments.fields}
     try:
         LZParams.parse(fields, LARGEST_MAX_WINDOW_SIZE)
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(f"--fields: {error}")
     if not fields["lz_penalty"]:
-        parser.error("--lz-penalty must be above 0: it is compared with 0.")
+        parser.error("--fields: lz_penalty must be above 0: it is compared with 0.")
     return fields
 
 

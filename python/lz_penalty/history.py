@@ -147,30 +147,6 @@ class HistoryRoom:
 
 
 @dataclass(slots=True)
-class RoomUse:
-    """How much of a `HistoryRoom` some requests use.
-
-    Attributes:
-        words: their memory in words of 4 bytes.
-        lists: their lists of sequence breakers.
-    """
-
-    words: int = 0
-    lists: set[tuple[str, ...]] = field(default_factory=set)
-
-    def add(self, need: HistoryNeed) -> None:
-        """Count one more request."""
-        self.words += need.words
-        if need.breakers is not None:
-            self.lists.add(need.breakers)
-
-    def fits(self, need: HistoryNeed, words: int, lists: int) -> bool:
-        """Whether one more request would keep to this many words and lists."""
-        is_new = need.breakers is not None and need.breakers not in self.lists
-        return self.words + need.words <= words and len(self.lists) + is_new <= lists
-
-
-@dataclass(slots=True)
 class HistorySeed:
     """The initial history of a row, built whole on the host at prefill.
 

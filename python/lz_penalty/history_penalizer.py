@@ -143,11 +143,7 @@ class HistoryPenalizer:
     """
 
     def __init__(
-        self,
-        rows: int,
-        device: torch.device | str,
-        kernels: ModuleType,
-        room: HistoryRoom,
+        self, rows: int, device: torch.device | str, kernels: ModuleType, room: HistoryRoom
     ) -> None:
         """Reserve the memory for `rows` request rows.
 

@@ -297,12 +297,7 @@ class Penalizer:
             request_rows = request_rows[: plan.rows]
         inputs = StepInputs(request_rows, seq_lens, input_ids, plan.prefilled, plan.offset)
         self.kernels.step(
-            self.state,
-            logits,
-            inputs,
-            width=plan.width,
-            history=history,
-            forbids=not plan.waits,
+            self.state, logits, inputs, width=plan.width, history=history, forbids=not plan.waits
         )
 
     def verify(
@@ -324,12 +319,7 @@ class Penalizer:
         """
         history = self._begin(plan, logits, is_masked)
         paths = self.kernels.verify(
-            self.state,
-            logits,
-            trees,
-            width=plan.width,
-            history=history,
-            forbids=not plan.waits,
+            self.state, logits, trees, width=plan.width, history=history, forbids=not plan.waits
         )
         return VerifiedTrees(plan, trees, paths)
 

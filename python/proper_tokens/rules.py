@@ -42,17 +42,7 @@ SERIALIZATION = "v16"
 """The version of XGrammar's JSON that `Rules` reads (`xgrammar.get_serialization_version`)."""
 # The kinds of expressions, as `GrammarExprType` in XGrammar's grammar_impl.h numbers them. Those
 # between the last two are about tokens, and are not text.
-(
-    _BYTES,
-    _SET,
-    _SET_STAR,
-    _EMPTY,
-    _CALL,
-    _SEQUENCE,
-    _CHOICES,
-    _TAG_DISPATCH,
-    _REPEAT,
-) = range(9)
+(_BYTES, _SET, _SET_STAR, _EMPTY, _CALL, _SEQUENCE, _CHOICES, _TAG_DISPATCH, _REPEAT) = range(9)
 _PATTERN = 12
 # The last fields of a rule that has no options; before them are its name, its expression and a hint
 # for XGrammar's own tables, in two fields, which is implied by the other rules.

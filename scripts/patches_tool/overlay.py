@@ -16,13 +16,7 @@ from _checkout import ROOT
 from patches_tool.gitapply import transform
 from patches_tool.patchset import LZ_GROUPS, PatchSet
 from patches_tool.upstream import LOCK, PATCHES, Lock, WheelPin
-from patches_tool.wheelfile import (
-    NOTICE,
-    Wheel,
-    edit_entry_points,
-    edit_metadata,
-    write_wheel,
-)
+from patches_tool.wheelfile import NOTICE, Wheel, edit_entry_points, edit_metadata, write_wheel
 from sglang_lz.startup.command_line import say
 from sglang_lz.startup.errors import DistError
 from sglang_lz.startup.seal import NAME, PACKAGES, SEAL, Read, Seal
@@ -47,13 +41,7 @@ class Overlay:
 
 
 def build(
-    lock: Lock,
-    pin: WheelPin,
-    wheel: Path,
-    *,
-    groups: tuple[str, ...],
-    flavour: str,
-    out: Path,
+    lock: Lock, pin: WheelPin, wheel: Path, *, groups: tuple[str, ...], flavour: str, out: Path
 ) -> Path:
     """Build our wheel from upstream's ``wheel``; on DistError, ``out`` is unchanged."""
     with Wheel(wheel) as upstream:

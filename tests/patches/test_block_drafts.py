@@ -147,16 +147,10 @@ def accepted_by_dspark(
 @pytest.mark.parametrize("sampled_drafts", [False, True], ids=["greedy drafts", "sampled drafts"])
 @pytest.mark.parametrize(
     "min_p",
-    [
-        pytest.param(0.0, id="no min_p"),
-        pytest.param(0.45, id="min_p", marks=pytest.mark.full),
-    ],
+    [pytest.param(0.0, id="no min_p"), pytest.param(0.45, id="min_p", marks=pytest.mark.full)],
 )
 def test_blocks_are_accepted_as_their_logits_say(
-    bench_runner: Any,
-    min_p: float,
-    sampled_drafts: bool,
-    accepted: Callable[..., Any],
+    bench_runner: Any, min_p: float, sampled_drafts: bool, accepted: Callable[..., Any]
 ) -> None:
     """Every token has the target's distribution after min_p, also where a selector of DFLASH's
     drew the drafts, which needs weights that no demo has."""

@@ -36,7 +36,8 @@ def assert_measured(out: Path, row: str, blocks: int) -> dict[str, Any]:
 
 def test_a_static_batch_is_measured_and_taken_up_again(tmp_path: Path) -> None:
     out = tmp_path / "static.json"
-    sizes = ("--input-len", "16", "--output-len", "8", "--lz-include-prompt")
+    prompt = '{"lz_include_prompt": true}'
+    sizes = ("--input-len", "16", "--output-len", "8", "--fields", prompt)
     printed = run_bench("static", "--out", str(out), "--blocks", "1", *sizes)
     assert "Smoke test" in printed
     first = assert_measured(out, "demo, batch 4", 1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lz_penalty.fields.kinds import Kind, boolean, choice, integer, number
-from lz_penalty.fields.lz import FIELDS, LZParams, check_max_window_size
+from lz_penalty.fields.lz import FIELDS, LZParams
 
 ANYTHING = st.one_of(
     st.none(),
@@ -56,14 +56,6 @@ def test_anything_is_either_refused_or_within_its_range(
     assert type(params.include_prompt) is bool
     assert params.cost in ("marginal", "rate")
     assert 0 <= params.onset <= 64
-
-
-@pytest.mark.parametrize("value", [0, -1, 8193, True, "512", 512.0, None])
-def test_a_wrong_server_maximum_is_refused(value: object) -> None:
-    with pytest.raises(
-        ValueError, match=r"^--lz-max-window-size must be an integer in \[1, 8192\]"
-    ):
-        check_max_window_size(value)
 
 
 @pytest.mark.parametrize(

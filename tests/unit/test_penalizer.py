@@ -29,13 +29,14 @@ from device import DEVICE
 from lz_penalty import kernels, penalizer
 from lz_penalty.breakers import Vocabulary, tables_of
 from lz_penalty.draft_tree import AcceptedPaths, DraftTrees
-from lz_penalty.fields.histories import FIELDS, UPSTREAM, HistoryParams, is_used
+from lz_penalty.fields.histories import FIELDS, UPSTREAM, HistoryParams
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.history import HistoryRoom
 from lz_penalty.reference import steps as reference
 from lz_penalty.window import StepInputs, WindowState, bytes_of_row
 from oracle import COSTS, Penalties, delta_bits, has_memory, penalised, visible_history
 from sglang_lz.scheduler import history_room, sampling
+from sglang_lz.scheduler.request_rows import has_history
 from trees import Tree
 
 VOCAB = 5
@@ -339,7 +340,7 @@ def assert_exact(
         delta = delta_bits(history, VOCAB, window, lz.buffer_size, lz.cost, **waits)
         is_lowered = min(delta) < math.log2(VOCAB)
         expected = expected + lz.penalty * (np.array(delta) - np.log2(VOCAB))
-    if not is_lowered and not is_used(req.sampling_params):
+    if not is_lowered and not has_history(req.sampling_params):
         assert torch.equal(before, after)
         return
     expected = penalised(expected, prompt, outputs, penalties_of(req))

@@ -488,3 +488,11 @@ def test_a_server_that_is_not_whole_does_not_start(
     monkeypatch.setattr(startup, "verify_imported", lambda sglang: ["sglang/a.py changed"])
     with pytest.raises(ValueError, match=r"sglang/a\.py changed.*doctor"):
         start({})
+
+
+@pytest.mark.parametrize("value", [0, -1, 8193, True, "512", 512.0, None])
+def test_a_wrong_server_maximum_is_refused(value: object) -> None:
+    with pytest.raises(
+        ValueError, match=r"^--lz-max-window-size must be an integer in \[1, 8192\]"
+    ):
+        startup.check_integer("--lz-max-window-size", value, 8192, "tokens")

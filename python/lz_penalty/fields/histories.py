@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lz_penalty.fields.kinds import integer, is_integer, number, texts, token_ids
-from lz_penalty.fields.table import entries_of, field, read, shown
+from lz_penalty.fields.kinds import integer, number, texts, token_ids
+from lz_penalty.fields.table import entries_of, field, read
 
 LARGEST_NUMBER = 2**30
 """A window of this many tokens is larger than any context."""
@@ -29,12 +29,7 @@ LONGEST_BREAKER = 40
 COUNTS = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 """The penalties that count tokens."""
 UPSTREAM: Mapping[str, float] = MappingProxyType(
-    {
-        "frequency_penalty": 0,
-        "presence_penalty": 0,
-        "repetition_penalty": 1,
-        "min_new_tokens": 0,
-    }
+    {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_new_tokens": 0}
 )
 """Upstream's fields, each with the value at which it is off."""
 NEUTRAL = MappingProxyType({**UPSTREAM, "no_repeat_ngram_size": 0, "dry_multiplier": 0})
@@ -73,11 +68,7 @@ class HistoryParams:
         "tokens that may complete an n-gram a second time",
         ("no_repeat_ngram_size",),
     )
-    dry_multiplier: float = field(
-        0.0,
-        number(0, 100),
-        "strength of DRY, in nats; 0 turns it off",
-    )
+    dry_multiplier: float = field(0.0, number(0, 100), "strength of DRY, in nats; 0 turns it off")
     dry_base: float = field(
         1.75,
         number(1, 100),
@@ -127,19 +118,6 @@ class HistoryParams:
         return {name: getattr(self, name) for name in FIELDS}
 
 
-def check_history_memory(value: Any) -> None:
-    """Reject an invalid `--lz-history-memory`.
-
-    Raises:
-        ValueError: one sentence with the argument, its range and its value.
-    """
-    if not is_integer(value) or not 1 <= value <= LARGEST_HISTORY_MEMORY:
-        raise ValueError(
-            f"--lz-history-memory must be an integer in [1, {LARGEST_HISTORY_MEMORY}] (MiB), "
-            f"got {shown(value)}."
-        )
-
-
 ENTRIES = entries_of(HistoryParams)
 FIELDS = tuple(ENTRIES)
 """The names of the fields that we add, as requests spell them."""
@@ -153,19 +131,3 @@ def in_use(values: Mapping[str, Any]) -> Iterator[str]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and value != neutral:
             yield name
-
-
-def is_used(sampling_params: Any) -> bool:
-    """Whether a request has a penalty over its whole history.
-
-    Args:
-        sampling_params: upstream's struct, after admission.
-    """
-    own: HistoryParams | None = sampling_params.history_params
-    return (
-        (own is not None and own.is_used)
-        or sampling_params.frequency_penalty != 0
-        or sampling_params.presence_penalty != 0
-        or sampling_params.repetition_penalty != 1
-        or sampling_params.min_new_tokens > 0
-    )

@@ -22,7 +22,6 @@ class Kind:
             in it is replaced by the upper limit.
         schema: the JSON schema of a value.
         text: type and range, in Markdown.
-        argument: what argparse needs to read a value from the command line.
         convert: a valid value as its field holds it.
         bound: the request field or server argument that holds the upper limit; None if the limit
             is fixed.
@@ -32,7 +31,6 @@ class Kind:
     allowed: str
     schema: dict[str, Any]
     text: str
-    argument: dict[str, Any]
     convert: Callable[[Any], Any] = lambda value: value
     bound: str | None = None
 
@@ -44,7 +42,6 @@ def number(smallest: float, largest: float) -> Kind:
         allowed=f"a finite number in [{smallest:g}, {largest:g}]",
         schema={"type": "number", "minimum": smallest, "maximum": largest},
         text=f"number, {smallest:g} to {largest:g}",
-        argument={"type": float},
         convert=float,
     )
 
@@ -56,7 +53,6 @@ def integer(smallest: int, largest: int | str) -> Kind:
         smallest: the lower limit.
         largest: the upper limit, or the request field or server argument that holds it.
     """
-    argument = {"type": int}
     schema = {"type": "integer", "minimum": smallest}
     if isinstance(largest, int):
         return Kind(
@@ -64,7 +60,6 @@ def integer(smallest: int, largest: int | str) -> Kind:
             allowed=f"an integer in [{smallest}, {largest}]",
             schema=schema | {"maximum": largest},
             text=f"integer, {smallest} to {largest}",
-            argument=argument,
             convert=int,
         )
     owner = "the server's " if largest.startswith("--") else ""
@@ -73,7 +68,6 @@ def integer(smallest: int, largest: int | str) -> Kind:
         allowed=f"an integer in [{smallest}, {{largest}}], the upper end being {owner}{largest}",
         schema=schema,
         text=f"integer, {smallest} to {owner}`{largest}`",
-        argument=argument,
         convert=int,
         bound=largest,
     )
@@ -86,7 +80,6 @@ def boolean() -> Kind:
         allowed="true or false",
         schema={"type": "boolean"},
         text="boolean",
-        argument={"action": "store_true", "default": None},
     )
 
 
@@ -97,7 +90,6 @@ def choice(*names: str) -> Kind:
         allowed=" or ".join(f'"{name}"' for name in names),
         schema={"type": "string", "enum": list(names)},
         text=" or ".join(f'`"{name}"`' for name in names),
-        argument={},
     )
 
 
@@ -110,13 +102,8 @@ def token_ids(most: int) -> Kind:
             and all(_is_integral(one) and 0 <= one < 2**31 for one in value)
         ),
         allowed=f"a list of at most {most} token ids",
-        schema={
-            "type": "array",
-            "items": {"type": "integer", "minimum": 0},
-            "maxItems": most,
-        },
+        schema={"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": most},
         text=f"list of token ids, at most {most}",
-        argument={},
         convert=lambda value: tuple(map(int, value)),
     )
 
@@ -142,7 +129,6 @@ def texts(most: int, longest: int) -> Kind:
         schema={"type": "array", "items": {"type": "string", "minLength": 1}},
         text=f"list of at most {_MOST_TEXTS} strings of 1 to {longest} bytes, with at most {most} "
         "characters in all beyond the first of each",
-        argument={},
         convert=tuple,
     )
 

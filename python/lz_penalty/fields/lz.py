@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lz_penalty.fields.kinds import boolean, choice, integer, is_integer, number
-from lz_penalty.fields.table import bad_value, check_name, entries_of, field, read
+from lz_penalty.fields.kinds import boolean, choice, integer, number
+from lz_penalty.fields.table import check_name, entries_of, field, read
 
 DEFAULT_WINDOW_SIZE = 512
 DEFAULT_MAX_WINDOW_SIZE = 1024
@@ -72,10 +72,7 @@ class LZParams:
 
     @classmethod
     def parse(
-        cls,
-        fields: Mapping[str, Any],
-        max_window_size: int,
-        defaults: Mapping[str, Any] = _NOTHING,
+        cls, fields: Mapping[str, Any], max_window_size: int, defaults: Mapping[str, Any] = _NOTHING
     ) -> LZParams:
         """Read the `lz_*` entries of a request; a missing or null entry gets its default.
 
@@ -103,12 +100,3 @@ FIELDS = tuple(LZ_ENTRIES)
 """The names of the LZ penalty's fields, as requests spell them."""
 RECOMMENDED: Mapping[str, Any] = MappingProxyType({"lz_penalty": 0.15, "lz_onset": 3})
 """The setting that the documentation recommends."""
-
-
-def check_max_window_size(value: Any) -> int:
-    """Return the server's `--lz-max-window-size`, or raise a ValueError that states its range."""
-    if not is_integer(value) or not 1 <= value <= LARGEST_MAX_WINDOW_SIZE:
-        raise bad_value(
-            MAX_WINDOW_SIZE, value, f"an integer in [1, {LARGEST_MAX_WINDOW_SIZE}] (tokens)"
-        )
-    return value

@@ -31,19 +31,13 @@ class RepetitionDetection:
     """One request's `repetition_detection`, validated. Each attribute is one of its keys."""
 
     max_pattern_size: int = field(
-        0,
-        integer(0, LARGEST_PATTERN_SIZE),
-        "the longest pattern, in tokens; 0 turns detection off",
+        0, integer(0, LARGEST_PATTERN_SIZE), "the longest pattern, in tokens; 0 turns detection off"
     )
     min_pattern_size: int = field(
-        0,
-        integer(0, f"{FIELD}.max_pattern_size"),
-        "the shortest pattern, in tokens; 0 means 1",
+        0, integer(0, f"{FIELD}.max_pattern_size"), "the shortest pattern, in tokens; 0 means 1"
     )
     min_count: int = field(
-        0,
-        integer(2, LARGEST_COUNT),
-        "how many consecutive copies make a loop, the first included",
+        0, integer(2, LARGEST_COUNT), "how many consecutive copies make a loop, the first included"
     )
     action: str = field(
         STOP,
@@ -71,8 +65,7 @@ class RepetitionDetection:
             raise FieldError(FIELD, f"{FIELD} must be an object, got {shown(value)}.")
         if unknown := [key for key in value if key not in _ENTRIES]:
             raise FieldError(
-                FIELD,
-                f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown[0])}.",
+                FIELD, f"{FIELD} must hold {', '.join(_ENTRIES)} only, got {shown(unknown[0])}."
             )
         given = {name: value[name] for name in _ENTRIES if value.get(name) is not None}
         largest = given.get("max_pattern_size", 0)

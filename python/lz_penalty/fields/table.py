@@ -2,7 +2,7 @@
 
 A table is a frozen dataclass with an entry for each field, such as `lz.LZParams`. Everything that
 depends on which fields exist is derived from it: parsing of requests, the request models and their
-OpenAPI schemas, the arguments of the benchmarks, and the tables of the documentation.
+OpenAPI schemas, and the tables of the documentation.
 """
 
 from __future__ import annotations
@@ -173,12 +173,6 @@ def shown(value: object) -> str:
     """A value as an error message shows it, truncated if it is long."""
     text = _SHORT.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def argument(field: str) -> dict[str, Any]:
-    """The argparse options of the command-line argument for one request field."""
-    text, _, meaning = _texts(field)
-    return {**_kind(field).argument, "help": f"{_capital(meaning)}. {_capital(text)}."}
 
 
 def description(field: str) -> str:

@@ -450,11 +450,7 @@ def verify(
 
 
 def accept(
-    state: WindowState,
-    accepted: AcceptedPaths,
-    *,
-    width: int,
-    history: HistoryState | None = None,
+    state: WindowState, accepted: AcceptedPaths, *, width: int, history: HistoryState | None = None
 ) -> None:
     """See `reference.steps.accept`."""
     request_rows, root, paths, accept_index, correct = (tensor.numpy() for tensor in accepted)

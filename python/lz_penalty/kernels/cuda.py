@@ -188,11 +188,7 @@ def verify(
 
 
 def accept(
-    state: WindowState,
-    accepted: AcceptedPaths,
-    *,
-    width: int,
-    history: HistoryState | None = None,
+    state: WindowState, accepted: AcceptedPaths, *, width: int, history: HistoryState | None = None
 ) -> None:
     """See `reference.steps.accept`."""
     request_rows, root, paths, accept_index, num_correct_drafts = accepted

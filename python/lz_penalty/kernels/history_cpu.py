@@ -438,12 +438,7 @@ def seed(state: HistoryState, seeds: list[HistorySeed]) -> None:
 
 
 def run(
-    state: HistoryState,
-    logits: NDArray[np.float32],
-    trees: Trees,
-    *,
-    keeps: bool,
-    forbids: bool,
+    state: HistoryState, logits: NDArray[np.float32], trees: Trees, *, keeps: bool, forbids: bool
 ) -> None:
     """Change the logits after each path of a batch.
 

@@ -85,13 +85,7 @@ def _runs(visible: Tensor, periods: int) -> Tensor:
     return torch.stack(runs).to(torch.int16)
 
 
-def step(
-    state: WindowState,
-    logits: Tensor,
-    inputs: StepInputs,
-    *,
-    width: int,
-) -> None:
+def step(state: WindowState, logits: Tensor, inputs: StepInputs, *, width: int) -> None:
     """Bring the windows of a batch up to date, and lower the logits of predicted tokens.
 
     Args:
@@ -114,13 +108,7 @@ def step(
     _subtract(logits, rows, windows)
 
 
-def verify(
-    state: WindowState,
-    logits: Tensor,
-    trees: DraftTrees,
-    *,
-    width: int,
-) -> Tensor:
+def verify(state: WindowState, logits: Tensor, trees: DraftTrees, *, width: int) -> Tensor:
     """Lower the logits of the tokens that the window of each draft node predicts.
 
     Args:
@@ -152,12 +140,7 @@ def verify(
     return paths
 
 
-def accept(
-    state: WindowState,
-    accepted: AcceptedPaths,
-    *,
-    width: int,
-) -> None:
+def accept(state: WindowState, accepted: AcceptedPaths, *, width: int) -> None:
     """Append the accepted path of each draft tree to the windows.
 
     Args:

@@ -40,10 +40,7 @@ class ProperGrammar(BaseGrammarObject):  # type: ignore[misc]
     apply_vocab_mask = staticmethod(XGrammarGrammarBackend.apply_vocab_mask)
 
     def __init__(
-        self,
-        product: Product,
-        stop_tokens: Sequence[int],
-        shared: Allowance | None = None,
+        self, product: Product, stop_tokens: Sequence[int], shared: Allowance | None = None
     ) -> None:
         """Begin a walk.
 

@@ -51,8 +51,7 @@ GenerateSamplingParams = Annotated[
     Field(description=f"Sampling parameters, ours among them. {FIELDS_TEXT}"),
 ]
 OllamaOptions = Annotated[
-    dict[str, Any] | None,
-    Field(description=f"Ollama's options, and ours. {FIELDS_TEXT}"),
+    dict[str, Any] | None, Field(description=f"Ollama's options, and ours. {FIELDS_TEXT}")
 ]
 
 

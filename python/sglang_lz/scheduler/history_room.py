@@ -7,13 +7,14 @@ needs more than all of it is refused, and one that needs more than is free waits
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from lz_penalty.breakers import vocabulary_of
 from lz_penalty.fields.histories import MOST_WHITELISTED, HistoryParams
-from lz_penalty.history import SPARE, HistoryRoom, RoomUse
+from lz_penalty.history import SPARE, HistoryNeed, HistoryRoom
 from lz_penalty.history_penalizer import RowHistory
 from lz_penalty.numbers import number_tokens
 from sglang_lz.scheduler.request_rows import need_of
@@ -29,6 +30,30 @@ if TYPE_CHECKING:
 
 MOST_NEW_LISTS = 4
 """The most lists of sequence breakers that are new in one step: each takes some milliseconds."""
+
+
+@dataclass(slots=True)
+class RoomUse:
+    """How much of a `HistoryRoom` some requests use.
+
+    Attributes:
+        words: their memory in words of 4 bytes.
+        lists: their lists of sequence breakers.
+    """
+
+    words: int = 0
+    lists: set[tuple[str, ...]] = field(default_factory=set)
+
+    def add(self, need: HistoryNeed) -> None:
+        """Count one more request."""
+        self.words += need.words
+        if need.breakers is not None:
+            self.lists.add(need.breakers)
+
+    def fits(self, need: HistoryNeed, words: int, lists: int) -> bool:
+        """Whether one more request would keep to this many words and lists."""
+        is_new = need.breakers is not None and need.breakers not in self.lists
+        return self.words + need.words <= words and len(self.lists) + is_new <= lists
 
 
 def room_for(runner: ModelRunner, rows: int, nodes: int) -> HistoryRoom:

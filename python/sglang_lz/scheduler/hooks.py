@@ -42,10 +42,11 @@ HOOKS = MappingProxyType(
             "forbid_nodes",
             "accept_step",
         ),
-        (
-            "sglang.srt.speculative.dflash_worker_v2",
-            "DFlashWorkerV2.forward_batch_generation",
-        ): ("verify_block", "forbid_nodes", "accept_block"),
+        ("sglang.srt.speculative.dflash_worker_v2", "DFlashWorkerV2.forward_batch_generation"): (
+            "verify_block",
+            "forbid_nodes",
+            "accept_block",
+        ),
         (
             "sglang.srt.speculative.dspark_components.dspark_worker_v2",
             "DSparkWorkerV2._forward_decode",
@@ -54,31 +55,26 @@ HOOKS = MappingProxyType(
             "before_finish",
             "after_step",
         ),
-        (
-            "sglang.srt.constrained.grammar_manager",
-            "GrammarManager.process_req_with_grammar",
-        ): ("guard_thinking", "grammar_key"),
-        (
-            "sglang.srt.constrained.grammar_manager",
-            "GrammarManager.__init__",
-        ): ("serve_proper_tokens",),
-        (
-            "sglang.srt.speculative.ngram_worker",
-            "NGRAMWorker._prepare_for_speculative_decoding",
-        ): ("offer_forced_tokens",),
-        (
-            "sglang.srt.managers.tokenizer_manager",
-            "TokenizerManager._create_tokenized_object",
-        ): ("admit",),
+        ("sglang.srt.constrained.grammar_manager", "GrammarManager.process_req_with_grammar"): (
+            "guard_thinking",
+            "grammar_key",
+        ),
+        ("sglang.srt.constrained.grammar_manager", "GrammarManager.__init__"): (
+            "serve_proper_tokens",
+        ),
+        ("sglang.srt.speculative.ngram_worker", "NGRAMWorker._prepare_for_speculative_decoding"): (
+            "offer_forced_tokens",
+        ),
+        ("sglang.srt.managers.tokenizer_manager", "TokenizerManager._create_tokenized_object"): (
+            "admit",
+        ),
         ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_our_fields",),
-        (
-            "sglang.srt.entrypoints.grpc_bridge",
-            "RuntimeHandle._run_openai_request",
-        ): ("check_json",),
-        (
-            f"{_OPENAI}.serving_completions",
-            "OpenAIServingCompletion._build_sampling_params",
-        ): ("given_fields",),
+        ("sglang.srt.entrypoints.grpc_bridge", "RuntimeHandle._run_openai_request"): (
+            "check_json",
+        ),
+        (f"{_OPENAI}.serving_completions", "OpenAIServingCompletion._build_sampling_params"): (
+            "given_fields",
+        ),
         (f"{_OPENAI}.protocol", "ChatCompletionRequest.to_sampling_params"): ("given_fields",),
         (f"{_OPENAI}.protocol", "ResponsesRequest.to_sampling_params"): ("given_fields",),
         (

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from lz_penalty import breakers
-from lz_penalty.fields.histories import UPSTREAM, HistoryParams, is_used
+from lz_penalty.fields.histories import UPSTREAM, HistoryParams
 from lz_penalty.history import HistoryNeed, HistoryRoom
 from lz_penalty.history_penalizer import RowHistory
 from lz_penalty.penalizer import RowStart
@@ -15,8 +15,16 @@ from sglang_lz.constraints.end_tokens import request_end_tokens
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
 
     from lz_penalty.fields.lz import LZParams
+
+
+def has_history(params: SamplingParams) -> bool:
+    """Whether a request has a penalty over its whole history, by its admitted parameters."""
+    own: HistoryParams | None = params.history_params
+    is_upstreams = any(getattr(params, name) != off for name, off in UPSTREAM.items())
+    return is_upstreams or (own is not None and own.is_used)
 
 
 def generates_with_penalty(req: Req) -> bool:
@@ -26,7 +34,7 @@ def generates_with_penalty(req: Req) -> bool:
     a batch with others, and the penalty must not depend on that.
     """
     params = req.sampling_params
-    return params.max_new_tokens != 0 and (params.lz_params is not None or is_used(params))
+    return params.max_new_tokens != 0 and (params.lz_params is not None or has_history(params))
 
 
 def samples_with_penalty(req: Req) -> bool:
@@ -56,7 +64,7 @@ def need_of(req: Req, room: HistoryRoom) -> HistoryNeed:
     if need is None:
         need = HistoryNeed()
         params = req.sampling_params
-        if params.max_new_tokens != 0 and is_used(params):
+        if params.max_new_tokens != 0 and has_history(params):
             need = _history(req, 0, room.vocab_size).need(room)
         req.lz_need = need
     return need

@@ -6,9 +6,10 @@ import json
 import logging
 from typing import Any
 
-from lz_penalty.fields.histories import check_history_memory
-from lz_penalty.fields.lz import check_max_window_size
-from lz_penalty.fields.table import shown
+from lz_penalty.fields.histories import LARGEST_HISTORY_MEMORY
+from lz_penalty.fields.kinds import is_integer
+from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE, MAX_WINDOW_SIZE
+from lz_penalty.fields.table import bad_value, shown
 from sglang_lz.guard import guard
 from sglang_lz.guard.metrics import check_share
 from sglang_lz.http.admission import Facts, other_fields, resolve
@@ -16,6 +17,12 @@ from sglang_lz.scheduler import hooks
 from sglang_lz.startup.seal import verify_imported
 
 logger = logging.getLogger(__name__)
+
+
+def check_integer(name: str, value: Any, largest: int, unit: str) -> None:
+    """Refuse a server argument that is no integer from 1 to `largest`, with a ValueError."""
+    if not is_integer(value) or not 1 <= value <= largest:
+        raise bad_value(name, value, f"an integer in [1, {largest}] ({unit})")
 
 
 def check_server(config: Any) -> None:
@@ -31,8 +38,9 @@ def check_server(config: Any) -> None:
     from sglang.srt.entrypoints.api_contract import generate_contract_error
     from sglang.srt.environ import envs
 
-    max_window_size = check_max_window_size(config.lz_max_window_size)
-    check_history_memory(config.lz_history_memory)
+    max_window_size = config.lz_max_window_size
+    check_integer(MAX_WINDOW_SIZE, max_window_size, LARGEST_MAX_WINDOW_SIZE, "tokens")
+    check_integer("--lz-history-memory", config.lz_history_memory, LARGEST_HISTORY_MEMORY, "MiB")
     guard.check_reported(config.lz_loop_finish_reason)
     check_share(config.lz_observe_loops, enable_metrics=config.enable_metrics)
     preferred = config.preferred_sampling_params or {}

@@ -135,10 +135,7 @@ def reconstruct_indices_from_tree_mask(
     places = verified_seq_len.long()[:, None] + ancestors.sum(2)
     positions.copy_(places.view(positions.shape))
     retrive_index.copy_(torch.arange(batch_size * draft_token_num).view(retrive_index.shape))
-    for found, output in (
-        (first_child, retrive_next_token),
-        (next_sibling, retrive_next_sibling),
-    ):
+    for found, output in ((first_child, retrive_next_token), (next_sibling, retrive_next_sibling)):
         output.copy_(torch.where(found == draft_token_num, -1, found).view(output.shape))
 
 
