@@ -264,7 +264,7 @@ def test_it_becomes_the_server(site: Path, port: int) -> None:
 
 
 def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, port: int) -> None:
-    (site / "sglang_lz" / "playground" / "command.py").write_text(
+    (site / "sglang_lz" / "playground" / "app.py").write_text(
         "import os, time\n"
         "def run(*given):\n"
         "    with open(os.environ['SAYS'], 'w') as file: file.write(f'{os.getpid()} {given}')\n"
@@ -279,7 +279,7 @@ def test_the_playground_starts_beside_the_server_and_ends_with_it(site: Path, po
     _, arguments, _ = started(process)
     assert "--playground" not in arguments
     pid, _, given = says.read_text().partition(" ")
-    assert given == f"('http://127.0.0.1:{port}', '127.0.0.1', 30080)"
+    assert given == f"('http://127.0.0.1:{port}', 30080)"
     with contextlib.suppress(psutil.NoSuchProcess):
         end = time.monotonic() + 30
         while psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE:
