@@ -28,7 +28,7 @@ def imported_root() -> Path:
     """Return the folder of the ``sglang`` that this Python would import; DistError if none."""
     spec = find_spec(NAME)
     if spec is None or not spec.submodule_search_locations:
-        raise DistError(f"{NAME} is not installed in this environment; name a TARGET.")
+        raise DistError(f"{NAME} is not installed in this environment; install our wheel.")
     return Path(next(iter(spec.submodule_search_locations))).resolve().parent
 
 
