@@ -16,7 +16,6 @@ import msgspec
 
 from lz_penalty.detector import FINISH_REASON, NO_NUMBERS, Detector, Loop
 from lz_penalty.fields.repetition import END_THINKING, RECOMMENDED
-from lz_penalty.fields.table import shown
 from lz_penalty.numbers import number_tokens
 from sglang_lz.constraints.dead_ends import end_constrained
 from sglang_lz.guard import metrics
@@ -132,18 +131,6 @@ def after_step(req: Any) -> None:
         if ended is not None and ended.end >= len(req.output_ids_through_stop):
             ended = None  # the output ended with that same token
         metrics.finished(req, stopped, ended)
-
-
-def check_reported(value: Any) -> None:
-    """Reject an invalid `--lz-loop-finish-reason`.
-
-    Raises:
-        ValueError: one sentence with the argument, the allowed values and the value given.
-    """
-    if value not in REPORTED:
-        raise ValueError(
-            f"--lz-loop-finish-reason must be one of {', '.join(REPORTED)}, got {shown(value)}."
-        )
 
 
 @cache

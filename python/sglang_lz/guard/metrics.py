@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lz_penalty.detector import Loop, loops
-from lz_penalty.fields.kinds import number
 from lz_penalty.fields.lz import LZParams
 from lz_penalty.fields.repetition import END_THINKING, RECOMMENDED, STOP, RepetitionDetection
-from lz_penalty.fields.table import shown
 from lz_penalty.numbers import number_tokens
 from lz_penalty.window import shortest_loop
 
@@ -58,21 +56,6 @@ COUNTERS: Mapping[str, tuple[str, list[str]]] = {
     ),
     OVERCOME: ("Loops in observed outputs that reached lz_onset and broke off.", []),
 }
-
-
-def check_share(value: Any, *, enable_metrics: bool) -> None:
-    """Reject an invalid `--lz-observe-loops`.
-
-    Raises:
-        ValueError: one sentence with the argument, its range and its value.
-    """
-    if not number(0, 1).takes(value, None):
-        allowed = "a number in [0, 1] (share of outputs)"
-    elif value > 0 and not enable_metrics:
-        allowed = "0 without --enable-metrics"
-    else:
-        return
-    raise ValueError(f"--lz-observe-loops must be {allowed}, got {shown(value)}.")
 
 
 def start() -> None:

@@ -11,82 +11,47 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from inspect import getattr_static
-from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 
-_OPENAI = "sglang.srt.entrypoints.openai"
-
-# For each function, as module and name, the calls that our patches add to it.
-HOOKS = MappingProxyType(
-    {
-        ("sglang.srt.model_executor.forward_batch_info", "ForwardBatch.init_new"): ("plan_step",),
-        (
-            "sglang.srt.model_executor.model_runner",
-            "ModelRunner._init_post_memory_pool_components",
-        ): ("reserve_windows",),
-        ("sglang.srt.model_executor.model_runner", "ModelRunner.sample"): (
-            "apply_step",
-            "forbid_step",
-        ),
-        ("sglang.srt.managers.scheduler", "Scheduler.init_req_max_new_tokens"): (
-            "abort_unservable",
-        ),
-        ("sglang.srt.managers.scheduler", "Scheduler._get_new_batch_prefill_raw"): ("with_room",),
-        ("sglang.srt.managers.scheduler", "Scheduler.get_next_batch_to_run"): ("pause_late",),
-        ("sglang.srt.managers.scheduler", "Scheduler.process_batch_result"): ("discard_late",),
-        (
-            "sglang.srt.disaggregation.decode",
-            "SchedulerDisaggregationDecodeMixin._get_new_prebuilt_batch",
-        ): ("takes_room",),
-        ("sglang.srt.speculative.eagle_utils", "eagle_sample"): (
-            "verify_step",
-            "forbid_nodes",
-            "accept_step",
-        ),
-        ("sglang.srt.speculative.dflash_worker_v2", "DFlashWorkerV2.forward_batch_generation"): (
-            "verify_block",
-            "forbid_nodes",
-            "accept_block",
-        ),
-        (
-            "sglang.srt.speculative.dspark_components.dspark_worker_v2",
-            "DSparkWorkerV2._forward_decode",
-        ): ("has_penalty", "verify_block", "forbid_nodes", "accept_block"),
-        ("sglang.srt.managers.schedule_batch", "Req.update_finish_state"): (
-            "before_finish",
-            "after_step",
-        ),
-        ("sglang.srt.constrained.grammar_manager", "GrammarManager.process_req_with_grammar"): (
-            "guard_thinking",
-            "grammar_key",
-        ),
-        ("sglang.srt.constrained.grammar_manager", "GrammarManager.__init__"): (
-            "serve_proper_tokens",
-        ),
-        ("sglang.srt.speculative.ngram_worker", "NGRAMWorker._prepare_for_speculative_decoding"): (
-            "offer_forced_tokens",
-        ),
-        ("sglang.srt.managers.tokenizer_manager", "TokenizerManager._create_tokenized_object"): (
-            "admit",
-        ),
-        ("sglang.srt.entrypoints.api_contract", "generate_contract_error"): ("without_our_fields",),
-        ("sglang.srt.entrypoints.grpc_bridge", "RuntimeHandle._run_openai_request"): (
-            "check_json",
-        ),
-        (f"{_OPENAI}.serving_completions", "OpenAIServingCompletion._build_sampling_params"): (
-            "given_fields",
-        ),
-        (f"{_OPENAI}.protocol", "ChatCompletionRequest.to_sampling_params"): ("given_fields",),
-        (f"{_OPENAI}.protocol", "ResponsesRequest.to_sampling_params"): ("given_fields",),
-        (
-            "sglang.srt.entrypoints.anthropic.serving",
-            "AnthropicServing._convert_to_chat_completion_request",
-        ): ("given_fields",),
-        (
-            "sglang.srt.entrypoints.ollama.serving",
-            "OllamaServing._convert_options_to_sampling_params",
-        ): ("ollama_params",),
-    }
-)
+HOOKS = {
+    "model_executor.forward_batch_info:ForwardBatch.init_new": "plan_step",
+    "model_executor.model_runner:ModelRunner._init_post_memory_pool_components": "reserve_windows",
+    "model_executor.model_runner:ModelRunner.sample": "apply_step forbid_step",
+    "managers.scheduler:Scheduler.init_req_max_new_tokens": "abort_unservable",
+    "managers.scheduler:Scheduler._get_new_batch_prefill_raw": "with_room",
+    "managers.scheduler:Scheduler.get_next_batch_to_run": "pause_late",
+    "managers.scheduler:Scheduler.process_batch_result": "discard_late",
+    "disaggregation.decode:SchedulerDisaggregationDecodeMixin._get_new_prebuilt_batch": (
+        "takes_room"
+    ),
+    "speculative.eagle_utils:eagle_sample": "verify_step forbid_nodes accept_step",
+    "speculative.dflash_worker_v2:DFlashWorkerV2.forward_batch_generation": (
+        "verify_block forbid_nodes accept_block"
+    ),
+    "speculative.dspark_components.dspark_worker_v2:DSparkWorkerV2._forward_decode": (
+        "has_penalty verify_block forbid_nodes accept_block"
+    ),
+    "managers.schedule_batch:Req.update_finish_state": "before_finish after_step",
+    "constrained.grammar_manager:GrammarManager.process_req_with_grammar": (
+        "guard_thinking grammar_key"
+    ),
+    "constrained.grammar_manager:GrammarManager.__init__": "serve_proper_tokens",
+    "speculative.ngram_worker:NGRAMWorker._prepare_for_speculative_decoding": "offer_forced_tokens",
+    "managers.tokenizer_manager:TokenizerManager._create_tokenized_object": "admit",
+    "entrypoints.api_contract:generate_contract_error": "without_our_fields",
+    "entrypoints.grpc_bridge:RuntimeHandle._run_openai_request": "check_json",
+    "entrypoints.openai.serving_completions:OpenAIServingCompletion._build_sampling_params": (
+        "given_fields"
+    ),
+    "entrypoints.openai.protocol:ChatCompletionRequest.to_sampling_params": "given_fields",
+    "entrypoints.openai.protocol:ResponsesRequest.to_sampling_params": "given_fields",
+    "entrypoints.anthropic.serving:AnthropicServing._convert_to_chat_completion_request": (
+        "given_fields"
+    ),
+    "entrypoints.ollama.serving:OllamaServing._convert_options_to_sampling_params": "ollama_params",
+}
+"""For each function of upstream, as its module in `sglang.srt` and its name, the calls that our
+patches add to it."""
 
 
 def check() -> None:
@@ -110,13 +75,14 @@ def missing() -> list[str]:
     Modules that are not imported in this process are not checked.
     """
     found = []
-    for (module, name), calls in HOOKS.items():
+    for function, calls in HOOKS.items():
+        module, name = f"sglang.srt.{function}".split(":")
         if module not in sys.modules:
             continue
         made = set().union(*map(_names, _functions(sys.modules[module], name)))
         found += [
             f"{module}.{name} does not call sglang_lz's {call}"
-            for call in calls
+            for call in calls.split()
             if call not in made
         ]
     return found

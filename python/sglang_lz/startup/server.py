@@ -7,11 +7,10 @@ import logging
 from typing import Any
 
 from lz_penalty.fields.histories import LARGEST_HISTORY_MEMORY
-from lz_penalty.fields.kinds import is_integer
+from lz_penalty.fields.kinds import is_integer, number
 from lz_penalty.fields.lz import LARGEST_MAX_WINDOW_SIZE, MAX_WINDOW_SIZE
 from lz_penalty.fields.table import bad_value, shown
-from sglang_lz.guard import guard
-from sglang_lz.guard.metrics import check_share
+from sglang_lz.guard.guard import REPORTED
 from sglang_lz.http.admission import Facts, other_fields, resolve
 from sglang_lz.scheduler import hooks
 from sglang_lz.startup.seal import verify_imported
@@ -41,8 +40,12 @@ def check_server(config: Any) -> None:
     max_window_size = config.lz_max_window_size
     check_integer(MAX_WINDOW_SIZE, max_window_size, LARGEST_MAX_WINDOW_SIZE, "tokens")
     check_integer("--lz-history-memory", config.lz_history_memory, LARGEST_HISTORY_MEMORY, "MiB")
-    guard.check_reported(config.lz_loop_finish_reason)
-    check_share(config.lz_observe_loops, enable_metrics=config.enable_metrics)
+    if (reported := config.lz_loop_finish_reason) not in REPORTED:
+        raise bad_value("--lz-loop-finish-reason", reported, f"one of {', '.join(REPORTED)}")
+    if not number(0, 1).takes(share := config.lz_observe_loops, None):
+        raise bad_value("--lz-observe-loops", share, "a number in [0, 1] (share of outputs)")
+    if share > 0 and not config.enable_metrics:
+        raise bad_value("--lz-observe-loops", share, "0 without --enable-metrics")
     preferred = config.preferred_sampling_params or {}
     if isinstance(preferred, str):
         preferred = json.loads(preferred)
