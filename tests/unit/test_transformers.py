@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,13 @@ def test_a_generation_goes_on_or_begins() -> None:
             penalty.reset()
         assert right.any()
         assert not penalty(torch.tensor([begun]), zeros).any()
+
+
+def test_a_used_penalty_can_be_copied() -> None:
+    penalty = LZPenalty(TOKENIZER, **EARLY)
+    right = generate(penalty, PROMPTS[0])
+    copied = pickle.loads(pickle.dumps(penalty))
+    assert torch.equal(generate(copied, PROMPTS[0]), right)
 
 
 def test_beams_are_refused() -> None:
