@@ -62,6 +62,7 @@ def server_config(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "disaggregation_mode": "null",
         "dllm_algorithm": None,
         "enable_pdmux": False,
+        "enable_multi_layer_eagle": False,
         "pp_size": 1,
         "attn_dp_size": 1,
         "attn_cp_size": 1,

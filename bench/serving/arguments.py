@@ -88,7 +88,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument("--input-len", type=int, help="tokens (default: 1024)")
         page.add_argument("--output-len", type=int, help="tokens (default: 64)")
         page.add_argument(
-            "--fields", type=json.loads, default={}, metavar="JSON", help="beside lz_penalty 0.15"
+            "--fields", type=_object, default={}, metavar="JSON", help="beside lz_penalty 0.15"
         )
     static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
     static.add_argument(
@@ -106,11 +106,21 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return found
+
+
 def _penalty_fields(
     arguments: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> dict[str, Any]:
-    if not isinstance(arguments.fields, dict) or arguments.fields.keys() - set(FIELDS):
-        parser.error(f"--fields must be a JSON object of {', '.join(FIELDS)}.")
+    if unknown := arguments.fields.keys() - set(FIELDS):
+        parser.error(f"--fields must hold {', '.join(FIELDS)} only, got {', '.join(unknown)}.")
     fields = {"lz_penalty": 0.15, **arguments.fields}
     try:
         LZParams.parse(fields, LARGEST_MAX_WINDOW_SIZE)

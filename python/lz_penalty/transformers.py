@@ -72,7 +72,7 @@ class LZPenalty(LogitsProcessor):  # type: ignore[misc]  # mypy does not read tr
         self._prompt = 0
 
     def __getstate__(self) -> dict[str, Any]:  # a copy begins with a new generation
-        return {**vars(self), "_penalizer": None, "_last": self._last[:0]}
+        return {**vars(self), "_penalizer": None, "_last": torch.empty(0, 0, dtype=torch.int64)}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Apply the penalty to the scores of the next token.

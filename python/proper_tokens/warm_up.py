@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import subprocess
@@ -41,18 +40,20 @@ def prepare_in_own_process(text: str) -> Prepared:
         Unsupported: it has a feature that is not modelled.
     """
     try:
-        found = subprocess.run(
-            [sys.executable, "-P", "-m", __name__],
-            input=text.encode(),
-            stdout=subprocess.PIPE,
-            timeout=SECONDS,
-            env=environment(),
-            check=True,
-        ).stdout
-        if found:
-            with np.load(io.BytesIO(found), allow_pickle=False) as file:
-                return Prepared(dict(file))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        with open(os.memfd_create("prepared"), "rb") as memory:
+            subprocess.run(
+                [sys.executable, "-P", "-m", __name__, str(memory.fileno())],
+                input=text.encode(),
+                pass_fds=[memory.fileno()],
+                timeout=SECONDS,
+                env=environment(),
+                check=True,
+            )
+            if memory.seek(0, os.SEEK_END):
+                memory.seek(0)
+                with np.load(memory, allow_pickle=False) as file:
+                    return Prepared(dict(file))
+    except (OSError, subprocess.SubprocessError) as error:
         logger.warning("Proper tokens: they could not be prepared apart: %s", error)
     return prepare(text)
 
@@ -71,4 +72,5 @@ if __name__ == "__main__":
     with contextlib.suppress(Unsupported):  # the parent process will find that out as well
         arrays = prepared_arrays(sys.stdin.buffer.read().decode())
         compile_all(Prepared(arrays))
-        np.savez(sys.stdout.buffer, **arrays)  # type: ignore[arg-type]
+        with open(int(sys.argv[1]), "wb") as memory:
+            np.savez(memory, **arrays)  # type: ignore[arg-type]

@@ -440,9 +440,26 @@ def test_a_tokenizer_is_prepared_in_a_process_of_its_own(
     assert "could not be prepared apart" in caplog.text
 
 
-def test_a_tokenizer_that_is_refused_is_refused_here() -> None:
+def test_a_tokenizer_that_is_refused_is_refused_here(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Unsupported, match="not BPE"):
         warm_up.prepare_in_own_process('{"model": {"type": "Unigram"}}')
+    assert not caplog.records, "the process failed"
+
+
+def test_a_refused_tokenizer_is_not_prepared_again(
+    served: ProperTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(text: str) -> None:
+        asked.append(text)
+        raise Unsupported("its model is none")
+
+    monkeypatch.setattr(backend, "prepare_in_own_process", refuse)
+    for _ in range(3):
+        found = served.dispatch("proper_regex", "a")
+        assert "its model is none" in found.error_message
+    assert len(asked) == 1
 
 
 def test_upstream_keeps_no_grammar_of_ours() -> None:

@@ -405,8 +405,13 @@ def preferred(**fields: Any) -> dict[str, Any]:
 # What a server is started with, and the sentence that stops it.
 WRONG_SERVERS: list[tuple[dict[str, Any], str]] = [
     ({"constrained_json_max_whitespace_cnt": 0}, "--constrained-json-max-whitespace-cnt must be"),
-    ({"lz_max_window_size": 0}, "--lz-max-window-size"),
+    *(
+        ({"lz_max_window_size": size}, r"--lz-max-window-size must be an integer in \[1, 8192\]")
+        for size in (0, -1, 8193, True, "512", 512.0, None)
+    ),
+    ({"lz_history_memory": 0}, r"--lz-history-memory must be an integer in \[1, 8191\] \(MiB\)"),
     ({"smg_grpc_mode": True}, "--smg-grpc-mode must be off"),
+    ({"device": "cpu", "enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle must be off"),
     *(
         ({"lz_observe_loops": share}, r"--lz-observe-loops must be a number in \[0, 1\]")
         for share in (-0.1, 1.1, float("nan"), True, "1")
@@ -439,6 +444,7 @@ WRONG_SERVERS: list[tuple[dict[str, Any], str]] = [
 ]
 RIGHT_SERVERS: list[dict[str, Any]] = [
     {},
+    {"enable_multi_layer_eagle": True},
     {"speculative_algorithm": "UNO"},
     {"attn_cp_size": 2},
     preferred(repetition_detection=LOOP),
@@ -488,11 +494,3 @@ def test_a_server_that_is_not_whole_does_not_start(
     monkeypatch.setattr(startup, "verify_imported", lambda sglang: ["sglang/a.py changed"])
     with pytest.raises(ValueError, match=r"sglang/a\.py changed.*doctor"):
         start({})
-
-
-@pytest.mark.parametrize("value", [0, -1, 8193, True, "512", 512.0, None])
-def test_a_wrong_server_maximum_is_refused(value: object) -> None:
-    with pytest.raises(
-        ValueError, match=r"^--lz-max-window-size must be an integer in \[1, 8192\]"
-    ):
-        startup.check_integer("--lz-max-window-size", value, 8192, "tokens")

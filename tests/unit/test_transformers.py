@@ -114,8 +114,10 @@ def test_a_generation_goes_on_or_begins() -> None:
 def test_a_used_penalty_can_be_copied() -> None:
     penalty = LZPenalty(TOKENIZER, **EARLY)
     right = generate(penalty, PROMPTS[0])
-    copied = pickle.loads(pickle.dumps(penalty))
-    assert torch.equal(generate(copied, PROMPTS[0]), right)
+    pickled = pickle.dumps(penalty)
+    assert torch.equal(generate(pickle.loads(pickled), PROMPTS[0]), right)
+    penalty.reset()
+    assert len(pickle.dumps(penalty)) == len(pickled), "it holds the last ids"
 
 
 def test_beams_are_refused() -> None:

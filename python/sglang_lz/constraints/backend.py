@@ -76,6 +76,7 @@ class ProperTokens:
         self._stop_tokens = tuple(stop_tokens)
         self._shared = shared
         self._prepared: Prepared | None = None
+        self._refusal = ""  # why the tokenizer cannot be modelled
         self._products: OrderedDict[tuple[str, str], Future[Product]] = OrderedDict()
         self._timer: threading.Timer | None = None
         self._preparing = threading.Lock()
@@ -89,10 +90,15 @@ class ProperTokens:
             Unsupported: the tokenizer cannot be modelled exactly.
         """
         with self._preparing:
+            if self._refusal:
+                raise Unsupported(self._refusal)
             if self._prepared is None:
                 start = time.perf_counter()
-                text = tokenizer_text(self._tokenizer)
-                found = prepare_in_own_process(text)
+                try:
+                    found = prepare_in_own_process(tokenizer_text(self._tokenizer))
+                except Unsupported as error:
+                    self._refusal = str(error)
+                    raise
                 compile_all(found)
                 self._prepared = found
                 logger.info("Proper tokens ready in %.1f s", time.perf_counter() - start)

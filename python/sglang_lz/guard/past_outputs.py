@@ -162,7 +162,7 @@ def read(file: str) -> Iterator[Output]:
         OSError: the file cannot be read.
     """
     is_empty = True
-    with open("/dev/stdin" if file == "-" else file, encoding="utf-8-sig") as stream:
+    with open(0 if file == "-" else file, encoding="utf-8-sig") as stream:
         try:
             for output in _outputs_of(stream, file):
                 is_empty = False

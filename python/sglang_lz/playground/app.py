@@ -90,7 +90,8 @@ def run(server: str, port: int) -> None:
     upstream = Upstream(server)
     if not 1 <= port <= 65535:
         raise ValueError(f"--port must be an integer in [1, 65535], got {port}.")
-    app = create_app(upstream, frozenset((f"{HOST}:{port}", f"localhost:{port}")))
+    suffix = "" if port == 80 else f":{port}"  # as browsers write the header
+    app = create_app(upstream, frozenset((HOST + suffix, "localhost" + suffix)))
     print(f"sglang-lz: the playground is at http://{HOST}:{port}", file=sys.stderr, flush=True)
     uvicorn.run(app, host=HOST, port=port, log_level="error", server_header=False)
 
@@ -143,10 +144,10 @@ def create_app(upstream: Upstream, hosts: frozenset[str]) -> FastAPI:
 
     @app.post("/api/generate")
     async def generate(request: Request) -> Response:
-        about = await upstream.about()
-        asked = Asked(await _body(request), about)
         if streams.locked():
             raise BadRequest(f"At most {MOST_STREAMS} outputs can be generated at a time.")
+        about = await upstream.about()
+        asked = Asked(await _body(request), about)
 
         async def lines() -> AsyncIterator[str]:
             async with streams:

@@ -74,7 +74,7 @@ class CommandLine:
         except ImportError as error:
             why = f"{options.command} needs what is not installed ({error})."
         except OSError as error:
-            why = f"{error.filename} cannot be used ({error.strerror})."
+            why = f"{error.filename or 'standard input'} cannot be used ({error.strerror})."
         except KeyboardInterrupt:
             say("sglang-lz: interrupted, nothing was changed.")
             return 130

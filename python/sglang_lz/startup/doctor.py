@@ -56,7 +56,7 @@ def examine_installed() -> Iterator[Check]:
     stock = ", without the LZ penalty (stock)" if "+lz0" in seal.version else ""
     found = f"{NAME} {seal.version}{stock}"
     if installed != seal.version:
-        found = f"METADATA says {installed}, the seal {seal.version}"
+        found = f"METADATA says {installed or 'nothing'}, the seal {seal.version}"
     yield Check("version", installed == seal.version, found)
     problems = seal.problems(read)
     found = "; ".join(problems[:3]) or f"all {len(seal.files)} sealed files are as they were sealed"

@@ -70,6 +70,10 @@ def check_server(config: Any) -> None:
             f"--constrained-json-max-whitespace-cnt must be at least 1, got {whitespace}: for JSON "
             "on one line use --constrained-json-disable-any-whitespace."
         )
+    if config.enable_multi_layer_eagle and config.device == "cpu":
+        raise ValueError(
+            "--enable-multi-layer-eagle must be off on a CPU, which has no kernel for it."
+        )
     if config.smg_grpc_mode:
         raise ValueError(
             "--smg-grpc-mode must be off: that protocol has no field for lz_penalty, so a router "

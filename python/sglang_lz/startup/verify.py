@@ -38,6 +38,8 @@ def examine_files(files: Iterable[Path], public_key: str) -> Iterator[Check]:
         check, sums = _sums(folder, key)
         yield check
         for file in own if check.ok else ():
+            if not file.is_file():
+                raise DistError(f"{file} is not a file; name files of a release.")
             if file.name in (SUMS, SIGNATURE):
                 continue
             yield _listed("sha256", file, sums)
