@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+import _make_release
+from _environment import SetupError
 from distribution import world as parts
 from distribution.world import PYTHON, TAGS, Change, World, append, git, remove, replace, snapshot
 
@@ -255,6 +258,15 @@ def test_a_commit_without_a_password_or_a_full_test_is_not_signed(
 
 
 # verify
+
+
+def test_a_wheel_that_differs_from_its_seal_is_not_released(release: Release) -> None:
+    _make_release._check(release.folder, None)
+    twice = pytest.warns(UserWarning, match="Duplicate")
+    with zipfile.ZipFile(release.folder / CUDA, "a") as wheel, twice:
+        wheel.writestr("sglang_lz/__init__.py", "changed = True\n")
+    with pytest.raises(SetupError, match=r"differs from its seal: sglang_lz/__init__\.py was"):
+        _make_release._check(release.folder, None)
 
 
 def test_whole(released: Release) -> None:
