@@ -293,7 +293,7 @@ class Penalizer:
             TypeError: the logits have another dtype.
         """
         history = self._begin(plan, logits, is_masked)
-        if len(request_rows) != plan.rows:
+        if request_rows.shape[0] != plan.rows:
             request_rows = request_rows[: plan.rows]
         inputs = StepInputs(request_rows, seq_lens, input_ids, plan.prefilled, plan.offset)
         self.kernels.step(

@@ -16,6 +16,6 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
         values: a tensor on the CPU, which must not be changed afterwards.
         device: where to copy it; on a CPU the result is `values` itself.
     """
-    if device.type == "cuda" and not values.is_pinned():
-        values = values.pin_memory()
+    if device.type == "cuda":
+        values = values.pin_memory()  # itself if it is pinned
     return values.to(device, non_blocking=True)

@@ -43,6 +43,10 @@ POINTERS = {
     **dict.fromkeys(("params_ptr", "logits_ptr", "strengths_ptr"), "*fp32"),
     **dict.fromkeys(("block_ptr", "is_number_ptr"), "*u8"),
 }
+OF_HISTORY = (
+    "memory_ptr", "numbers_ptr", "strengths_ptr", "mask_ptr", "masks", "tails_ptr", "walk_ptr",
+    "forbidden_ptr", "words",
+)  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BUDGET = Path(__file__).with_name("kernel_budget.json")
 COUNTS = ("registers", "instructions", "barriers", "loads", "chain", "stack")
@@ -54,6 +58,8 @@ LETTERS = {"load": "L", "store": "S", "atomic": "A", "barrier": "B"}
 
 def compiled_for_hopper(kernel, block: int, history: bool, nodes: int, launch: dict[str, int]):
     constants = {"BLOCK": block, "NODES": nodes, "HISTORY": history}
+    if not history and "HISTORY" in kernel.arg_names:
+        constants |= dict.fromkeys(OF_HISTORY)
     types = POINTERS | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     source = ASTSource(

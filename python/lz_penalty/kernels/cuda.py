@@ -97,8 +97,8 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     cpu.write_windows(dict(enumerate(windows.values())), arrays, state.host_numbers)
     _seed(
         (count, 1),
-        upload(block, state.tokens.device), count, width, state.tokens, state.run, state.params,
-        state.cover, state.capacity,
+        block.to(state.tokens.device, non_blocking=True), count, width, state.tokens, state.run,
+        state.params, state.cover, state.capacity,
         constants=(SEED_BLOCK,),
     )  # fmt: skip
 
@@ -146,12 +146,12 @@ def step(
     block = _block(width, state.capacity)
     _assert_dense(request_rows, seq_lens, input_ids)
     _assert_bits(history, logits)
-    rows = len(request_rows)
+    rows = request_rows.shape[0]
     _step(
         (rows, 1),
         logits, *logits.stride(), logits.shape[1], request_rows, seq_lens, input_ids, prefilled,
-        offset, *_of_windows(state), state.numbers, len(state.numbers),
-        *_of_history(state, history, rows, 1), int(forbids),
+        offset, *_of_windows(state), state.numbers, state.numbers.shape[0],
+        *_of_history(history, rows, 1), int(forbids),
         constants=(block, history is not None),
         types=(request_rows.dtype, seq_lens.dtype, input_ids.dtype),
     )  # fmt: skip
@@ -179,8 +179,8 @@ def verify(
         (batch, nodes),
         logits, *logits.stride(), logits.shape[1], request_rows, root, tokens.long().contiguous(),
         first_child.contiguous(), next_sibling.contiguous(), nodes, paths, depth,
-        *_of_windows(state), state.numbers, len(state.numbers),
-        *_of_history(state, history, batch * nodes, depth), int(forbids),
+        *_of_windows(state), state.numbers, state.numbers.shape[0],
+        *_of_history(history, batch * nodes, depth), int(forbids),
         constants=(most_nodes, block, history is not None),
         types=(request_rows.dtype, root.dtype, first_child.dtype, next_sibling.dtype),
     )  # fmt: skip
@@ -198,7 +198,7 @@ def accept(
     _accept(
         (batch, 1),
         request_rows, root, paths, depth, accept_index, accept_index.stride(0),
-        num_correct_drafts, *_of_windows(state), *_of_history(state, history, batch, depth), 0,
+        num_correct_drafts, *_of_windows(state), *_of_history(history, batch, depth), 0,
         constants=(block, history is not None),
         types=(request_rows.dtype, root.dtype, accept_index.dtype, num_correct_drafts.dtype),
     )  # fmt: skip
@@ -227,13 +227,10 @@ def _of_windows(state: WindowState) -> tuple[Any, ...]:
     return state.tokens, state.run, state.params, state.cover, state.capacity
 
 
-def _of_history(
-    state: WindowState, history: HistoryState | None, rows: int, depth: int
-) -> tuple[Any, ...]:
-    """The kernels' arguments from `memory_ptr` to `words`; arbitrary where they are not read."""
+def _of_history(history: HistoryState | None, rows: int, depth: int) -> tuple[Any, ...]:
+    """The kernels' arguments from `memory_ptr` to `words`; None where they are not read."""
     if history is None:
-        nothing = state.params
-        return nothing, nothing, nothing, nothing, 0, nothing, nothing, nothing, 0
+        return (None,) * 9
     assert depth <= history.room.nodes, "no scratch was reserved for such trees"
     walk = torch.empty(rows, 2, depth, dtype=torch.int32, device=history.device)
     return (

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
@@ -69,8 +70,10 @@ class Kernel:
         else:
             active = driver.active
             stream = active.get_current_stream(active.get_current_device())
-            # As Triton itself launches it, but without metadata for hooks, and without hooks.
+            # As Triton itself launches it, but without metadata for hooks, and without hooks. Given
+            # a tensor, Triton's launcher would ask CUDA's driver about its address.
+            addresses = [a.data_ptr() if type(a) is Tensor else a for a in arguments]
             binary.run(
                 *grid, 1, stream, binary.function, binary.packed_metadata, None, None, None,
-                *arguments, *constants,
+                *addresses, *constants,
             )  # fmt: skip
