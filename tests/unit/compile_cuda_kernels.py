@@ -49,7 +49,7 @@ OF_HISTORY = (
 )  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 BUDGET = Path(__file__).with_name("kernel_budget.json")
-COUNTS = ("registers", "instructions", "barriers", "loads", "chain", "stack")
+COUNTS = ("registers", "instructions", "barriers", "loads", "rounds", "stack")
 
 # How the intermediate code of Triton 3.6 and of 3.9 names what the order of memory depends on.
 MEMORY = re.compile(r"\btt\.(load|store|atomic)|\b(?:gpu|ttg)\.(barrier)\b")
@@ -82,7 +82,7 @@ class Program:
         instructions: in the program; without histories, a warp executes each at most once.
         barriers: among them.
         loads: among them, from global memory.
-        chain: how many of these loads wait for one another (`longest_chain`).
+        rounds: in how many rounds it loads from global memory (`rounds_of_loads`).
         order: loads, stores, atomics and barriers as they stand in Triton's intermediate code, a
             letter each.
     """
@@ -96,7 +96,7 @@ class Program:
     instructions: int
     barriers: int
     loads: int
-    chain: int
+    rounds: int
     order: str
 
 
@@ -116,47 +116,31 @@ def order(compiled: Any) -> str:
 
 
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.MULTILINE)
-REGISTER = re.compile(r"\b(U?R|U?P)(\d+)\b")
-WIDE = {".64": 2, ".128": 4, ".WIDE": 2}
-"""How many registers in a row an operand has, by the suffix of its instruction."""
+REGISTER = re.compile(r"\bR(\d+)(\.64)?")
+WIDE = {".64": 2, ".128": 4}
+"""How many registers in a row an operand has, by its suffix or that of its load."""
 
 
-def longest_chain(instructions: Sequence[str]) -> int:
-    """How many loads from global memory wait for one another, as the program stands.
+def rounds_of_loads(instructions: Sequence[str]) -> int:
+    """In how many rounds a warp loads from global memory.
 
-    A load waits for the loads whose results are in its address, directly or through other
-    instructions, and for those that decide whether the program goes on to it. What is read from
-    shared memory waits for all that was written to it before. Loops count once.
+    A warp issues its instructions in order, and waits at the first that needs the result of a load.
+    Loads behind it are of a later round, whether they need that result or not. Here the order is
+    that of the text: both sides of a branch count, and loops count once.
     """
-    waits: Counter[tuple[str, int]] = Counter()  # by register, the loads behind its value
-    shared = control = longest = 0
+    pending: dict[int, int] = {}  # by register, the round of the load that fills it
+    finished = rounds = 0
     for text in instructions:
-        guard, operation, operands = re.fullmatch(r"(@!?\S+)?\s*(\S+)\s*(.*)", text).groups()
-        width = max((n for suffix, n in WIDE.items() if suffix in operation), default=1)
-        first, _, rest = operands.partition(",")
-        has_result = not operation.startswith(("ST", "RED", "BRA", "EXIT", "BAR", "ATOM"))
-        sources = (rest if has_result else operands) + (guard or "")
-        here = control
-        for kind, number in REGISTER.findall(sources):
-            wide = 2 if ".64" in text or width > 1 else 1
-            here = max(here, *(waits[kind, int(number) + i] for i in range(wide)))
-        if operation.startswith("LDS"):
-            here = max(here, shared)
-        elif operation.startswith("STS"):
-            shared = max(shared, here)
-        elif operation.startswith(("EXIT", "BRA")):
-            control = max(control, here)
-        elif operation.startswith(("LDG", "ATOMG")):
-            here += 1
-            longest = max(longest, here)
-        if has_result:
-            written = REGISTER.findall(first)
-            if operation.split(".")[0].endswith("SETP"):  # a second predicate follows
-                written += REGISTER.findall(rest.partition(",")[0])
-            for kind, number in written:
-                for i in range(width if kind.endswith("R") else 1):
-                    waits[kind, int(number) + i] = here
-    return longest
+        operation, operands = re.fullmatch(r"(?:@!?\S+)?\s*(\S+)\s*(.*)", text).groups()
+        for number, suffix in REGISTER.findall(operands):
+            for register in range(int(number), int(number) + WIDE.get(suffix, 1)):
+                finished = max(finished, pending.pop(register, 0))
+        if operation.startswith(("LDG", "ATOMG")):
+            first = int(REGISTER.search(operands)[1])
+            width = max((n for suffix, n in WIDE.items() if suffix in operation), default=1)
+            pending |= dict.fromkeys(range(first, first + width), finished + 1)
+            rounds = finished + 1
+    return rounds
 
 
 def program(
@@ -192,7 +176,7 @@ def program(
         len(instructions),
         operations["BAR"],
         operations["LDG"],
-        longest_chain(instructions),
+        rounds_of_loads(instructions),
         order(compiled),
     )
 

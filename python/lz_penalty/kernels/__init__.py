@@ -71,38 +71,11 @@ def warm_up(
         logits = wide[:, :1]
         if history is not None:
             kernels.forbid(history, logits[:2])
-        kernels.step(
-            state,
-            logits[:2],
-            StepInputs(request_rows=none, seq_lens=none, input_ids=none, prefilled=0, offset=0),
-            width=width,
-            history=history,
-        )
+        inputs = StepInputs(none, none, none, prefilled=0, offset=0)
+        kernels.step(state, logits[:2], inputs, width=width, history=history)
         for nodes, depth in {(size, depth) for size in tree_sizes for depth in (1, size)}:
             tree = torch.zeros(1, nodes, dtype=torch.int64, device=device)
-            paths = kernels.verify(
-                state,
-                logits[:nodes],
-                DraftTrees(
-                    request_rows=none[:1],
-                    root=none[:1],
-                    tokens=tree,
-                    first_child=tree,
-                    next_sibling=tree,
-                    depth=depth,
-                ),
-                width=width,
-                history=history,
-            )
-            kernels.accept(
-                state,
-                AcceptedPaths(
-                    request_rows=none[:1],
-                    root=none[:1],
-                    paths=paths,
-                    accept_index=tree.int(),
-                    num_correct_drafts=none[:1].int(),
-                ),
-                width=width,
-                history=history,
-            )
+            trees = DraftTrees(none[:1], none[:1], tree, tree, tree, depth)
+            paths = kernels.verify(state, logits[:nodes], trees, width=width, history=history)
+            accepted = AcceptedPaths(none[:1], none[:1], paths, tree.int(), none[:1].int())
+            kernels.accept(state, accepted, width=width, history=history)

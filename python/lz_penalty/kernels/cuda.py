@@ -90,6 +90,7 @@ def seed(state: WindowState, windows: Mapping[int, RowWindow]) -> None:
     has_tokens = any(one.tokens for one in windows.values())
     count, width = len(windows), state.capacity if has_tokens else 1
     size = count * (torch.int64.itemsize + bytes_of_row(width))
+    # Pinned, so that the copy does not wait.
     block = torch.zeros(size, dtype=torch.uint8, pin_memory=state.tokens.is_cuda)
     rows, cover, params, tokens, run = _parts_of_seed(block, count, width)
     rows[:] = list(windows)
@@ -254,14 +255,10 @@ def _block(width: int, capacity: int) -> int:
     return max(SMALLEST_BLOCK, triton.next_power_of_2(usual if width <= usual else capacity))
 
 
-def _warps(block: int) -> int:
-    return min(max(block // 64, 4), 32)
-
-
 def _launch(block: int) -> dict[str, int]:
     """Launch options. By default, ptxas spills registers to run more programs at a time. Given the
     limit explicitly, it also spills if a program needs nearly all registers."""
-    warps = _warps(block)
+    warps = min(max(block // 64, 4), 32)
     limit = {"maxnreg": min(65536 // (32 * warps), 255)} if block <= 4096 else {}
     return {"num_warps": warps, **limit}
 

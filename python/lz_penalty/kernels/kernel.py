@@ -71,7 +71,8 @@ class Kernel:
             active = driver.active
             stream = active.get_current_stream(active.get_current_device())
             # As Triton itself launches it, but without metadata for hooks, and without hooks. Given
-            # a tensor, Triton's launcher would ask CUDA's driver about its address.
+            # a tensor, its launcher asks CUDA's driver about the address, which takes time; so a
+            # tensor on the CPU is an error of the first launch only.
             addresses = [a.data_ptr() if type(a) is Tensor else a for a in arguments]
             binary.run(
                 *grid, 1, stream, binary.function, binary.packed_metadata, None, None, None,

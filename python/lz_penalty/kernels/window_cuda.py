@@ -76,6 +76,8 @@ REMEMBERED_STRENGTH = tl.constexpr(window.REMEMBERED_STRENGTH)
 RUN_BITS = tl.constexpr(16)
 # More than any column, and small enough that its product with a match length is an int32.
 COLUMNS = tl.constexpr(1 << 14)
+# The registers of a program with so few columns hold their logits as well.
+FEW_COLUMNS = tl.constexpr(512)
 
 
 @triton.jit
@@ -100,23 +102,32 @@ def _tokens_at(
 
 
 @triton.jit
-def _runs_and_cover(
-    period, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, visible, window_size,
-    onset, cover_ptr, STEP: tl.constexpr,
-):  # fmt: skip
-    """run_k and run'_k of each period k after the path, and the row's word M and counter.
+def _stored(period, run_ptr, cover_ptr, capacity, onset):
+    """run_k and run'_k of each period k before the path, and the row's word M and counter.
 
-    The loads of the runs do not wait for the window size, because they are masked by the capacity.
-    Columns that are not visible or beyond the window are set to 0 afterwards.
+    These loads do not wait for the window size, because they are masked by the capacity.
     """
-    run = tl.load(run_ptr + period, mask=period < capacity, other=0).to(tl.int32)
-    in_alike = (period < capacity) & (onset > 0)
+    in_window = period < capacity
+    run = tl.load(run_ptr + period, mask=in_window, other=0).to(tl.int32)
+    in_alike = in_window & (onset > 0)
     alike = tl.load(run_ptr + capacity + period, mask=in_alike, other=0).to(tl.int32)
+    word = tl.load(cover_ptr + LOOPED)
+    memory = tl.load(cover_ptr + MEMORY).to(tl.int32)
+    return run, alike, word, memory
+
+
+@triton.jit
+def _runs_and_cover(
+    period, run, alike, word, memory, path_ptr, on_path, newest, tokens_ptr, slot, capacity,
+    visible, window_size, onset, STEP: tl.constexpr,
+):  # fmt: skip
+    """run_k, run'_k, the word M and the counter after the path.
+
+    Periods that are not visible or beyond the window get runs of 0.
+    """
     is_known = period < tl.minimum(visible - on_path, window_size)
     run = tl.where(is_known, run, 0)
     alike = tl.where(is_known, alike, 0)
-    word = tl.load(cover_ptr + LOOPED)
-    memory = tl.load(cover_ptr + MEMORY).to(tl.int32)
     for older in range(on_path):
         newer = on_path - 1 - older
         added = newest if STEP else tl.load(path_ptr + newer)
@@ -234,11 +245,20 @@ def _penalise(
         token = _tokens_at(
             column, path_ptr, on_path, newest, tokens_ptr, slot, capacity, column < capacity, STEP
         )  # fmt: skip
-    run, alike, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, newest, tokens_ptr, run_ptr, slot, capacity, visible,
-        window_size, onset, cover_ptr, STEP,
-    )  # fmt: skip
+    run, alike, word, memory = _stored(column + 1, run_ptr, cover_ptr, capacity, onset)
     length = tl.minimum(visible, window_size)
+    sure, early = False, 0.0
+    if column.shape[0] <= FEW_COLUMNS:
+        # Without an onset, all tokens are lowered, so their logits need not wait for the runs.
+        # Without `loaded`, which is always true, some runs would be loaded only after the tokens.
+        loaded = (run >= 0) & (alike >= TOO_MANY_NUMBERS) & (memory >= 0)
+        sure = loaded & (onset == 0) & (column < length) & (token >= 0) & (token < vocab_size)
+        at = logits_ptr + tl.where(sure, token, 0).to(tl.int64) * token_stride
+        early = tl.load(at, mask=sure, other=0.0, cache_modifier=".cg")
+    run, alike, word, memory = _runs_and_cover(
+        column + 1, run, alike, word, memory, path_ptr, on_path, newest, tokens_ptr, slot,
+        capacity, visible, window_size, onset, STEP,
+    )  # fmt: skip
     strength = tl.full(column.shape, 1, tl.int32)
     if onset > 0:
         grown = tl.where(_is_loop(run, column + 1), _copies(run, column + 1) - onset + 1, 0)
@@ -262,7 +282,8 @@ def _penalise(
     savings = penalty * _savings(column, matched_before, bits_of_vocab, is_rate)
     at = logits_ptr + tl.where(known, token, 0).to(tl.int64) * token_stride
     # Load from L2, where the atomics act. L1 would keep the old value for the other penalties.
-    original = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
+    late = known & ~sure if column.shape[0] <= FEW_COLUMNS else known
+    original = tl.load(at, mask=late, other=early, cache_modifier=".cg")
     lowered = original - savings * strength.to(tl.float32)
     # The logit of a token in two columns must be read for both before either lowers it.
     tl.debug_barrier()
@@ -321,13 +342,15 @@ def step_kernel(
     logits_ptr += row.to(tl.int64) * row_stride
     params_ptr += request_row * PARAMS
     penalty = tl.load(params_ptr + PENALTY)
-    # Together with the penalty, so that the loads that it masks do not wait any longer.
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
-    if penalty != 0:
+    newest = tl.load(path_ptr, mask=on_path > 0, other=0).to(tl.int32)
+    # Always true: without it, ptxas would load these values only once it knows the penalty, and
+    # each round of loads is a good part of a step. The largest program would spill registers.
+    loaded = (onset >= 0) & (position >= 0) & (newest >= LEAST_ID)
+    if (penalty != 0) & (loaded | (HISTORY and BLOCK > 4096)):
         column = tl.arange(0, BLOCK)
         before = (position - on_path) % capacity
         visible = _visible(position, params_ptr)
-        newest = tl.load(path_ptr, mask=on_path > 0, other=0).to(tl.int32)
         newest = _marked(newest, is_number_ptr, numbers_end, (on_path > 0) & (onset > 0))
         run, alike, word, memory = _penalise(
             column, logits_ptr, token_stride, vocab_size, path_ptr, on_path, newest,
@@ -400,7 +423,9 @@ def verify_kernel(
     penalty = tl.load(params_ptr + PENALTY)
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
     place = tl.load(numbers_ptr + request_row * NUMBERS + AT) if HISTORY else -1
-    if (penalty == 0) & (place < 0):
+    before = tl.load(root_ptr + tree).to(tl.int32) - 1
+    # The last two are never true: with them, ptxas loads these values as early as the penalty.
+    if ((penalty == 0) & (place < 0)) | (before < -1) | (onset < 0):
         return
     tokens_ptr += request_row * capacity
     row = tree.to(tl.int64) * nodes + node
@@ -412,7 +437,6 @@ def verify_kernel(
     )  # fmt: skip
     # One thread wrote the path, all threads read it.
     tl.debug_barrier()
-    before = tl.load(root_ptr + tree).to(tl.int32) - 1
     logits_ptr += row * row_stride
     if penalty != 0:
         column = tl.arange(0, BLOCK)
@@ -462,10 +486,14 @@ def accept_kernel(
     visible = _visible(before + on_path, params_ptr)
     window_size = tl.load(params_ptr + WINDOW_SIZE).to(tl.int32)
     onset = tl.load(params_ptr + ONSET).to(tl.int32)
+    run, alike, word, memory = _stored(
+        column + 1, run_ptr + request_row * RUNS * capacity, cover_ptr + request_row * COVER,
+        capacity, onset,
+    )  # fmt: skip
     run, alike, word, memory = _runs_and_cover(
-        column + 1, path_ptr, on_path, 0, tokens_ptr + request_row * capacity,
-        run_ptr + request_row * RUNS * capacity, before % capacity, capacity, visible, window_size,
-        onset, cover_ptr + request_row * COVER, STEP=False,
+        column + 1, run, alike, word, memory, path_ptr, on_path, 0,
+        tokens_ptr + request_row * capacity, before % capacity, capacity, visible, window_size,
+        onset, STEP=False,
     )  # fmt: skip
     # Two threads may hold the same column when there are more threads than columns.
     tl.debug_barrier()
