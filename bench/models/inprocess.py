@@ -37,10 +37,10 @@ KNOWN = {*LZ_FIELDS, *HISTORY_FIELDS, *COUNTS, DETECTION}
 
 
 def folder_of(model: str) -> Path:
-    """The folder of a model: itself, or that of a name or hub id of `sglang_lz.models`."""
+    """The folder of a model: itself, or that of a name of `sglang-lz models`."""
     if Path(model, "config.json").is_file():
         return Path(model)
-    if (found := catalogue.find(model)) is None:
+    if (found := catalogue.published().get(model)) is None:
         names = ", ".join(catalogue.published())
         raise ValueError(f"--in-process must be a folder or one of {names}, got {model!r}.")
     return catalogue.obtain(found)

@@ -88,7 +88,7 @@ def _models(options: argparse.Namespace) -> int:
                 f"{model.name:20}{model.hub} in {model.quantization}, {model.licence}, "
                 f"{model.megabytes} MB, {model.packed}{here}"
             )
-    elif found := catalogue.find(options.name):
+    elif found := catalogue.published().get(options.name):
         print(catalogue.obtain(found))
     else:
         names = ", ".join(catalogue.published())

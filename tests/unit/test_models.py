@@ -21,6 +21,7 @@ from sglang_lz.models.gguf import convert
 MERGES = ["i n", "t h", "th e", "1 2", "Ġ 1", "Ċ Ċ"]
 SPECIAL = {"<|endoftext|>": 3, "<|im_end|>": 3, "<tool_call>": 4, "<|file_sep|>": 3}
 """By name, their types: 3 is a control token, 4 is one that a user defined."""
+LOCK = ".sglang-lz.lock"
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -157,18 +158,22 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"name": "a", **about, "packer": "us", "megabytes": 1, "sha256": sha, "wheels": wheels}
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_a_model_is_fetched_once(packed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = catalogue.Published(**packed)
     folder = catalogue.obtain(model)
     assert folder == model.folder
     assert AutoModelForCausalLM.from_pretrained(folder).config.hidden_size == SIZES["hidden_size"]
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert names_in(folder.parent) == [LOCK, folder.name]
     monkeypatch.setattr(packages, "download", lambda *_: pytest.fail("it is here"))
     assert catalogue.obtain(model) == folder
 
 
 def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what a killed process left is removed."""
+    """And what a killed process left is removed, but no file of others."""
     model, download, downloads = catalogue.Published(**packed), packages.download, []
 
     def counted(*arguments: Any) -> None:
@@ -176,12 +181,13 @@ def test_two_at_once_make_it_once(packed: dict[str, Any], monkeypatch: pytest.Mo
         download(*arguments)
 
     monkeypatch.setattr(packages, "download", counted)
-    left = catalogue.models_folder() / ".left"
-    left.mkdir(parents=True)
+    home = catalogue.models_folder()
+    for name in (".sglang-lz-left", ".ssh"):
+        (home / name).mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(catalogue.obtain, [model, model])) == [model.folder] * 2
     assert len(downloads) == 1
-    assert list(left.parent.iterdir()) == [model.folder]
+    assert names_in(home) == [LOCK, ".ssh", model.folder.name]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_an_unpinned_package_leaves_nothing(
 ) -> None:
     with pytest.raises(packages.PackageError, match=message):
         catalogue.obtain(catalogue.Published(**packed | wrong))
-    assert list(catalogue.models_folder().iterdir()) == []
+    assert names_in(catalogue.models_folder()) == [LOCK]
 
 
 def test_every_entry_of_the_catalogue_is_pinned() -> None:
@@ -205,5 +211,3 @@ def test_every_entry_of_the_catalogue_is_pinned() -> None:
         for requirement, sha in model.wheels.items():
             assert requirement.count("==") == 1
             assert len(bytes.fromhex(sha)) == len(bytes.fromhex(model.sha256)) == 32
-        assert catalogue.find(model.hub) == catalogue.find(model.name) == model
-    assert catalogue.find("someone/else") is None

