@@ -65,15 +65,17 @@ def environment(server: dict[str, Any]) -> dict[str, Any]:
     """
     folder = Path(server.get("model_path", "unknown"))
     weights, training = folder / "model.safetensors", folder / "training.json"
+    digest = None
+    if weights.is_file():
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "date": date(),
         **machine(),
         "sglang": server.get("version"),
         **versions("torch"),
         "model": f"{folder.parent.name}/{folder.name}",
-        "model_sha256": (
-            hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
-        ),
+        "model_sha256": digest,
         **({"training": json.loads(training.read_text())} if training.is_file() else {}),
         "server": {
             name: server.get(name)

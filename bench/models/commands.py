@@ -182,6 +182,7 @@ def sample(arguments: argparse.Namespace, items: list[Item], wanted: grid.Grid) 
         # Not a setting: without seeds, two probes may have different results.
         "seed_honoured": seed_honoured,
         "model": facts["model"] if server else endpoint.model,
+        "commit": commit(),
         **_of_run(arguments, "httpx"),
     }
     with run_directory.record(arguments.out, items, wanted, settings, facts) as kept:
@@ -209,6 +210,7 @@ def sample_in_process(arguments: argparse.Namespace, items: list[Item], wanted: 
         "endpoint_model": folder.name,
         "model_sha256": facts.pop("model_sha256"),
         "endpoint": "in process",
+        "commit": commit(),  # it has the penalties
         "fields": {},
         "unit": "tokens",
         **_of_grid(items, wanted, arguments.max_tokens),
@@ -234,7 +236,6 @@ def _of_run(arguments: argparse.Namespace, library: str) -> dict[str, Any]:
     return {
         "command": command("bench.models"),
         "tasks": arguments.task,
-        "commit": commit(),
         "concurrency": arguments.concurrency,
         **versions(library, "numpy"),
     }
