@@ -109,7 +109,10 @@ def model_arguments(asked: str | None) -> list[str]:
     except UnreachableError as error:
         if asked:
             raise
-        print(f"sglang-lz: {error} Serving the demo model instead.", file=sys.stderr)
+        print(
+            f"sglang-lz: {error} Serving the model of the tests instead, which writes nonsense.",
+            file=sys.stderr,
+        )
         return DEMO_ARGUMENTS
 
 
