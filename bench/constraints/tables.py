@@ -24,21 +24,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def published_exact() -> str:
     """What differs from published tokenizers, and which are refused."""
-    lines = []
+    kinds = ("wrong_pairs", "wrong_sequences", "dead_walks", "improper_walks")
+    models: dict[str, list[str]] = {}
     for row in load("published")["rows"]:
-        wrong: object = "refused"
-        if "refused" not in row:
-            kinds = ("wrong_pairs", "wrong_sequences", "dead_walks", "improper_walks")
-            wrong = sum(row[kind] for kind in kinds)
-        lines.append((row["tokenizer"], row["models"], f"{row['tokens']:,}", wrong))
-    return table(("tokenizer", "models", "tokens", "wrong"), lines)
+        wrong = "refused" if "refused" in row else f"{sum(row[kind] for kind in kinds)} wrong"
+        models.setdefault(wrong, []).append(row["models"])
+    return "".join(f"- {wrong}: {'; '.join(names)}\n" for wrong, names in models.items())
 
 
 def schemas() -> str:
     """Any JSON, a recursive schema and schemas of applications, on a published tokenizer."""
     result = load("schemas")
     (facts,) = result["tokenizers"]
-    engines = list(dict.fromkeys(row["engine"] for row in result["rows"]))
+    engines = list(dict.fromkeys(row["engine"] for row in result["rows"] if "error" not in row))
     by_engine = {
         engine: {row["case"]: row for row in result["rows"] if row["engine"] == engine}
         for engine in engines
@@ -75,7 +73,7 @@ def _cell(row: dict[str, Any] | None) -> str:
         return "fails"
     return (
         f"{row['compile_ms']:,.0f} ms; {row['warm_us_median']:,.0f} / {row['warm_us_p99']:,.0f} us"
-        f"; {max(row['held_megabytes'], 0.0):,.1f} MB"
+        f"; {max(0.0, row['held_megabytes']):,.1f} MB"
     )
 
 
