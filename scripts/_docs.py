@@ -79,6 +79,8 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "real-model"): repetition.readme,
     ("README.md", "table-one"): table_one,
     ("docs/RESULTS.md", "real-model"): repetition.real,
+    ("docs/RESULTS.md", "solved"): repetition.solved,
+    ("docs/RESULTS.md", "temperatures"): repetition.temperatures,
     ("docs/RESULTS.md", "step-summary"): kernel.step_summary,
     ("docs/ARCHITECTURE.md", "patches"): patches,
     ("docs/PROPER_TOKENS.md", "fields"): lambda: markdown_table(request_field.ENTRIES),

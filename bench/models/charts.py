@@ -1,4 +1,7 @@
-"""The plots of runs: accuracy and loops over temperature, figures 2 to 4 of the paper."""
+"""The plots of runs: accuracy and loops over temperature, figures 2 to 4 of the paper.
+
+`python -m bench.models.charts` draws the one of docs/RESULTS.md.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from bench.common import RESULTS
+from bench.models.tables import GREEDY, plotted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,3 +143,7 @@ def _draw_lines(axes: Axes, cells: Sequence[Cell], variants: Sequence[str], meas
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     axes.tick_params(length=0, pad=7)
     axes.grid(visible=False, axis="x")
+
+
+if __name__ == "__main__":
+    draw(RESULTS / "models" / GREEDY[0], plotted())

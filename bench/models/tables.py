@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench.common import RESULTS
-from bench.models.scores import SHARES
+from bench.models.scores import SHARES, summary
 
 Cell = dict[str, Any]
 
-REAL = RESULTS / "models" / "smollm2-135m" / "result.json"
+GREEDY = ("smollm2-135m", "smollm2-135m-rest")
+SAMPLED = tuple(f"smollm2-135m-temperatures{part}" for part in ("", "-rest", "-0.3", "-0.6"))
+"""The runs of the real model, above temperature 0 too: each of other prompts."""
+FEWER = "smollm2-135m-sampled"
+"""More penalties above temperature 0, on fewer prompts."""
+SOLVED = tuple(f"qwen2.5-coder-{size}b{t}" for size in (0.5, 1.5) for t in ("", "-sampled"))
+"""The runs on HumanEval."""
 IN_README = ("degenerate", "near_copies", "cut_off", "unchanged")
 
 COLUMNS = {
@@ -31,6 +39,8 @@ COLUMNS = {
     "sim_line": "sim-line",
 }
 INTERVALS = (*SHARES, "unchanged", "change")
+ONSET = "lz 0.15, onset 3"
+PLOTTED = ("none", ONSET, "lz 0.15", "repetition 1.1")
 
 
 def of_runs(found: Sequence[Cell]) -> Iterator[str]:
@@ -52,18 +62,97 @@ def of_runs(found: Sequence[Cell]) -> Iterator[str]:
         yield f"{task}\n\n{_table(head, lines)}"
 
 
+def pooled(names: Sequence[str]) -> list[Cell]:
+    """The cells of committed runs as if they were one: of other prompts each, one output of each.
+
+    The means of all columns, and the intervals of shares.
+    """
+    alike: dict[tuple[str, float], list[Cell]] = {}
+    for cell in _cells(*names):
+        alike.setdefault((cell["variant"], cell["temperature"]), []).append(cell)
+    return [as_one(cells) for cells in alike.values()]
+
+
+def plotted() -> list[Cell]:
+    """What the plot of the documents shows, at all temperatures."""
+    found = [*pooled(GREEDY), *pooled(SAMPLED), *_cells(FEWER)]
+    wanted = {name: [c for c in found if c["variant"] == name] for name in PLOTTED}
+    first: dict[tuple[str, float], Cell] = {}
+    for cell in itertools.chain(*wanted.values()):  # of FEWER, what no other run has
+        first.setdefault((cell["variant"], cell["temperature"]), {**cell, "model": "SmolLM2"})
+    return list(first.values())
+
+
+def _cells(*names: str) -> list[Cell]:
+    """The cells of committed runs."""
+    paths = [RESULTS / "models" / name / "result.json" for name in names]
+    return [cell for path in paths for cell in json.loads(path.read_text())["cells"]]
+
+
+def as_one(cells: Sequence[Cell]) -> Cell:
+    """One cell of runs over different prompts, one output of each."""
+    sizes = [cell["items"] for cell in cells]
+    items = sum(sizes)
+
+    def score(name: str, found: Sequence[Cell]) -> dict[str, Any]:
+        total = sum(one[name]["mean"] * size for one, size in zip(found, sizes, strict=True))
+        interval = {"ci": (math.nan, math.nan)}
+        if name in INTERVALS:  # each output counts as 0 or 1
+            total = round(total)
+            interval = summary({str(i): {0: float(i < total)} for i in range(items)}) or interval
+        return {**interval, "mean": total / items}
+
+    one = {name: score(name, cells) for name in COLUMNS if name in cells[0]}
+    against = [cell["against_none"] for cell in cells]
+    changed = {"unchanged": score("unchanged", against)} if all(against) else None
+    return {**cells[0], **one, "items": items, "samples": items, "against_none": changed}
+
+
 def real() -> str:
-    """All scores of the real model's outputs."""
-    head, *rows = _of_cells(json.loads(REAL.read_text())["cells"])
+    """All scores of the real model's greedy outputs."""
+    head, *rows = _of_cells(pooled(GREEDY))
     return _table(head, rows)
 
 
 def readme() -> str:
-    """The scores of the real model's outputs that README shows, without intervals."""
-    found = json.loads(REAL.read_text())["cells"]
-    rows = [[cell["variant"], *(_scores(cell)[name] for name in IN_README)] for cell in found]
-    brief = [[name, *(share.partition(" (")[0] or "-" for share in rest)] for name, *rest in rows]
-    return _table(["penalty", *(f"{COLUMNS[name]}, %" for name in IN_README)], brief)
+    """The scores of the real model's greedy outputs that README shows, without intervals."""
+    rows = [[cell["variant"], *_brief(cell)] for cell in pooled(GREEDY)]
+    return _table(["penalty", *(f"{COLUMNS[name]}, %" for name in IN_README)], rows)
+
+
+def temperatures() -> str:
+    """What no penalty and the recommended one do to the real model, by temperature."""
+    cells = pooled(GREEDY) + pooled(SAMPLED)
+    by = {(cell["variant"], cell["temperature"]): _brief(cell) for cell in cells}
+    rows = []
+    for cell in cells:
+        if cell["variant"] == "none":
+            *both, unchanged = zip(_brief(cell), by[ONSET, cell["temperature"]], strict=True)
+            shown = [*map(", ".join, both), unchanged[1]]
+            rows.append([f"{cell['temperature']:g}", str(cell["items"]), *shown])
+    names = [f"{COLUMNS[name]}, %" for name in IN_README]
+    return _table(["temperature", "prompts", *names], rows)
+
+
+def solved() -> str:
+    """Which problems of HumanEval are solved, in percent; the paper's figure 4."""
+    by: dict[tuple[str, float], dict[str, str]] = {}
+    for cell in _cells(*SOLVED):
+        model = cell["model"].rpartition("coder-")[2].partition("-")[0]
+        row = by.setdefault((model, cell["temperature"]), {})
+        row[cell["variant"]] = _scores(cell)["accuracy"]
+    variants = list(dict.fromkeys(name for row in by.values() for name in row))
+    rows = [
+        [model, f"{temperature:g}", *(row.get(name, "-") for name in variants)]
+        for (model, temperature), row in sorted(by.items())
+    ]
+    return _table(["parameters", "temperature", *variants], rows)
+
+
+def _brief(cell: Cell) -> list[str]:
+    """What README's columns show, in whole percent."""
+    found = {**cell, **(cell["against_none"] or {})}
+    return [f"{100 * found[name]['mean']:.0f}" if name in found else "-" for name in IN_README]
 
 
 def _of_cells(found: Sequence[Cell]) -> list[list[str]]:

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.models.scores import copied, repetition_of_code, score, templated
+from bench.models import tables
+from bench.models.grid import Item, Key
+from bench.models.result import cell
+from bench.models.scores import Scored, copied, repetition_of_code, score, templated
 
 few_tokens = st.lists(st.integers(0, 2), max_size=40)
 line = st.text("a1+ ", max_size=12)
@@ -94,3 +97,18 @@ def test_a_sample() -> None:
     assert (plain.values["accuracy"], plain.values["template"]) == (1, 1)  # 4 of 7 lines
     six = score(sample | {"text": "\n".join(f"{i}. new line" for i in range(6))}, False, code=False)
     assert (six.values["accuracy"], six.values["template"]) == (0, 0)  # 3 of 6
+
+
+def test_runs_over_other_prompts_are_pooled() -> None:
+    """As one run over all of their prompts."""
+    key = [Key(f"t/{i}", "none", 0.0, 0) for i in range(5)]
+    values = [{"degenerate": float(i == 3), "tokens": 10.0 * i} for i in range(5)]
+    samples = [Scored(key[i], "", "stop", 0, values[i]) for i in range(5)]
+    items = {k.item: Item(k.item, "", None) for k in key}
+    about = {"variant": "none", "temperature": 0.0}
+    parts = [about | cell(part, None, items) for part in (samples[:2], samples[2:])]
+    found, whole = tables.as_one(parts), cell(samples, None, items)
+    assert found["items"] == 5
+    assert found["degenerate"]["mean"] == whole["degenerate"]["mean"] == 0.2
+    assert found["tokens"]["mean"] == whole["tokens"]["mean"] == 20
+    assert found["degenerate"]["ci"][0] == 0 < found["degenerate"]["ci"][1] < 1
