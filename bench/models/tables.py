@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,12 +73,9 @@ def pooled(names: Sequence[str]) -> list[Cell]:
 
 def plotted() -> list[Cell]:
     """What the plot of the documents shows, at all temperatures."""
-    found = [*pooled(GREEDY), *pooled(SAMPLED), *_cells(FEWER)]
-    wanted = {name: [c for c in found if c["variant"] == name] for name in PLOTTED}
-    first: dict[tuple[str, float], Cell] = {}
-    for cell in itertools.chain(*wanted.values()):  # of FEWER, what no other run has
-        first.setdefault((cell["variant"], cell["temperature"]), {**cell, "model": "SmolLM2"})
-    return list(first.values())
+    more = [cell for cell in _cells(FEWER) if cell["variant"] in PLOTTED[2:]]
+    found = [*pooled(GREEDY), *pooled(SAMPLED), *more]
+    return [{**c, "model": "SmolLM2"} for name in PLOTTED for c in found if c["variant"] == name]
 
 
 def _cells(*names: str) -> list[Cell]:
@@ -96,11 +91,11 @@ def as_one(cells: Sequence[Cell]) -> Cell:
 
     def score(name: str, found: Sequence[Cell]) -> dict[str, Any]:
         total = sum(one[name]["mean"] * size for one, size in zip(found, sizes, strict=True))
-        interval = {"ci": (math.nan, math.nan)}
-        if name in INTERVALS:  # each output counts as 0 or 1
-            total = round(total)
-            interval = summary({str(i): {0: float(i < total)} for i in range(items)}) or interval
-        return {**interval, "mean": total / items}
+        if name not in INTERVALS:
+            return {"mean": total / items}
+        total = round(total)  # each output counts as 0 or 1
+        pooled_score = summary({str(i): {0: float(i < total)} for i in range(items)})
+        return {**(pooled_score or {}), "mean": total / items}
 
     one = {name: score(name, cells) for name in COLUMNS if name in cells[0]}
     against = [cell["against_none"] for cell in cells]
@@ -176,12 +171,13 @@ def _scores(cell: Cell) -> dict[str, str]:
 def _shown(name: str, score: object) -> str:
     if not isinstance(score, dict):
         return ""
-    mean, (low, high) = score["mean"], score["ci"]
+    mean = score["mean"]
     if name == "tokens":
         return f"{mean:.0f}"
     if name == "rep_4_gram":
         return f"{100 * (1 - mean):.0f}"
     if name in INTERVALS:
+        low, high = score["ci"]
         sign = "+" if name == "change" else ""
         return f"{100 * mean:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
     return f"{100 * mean:.1f}"

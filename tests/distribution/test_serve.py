@@ -104,7 +104,8 @@ def test_without_a_network_the_demo_model_is_served(
 ) -> None:
     models[0] = False
     assert model_arguments(None) == serve.DEMO_ARGUMENTS
-    assert "No network. Serving the model of the tests" in capsys.readouterr().err
+    instead = "Serving the model of the tests instead, which writes nonsense."
+    assert capsys.readouterr().err == f"sglang-lz: No network. {instead}\n"
     with pytest.raises(packages.PackageError):
         model_arguments("smollm2-135m")
     for other in ("--model-path", "--config"):
