@@ -32,7 +32,6 @@ TITLES = {
     "guard": "The loop guard",
     "proper": "Proper tokens",
     "server": "Arguments and the start of a server",
-    "bench": "Upstream's benchmarks",
     "fixes": "Repairs of upstream, for requests without a penalty too",
     "cpu": "The CPU flavour",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.serving import hardware
-from bench.serving.models import MODELS
+from bench.serving.models import MODELS, SERVER, UPSTREAM
 from bench.serving.result import PAPER_SIZES
 from bench.serving.runs import sglang_arguments
 from lz_penalty.fields.lz import FIELDS, LARGEST_MAX_WINDOW_SIZE, LZParams
@@ -22,11 +22,12 @@ FULL = {
     "num_prompts": 128,
 }
 BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
-    "waiting": ("LZ waiting, lz_onset 2", {"lz_onset": 2}),
-    "frequency": ("frequency penalty 0.1", {"frequency_penalty": 0.1}),
+    "waiting": ("LZ waiting, lz_onset 3", {"lz_onset": 3}),
+    "frequency": ("frequency penalty 0.1 of this build", {"frequency_penalty": 0.1}),
+    "upstream": ("frequency and repetition penalty of upstream", {UPSTREAM: True}),
 }
 """What can be measured beside the penalty of the command line: its row's words and parameters."""
-BLOCKS = {("static", True): 6, ("live", True): 6, ("static", False): 12, ("live", False): 6}
+BLOCKS = {("static", True): 6, ("live", True): 6, ("static", False): 80, ("live", False): 6}
 """By mode, and whether it is a smoke test."""
 
 
@@ -74,7 +75,11 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     for page in (static, live):
         page.add_argument("--out", type=Path, required=True, help="JSON file to write")
         page.add_argument("--smoke", action="store_true", help="the smoke test, even with a GPU")
-        page.add_argument("--models", nargs="+", choices=MODELS, help="default: the paper's")
+        page.add_argument(
+            "--models",
+            nargs="+",
+            help=f"of {', '.join(MODELS)}, or any with a --model-path (default: the paper's)",
+        )
         page.add_argument(
             "--model-path", nargs="+", default=[], metavar="NAME=PATH", help="real weights"
         )
@@ -90,13 +95,16 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         page.add_argument(
             "--fields", type=_object, default={}, metavar="JSON", help="beside lz_penalty 0.15"
         )
-    static.add_argument("--batch-size", type=int, help="of every model (default: the paper's)")
+    static.add_argument(
+        "--batch-size", type=int, nargs="+", help="of every model (default: the paper's)"
+    )
     static.add_argument(
         "--beside",
         nargs="+",
         default=[],
         choices=BESIDE,
-        help="what to measure besides: the penalty waiting for a loop, or upstream's penalty",
+        help="what to measure besides: the penalty waiting for a loop, this build's frequency "
+        "penalty, or upstream's frequency and repetition penalty",
     )
     live.add_argument("--base-url", help="a server that runs on this machine already")
     live.add_argument(
@@ -135,26 +143,32 @@ def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     """Refuse what cannot be measured, and complete the models."""
     if arguments.out.suffix == ".jsonl":
         parser.error("--out: the finished blocks beside it are the .jsonl; take .json.")
-    for name in ("tp", "blocks", "input_len", "output_len", "batch_size", "num_prompts"):
-        value = getattr(arguments, name, None)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+    least = {"tp": 1, "blocks": 1, "input_len": 1, "output_len": 2, "num_prompts": 1}
+    values = [(name, getattr(arguments, name, None), at_least) for name, at_least in least.items()]
+    values += [("batch_size", value, 1) for value in getattr(arguments, "batch_size", None) or []]
+    for name, value, at_least in values:
+        if value is not None and value < at_least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {at_least}, got {value}.")
     for rate in getattr(arguments, "rates", []):
         if not rate > 0:
             parser.error(f"--rates must be above 0, got {rate:g}.")
     if any("=" not in part for part in arguments.model_path):
         parser.error("--model-path must be NAME=PATH.")
     arguments.model_path = dict(part.partition("=")[::2] for part in arguments.model_path)
-    unknown = set(arguments.model_path) - set(arguments.models)
-    if unknown:
+    if unknown := set(arguments.model_path) - set(arguments.models):
         parser.error(f"--model-path: {', '.join(sorted(unknown))} is not one of --models.")
+    if unknown := set(arguments.models) - set(MODELS) - set(arguments.model_path):
+        parser.error(
+            f"--models must be of {', '.join(MODELS)}, or have a --model-path, "
+            f"got {', '.join(sorted(unknown))}."
+        )
     if getattr(arguments, "base_url", None):
         if arguments.sglang or arguments.model_path or arguments.tp != 1:
             parser.error(
                 "--base-url: --tp, --model-path and arguments after -- are for a server that is "
                 "started here."
             )
-        arguments.models = ["server"]
+        arguments.models = [SERVER]
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,12 @@ from typing import Any
 
 from bench.common import DEMO
 
+SERVER = "server"
+"""Stands for the model of --base-url in the table."""
+UPSTREAM = "upstream_penalties"
+"""The key of a variant with upstream's own frequency and repetition penalties, which this build
+does not serve."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -49,8 +55,8 @@ def _qwen2_5(**sizes: Any) -> dict[str, Any]:
 
 def _demo() -> dict[str, Any]:
     config = json.loads((DEMO / "model" / "config.json").read_text())
-    # Upstream's one-batch tool draws its input ids below 10000. Eight heads let --tp 8 be tried.
-    return {**config, "vocab_size": 10240, "hidden_size": 256, "num_attention_heads": 8}
+    # Eight heads let --tp 8 be tried.
+    return {**config, "hidden_size": 256, "num_attention_heads": 8}
 
 
 MODELS = {
@@ -108,6 +114,14 @@ MODELS = {
     ),
     "demo": Model(_demo(), batch_size=4, paper=None),
 }
+
+
+def model_of(name: str, paths: dict[str, str]) -> Model:
+    """The model of this name in MODELS, or the one in the folder that `paths` has for it."""
+    if name in MODELS:
+        return MODELS[name]
+    config = json.loads((Path(paths[name]) / "config.json").read_text())
+    return Model(config, batch_size=8, paper=None)
 
 
 def write_model(config: dict[str, Any], folder: Path) -> None:

@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from bench.common import command, date
-from bench.serving.models import MODELS
+from bench.serving.models import MODELS, SERVER, model_of
 from bench.serving.record import Record
-from bench.serving.slowdowns import CONFIDENCE, METRICS, summary
+from bench.serving.slowdowns import COMPARED, CONFIDENCE, METRICS, summary
 
 # Input and output tokens of the paper's table.
 PAPER_SIZES = (1024, 64)
@@ -22,13 +22,14 @@ def result_of(
     table = {}
     for row, blocks in record.blocks.items():
         if blocks:
+            pairs = [COMPARED[arguments.mode](block) for block in blocks]
             name = row.partition(", ")[0]
             table[row] = {
-                "tp": MODELS[name].tp(arguments.tp) if name in MODELS else None,
+                "tp": tp_of(name, arguments),
                 "paper_percent": paper_percent(row, arguments),
                 "blocks": len(blocks),
-                **summary(blocks, metrics),
-                "runs": [[run[m.key] for run in block for m in metrics] for block in blocks],
+                **summary(pairs, metrics),
+                "pairs": [[figures[m.key] for figures in pair for m in metrics] for pair in pairs],
             }
     return {
         "measures": (
@@ -41,9 +42,14 @@ def result_of(
         "command": command("bench.serving"),
         "confidence": CONFIDENCE,
         **settings,
-        "run_columns": [f"{m.key} {when}" for when in ("off", "on", "on", "off") for m in metrics],
+        "pair_columns": [f"{m.key} {when}" for when in ("off", "on") for m in metrics],
         "table": table,
     }
+
+
+def tp_of(name: str, arguments: argparse.Namespace) -> int | None:
+    """The GPUs of a model; None for one of --base-url, which nobody here knows."""
+    return None if name == SERVER else model_of(name, arguments.model_path).tp(arguments.tp)
 
 
 def paper_percent(row: str, arguments: argparse.Namespace) -> float | None:

@@ -1,9 +1,10 @@
-"""The runs of upstream's tools, each with and without the penalty."""
+"""The runs, each with and without the penalty."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 from bench.http_client import answers
 from bench.processes import Background, ProcessError, free_port, tail_of
 from bench.serving import hardware
-from bench.serving.models import MODELS, write_model
+from bench.serving.models import model_of, write_model
 from bench.serving.record import Record
 from bench.serving.slowdowns import order
 
@@ -24,18 +25,19 @@ STARTUP_SECONDS = 1800.0
 SHUTDOWN_SECONDS = 20.0
 CPU_ARGUMENTS = [
     *("--device", "cpu", "--dtype", "float32"),
-    *("--max-total-tokens", "8192", "--max-running-requests", "16"),
+    *("--max-total-tokens", "8192", "--max-running-requests", "64"),
 ]
 
 
 def model_arguments(name: str, arguments: argparse.Namespace, work: Path) -> list[str]:
     """The server arguments for a model, the given one or one with dummy weights."""
-    tp = ["--tp-size", str(MODELS[name].tp(arguments.tp))]
+    model = model_of(name, arguments.model_path)
+    tp = ["--tp-size", str(model.tp(arguments.tp))]
     if name in arguments.model_path:
         return ["--model-path", arguments.model_path[name], *tp]
     folder = work / name
     if not folder.exists():
-        write_model(MODELS[name].config, folder)
+        write_model(model.config, folder)
     return ["--model-path", str(folder), "--load-format", "dummy", *tp]
 
 
@@ -45,45 +47,51 @@ def sglang_arguments(arguments: argparse.Namespace) -> list[str]:
     return [*of_machine, *arguments.sglang]
 
 
+def batch_sizes(name: str, arguments: argparse.Namespace) -> list[int]:
+    """The batches of `static` for a model."""
+    return arguments.batch_size or [model_of(name, arguments.model_path).batch_size]
+
+
 def measure_static(
     name: str, arguments: argparse.Namespace, record: Record, work: Path, progress: Any
 ) -> None:
-    """Add the missing blocks of a model to the record, all by one process of one_batch.
+    """Add the missing blocks of a model to the record, by one process for each batch size.
 
     Raises:
-        ProcessError: it ended early, or ran something else.
+        ProcessError: it ended early.
     """
-    batch_size = arguments.batch_size or MODELS[name].batch_size
-    load = f"{name}, batch {batch_size}"
-    rows = {f"{load}, {words}" if words else load: v for words, v in arguments.variants.items()}
-    missing = arguments.blocks - min(len(record.finished(row)) for row in rows)
-    if missing <= 0:
-        return
-    results, log = work / f"{name}.jsonl", work / f"{name}.log"
-    variants = order([{}, *rows.values()], WARM_UP_BLOCKS + missing)
-    command = [
-        *(sys.executable, "-m", "sglang.benchmark.one_batch"),
-        *model_arguments(name, arguments, work),
-        *("--batch-size", str(batch_size), "--input-len", str(arguments.input_len)),
-        *("--output-len", str(arguments.output_len), "--result-filename", str(results)),
-        *("--lz-variants", *map(json.dumps, variants)),
-        *sglang_arguments(arguments),
-    ]
-    compared = set().union(*variants)
-    size = 2 * (1 + len(rows))
-    with Background(command, name=f"one_batch of {name}", log=log, grace=SHUTDOWN_SECONDS) as tool:
-        block: list[dict[str, Any]] = []
-        for number, run in enumerate(_lines_of(tool, results, len(variants))):
-            if {key: run[key] for key in compared & run.keys()} != variants[number]:
-                raise tool.error(f"{tool.name} ran its variants in another order")
-            block.append(run)
-            if len(block) < size:
-                continue
-            if number >= size * WARM_UP_BLOCKS:
+    for batch_size in batch_sizes(name, arguments):
+        load = f"{name}, batch {batch_size}"
+        rows = {f"{load}, {words}" if words else load: v for words, v in arguments.variants.items()}
+        missing = arguments.blocks - min(len(record.finished(row)) for row in rows)
+        if missing <= 0:
+            continue
+        blocks, results = WARM_UP_BLOCKS + missing, work / f"{load}.jsonl"
+        settings = {
+            "variants": [{}, *rows.values()],
+            "sizes": {
+                "batch_size": batch_size,
+                "input_len": arguments.input_len,
+                "output_len": arguments.output_len,
+            },
+            "blocks": blocks,
+            "results": str(results),
+        }
+        command = [
+            *(sys.executable, "-m", "bench.serving.turns", json.dumps(settings)),
+            *model_arguments(name, arguments, work),
+            *sglang_arguments(arguments),
+        ]
+        log, size = results.with_suffix(".log"), 2 * (1 + len(rows))
+        with Background(command, name=load, log=log, grace=SHUTDOWN_SECONDS) as tool:
+            lines = _lines_of(tool, results, size * blocks)
+            for number in range(blocks):
+                block = list(itertools.islice(lines, size))
+                if number < WARM_UP_BLOCKS:
+                    continue
                 for place, row in enumerate(rows, 1):
                     record.add(row, [block[i] for i in (0, place, -1 - place, -1)])
                     progress.update()
-            block = []
 
 
 def _lines_of(tool: Background, results: Path, count: int) -> Iterator[dict[str, Any]]:
@@ -141,7 +149,7 @@ def measure_live(
                 # The same requests, arriving at the same times, in all runs of a block.
                 seed = 1 + len(record.finished(row))
                 runs = []
-                for strength in order([0.0, penalty], 1):
+                for strength in order([0.0, penalty]):
                     run = run_client(url, arguments, work, rate=rate, strength=strength, seed=seed)
                     runs.append(run)
                 record.add(row, runs)

@@ -1,21 +1,23 @@
 """Measure what the LZ penalty costs a server, as table 1 of the paper does, on this machine.
 
-`static` runs upstream's one-batch benchmark, which decodes a fixed batch without a server. `live`
-starts a server (or takes --base-url) and runs upstream's serving benchmark at request rates. Both
-tools get the penalty by the arguments of patches/bench/. Models are public architectures with dummy
-weights, because the cost does not depend on what the tokens say; with --model-path they are real.
+`static` decodes a fixed batch without a server, on upstream's model runner (`turns.py`): a batch
+without the penalty and one with it, in one process, taking turns of a few steps. `--beside waiting
+frequency upstream` adds batches with the penalty that waits for a loop, with this build's frequency
+penalty, and with upstream's frequency and repetition penalties. `live` starts a server (or takes
+--base-url) and runs upstream's serving benchmark at request rates. Models are public architectures
+with dummy weights, because the cost does not depend on what the tokens say; with --model-path they
+are real.
 
     python -m bench.serving static --out bench/results/serving-static.json
+    python -m bench.serving static --models NAME --model-path NAME=DIR --batch-size 8 64 --out FILE
     python -m bench.serving live --out bench/results/serving-live.json
 
 Runs come in blocks of four: off, on, on, off. A machine that slows down or speeds up steadily
 favours neither, because both have the same place on average. A block gives one slowdown; the result
-is the median of the blocks and its confidence interval. `static --beside waiting frequency` puts
-the penalty that waits for a loop and upstream's frequency penalty into the same blocks, which then
-go through all variants and back. Finished blocks are kept beside the result file (.jsonl), and the
-same command continues after them. Without a GPU, unless --models names others, this is a smoke
-test: the demo model's architecture at a small size, which shows that the benchmark runs and nothing
-else.
+is the median of the blocks and its confidence interval. With `--beside`, a block goes through all
+variants and back. Finished blocks are kept beside the result file (.jsonl), and the same command
+continues after them. Without a GPU, unless --models names others, this is a smoke test: the demo
+model's architecture at a small size, which shows that the benchmark runs and nothing else.
 
 Needs the Python that the patched sglang is installed for. Arguments after `--` go to sglang:
     python -m bench.serving static --tp 8 -- --attention-backend triton
@@ -36,7 +38,7 @@ from bench.records import RecordError
 from bench.serving.arguments import parse, settings_of
 from bench.serving.record import Record
 from bench.serving.result import markdown, result_of, smoke_words
-from bench.serving.runs import MEASURE
+from bench.serving.runs import MEASURE, batch_sizes
 
 
 def main() -> None:
@@ -62,9 +64,11 @@ def measure(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     settings = settings_of(arguments)
-    rows = len(arguments.models) * len(
-        arguments.rates if arguments.mode == "live" else arguments.variants
-    )
+    if arguments.mode == "live":
+        rows = len(arguments.models) * len(arguments.rates)
+    else:
+        batches = sum(len(batch_sizes(name, arguments)) for name in arguments.models)
+        rows = batches * len(arguments.variants)
     with (
         Record(arguments.out.with_suffix(".jsonl"), settings) as record,
         tempfile.TemporaryDirectory(prefix="serving-") as work,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sglang_lz.startup.errors import DistError
 
-LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server", "bench")
-"""The groups that make the LZ penalty, and let upstream's benchmarks ask for it; all or none."""
+LZ_GROUPS = ("sampling", "requests", "guard", "proper", "server")
+"""The groups that make the LZ penalty; all or none."""
 GROUPS = (*LZ_GROUPS, "fixes", "cpu")
 FLAVOUR_GROUPS = {"cuda": (*LZ_GROUPS, "fixes"), "cpu": GROUPS}
 SELECTIONS = (FLAVOUR_GROUPS["cuda"], GROUPS, LZ_GROUPS, (*LZ_GROUPS, "cpu"), ("cpu",))

@@ -29,8 +29,9 @@ def assert_measured(out: Path, row: str, blocks: int) -> dict[str, Any]:
     assert result["smoke"] is True
     assert result["sglang"]
     (name, found), *others = result["table"].items()
-    assert (name, others, found["blocks"], len(found["runs"])) == (row, [], blocks, blocks)
-    assert all(len(runs) == len(result["run_columns"]) and min(runs) > 0 for runs in found["runs"])
+    assert (name, others, found["blocks"], len(found["pairs"])) == (row, [], blocks, blocks)
+    columns = len(result["pair_columns"])
+    assert all(len(pair) == columns and min(pair) > 0 for pair in found["pairs"])
     return result
 
 

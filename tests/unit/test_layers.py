@@ -46,7 +46,6 @@ DOORS = {
     "http.gate",
     "scheduler.sampling",
     "startup.server",
-    "upstream_benchmarks",
 }
 """The modules of `sglang_lz` through which upstream's code comes in."""
 
