@@ -99,13 +99,14 @@ class LZPenalty(LogitsProcessor):  # type: ignore[misc]  # mypy does not read tr
         else:
             plan = self._seed(ids, scores.shape[1])
         assert plan is not None, "every row has a window"
-        self._penalizer.apply(
-            plan,
-            lowered,
-            request_rows=torch.arange(rows, device=ids.device),
-            seq_lens=torch.full((rows,), length, device=ids.device),
-            input_ids=ids[:, -1:].contiguous().view(-1),
-        )
+        with torch.cuda.device_of(lowered):  # which need not be the current device
+            self._penalizer.apply(
+                plan,
+                lowered,
+                request_rows=torch.arange(rows, device=ids.device),
+                seq_lens=torch.full((rows,), length, device=ids.device),
+                input_ids=ids[:, -1:].contiguous().view(-1),
+            )
         self._last = ids
         return lowered.to(scores.dtype)
 

@@ -194,6 +194,25 @@ def test_a_looping_thinking_section_ends_once(server: Server) -> None:
     assert ended > len(asked) // 3, ended
 
 
+@on(*THINKING)
+def test_a_refused_request_with_a_guarded_section_ends_alone(server: Server) -> None:
+    """Upstream refuses it before it has the grammar that the guard reads."""
+    session = post(server, "/open_session", {"capacity_of_str_len": 1000}).json()
+    guard = {**LOOP, "action": "end_thinking"}
+    answer = post(
+        server,
+        "/generate",
+        {
+            "text": "a",
+            "require_reasoning": True,
+            "session_params": {"id": session, "rid": "no such request"},
+            "sampling_params": {"max_new_tokens": 4, "regex": "a+", "repetition_detection": guard},
+        },
+    )
+    assert answer.status_code == 400, answer.text
+    assert post_ok(server, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}})
+
+
 # How each API ends an output in a loop, by the server's `--lz-loop-finish-reason`.
 REASONS: dict[str, Json] = {
     "overlap": {

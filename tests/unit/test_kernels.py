@@ -588,20 +588,23 @@ def test_a_binary_is_looked_up_by_the_callers_key(
         monkeypatch.setattr(launching.knobs.runtime.launch_enter_hook, "calls", [print])
     launched = launching.Kernel(kernel, lambda block, history: {"num_warps": block})
     launched.jit = Jit()
-    for size, block, types in (
-        (7, 2, (torch.int32,)),
-        (8, 2, (torch.int32,)),
-        (8, 4, (torch.int32,)),
-        (9, 2, (torch.int64,)),
-        (1, 2, (torch.int32,)),
+    elsewhere = torch.zeros(1, device="meta")
+    for tensor, size, block, types in (
+        (x, 7, 2, (torch.int32,)),
+        (x, 8, 2, (torch.int32,)),
+        (x, 8, 4, (torch.int32,)),
+        (x, 9, 2, (torch.int64,)),
+        (elsewhere, 9, 2, (torch.int64,)),
+        (x, 1, 2, (torch.int32,)),
     ):
-        launched((3, 5), x, size, constants=(block, True), types=types)
+        launched((3, 5), tensor, size, constants=(block, True), types=types)
     way, given = ("hooked", x) if is_profiled else ("launched", x.data_ptr())
     assert calls == [
         ("searched", (3, 5), (x, 7, 2, True), {"num_warps": 2}),
         (way, (3, 5, 1), (given, 8, 2, True)),
         ("searched", (3, 5), (x, 8, 4, True), {"num_warps": 4}),
         ("searched", (3, 5), (x, 9, 2, True), {"num_warps": 2}),
+        ("searched", (3, 5), (elsewhere, 9, 2, True), {"num_warps": 2}),
         (way, (3, 5, 1), (given, 1, 2, True)),
     ]
 

@@ -1322,6 +1322,13 @@ def test_a_history_that_never_fits_is_refused(monkeypatch: pytest.MonkeyPatch) -
         "tokens would take 33108 bytes, and this server has 16384 (--lz-history-memory)."
     )
     assert not waiting_that_run(pool, [req])[0].lz_need.words
+    # One that was aborted before, as for a session that does not exist, keeps nobody waiting.
+    aborted = request([1, 2, 1], max_new_tokens=4000, dry_multiplier=1)
+    aborted.set_finish_with_abort("no such session")
+    sampling.abort_unservable(aborted, pool)
+    assert aborted.to_finish == "no such session"
+    beside = request([1], max_new_tokens=900, dry_multiplier=1)
+    assert waiting_that_run(pool, [aborted, beside]) == [aborted, beside]
     fits = request([1, 2, 1], max_new_tokens=900, no_repeat_ngram_size=2)
     sampling.abort_unservable(fits, pool)
     assert fits.to_finish is None

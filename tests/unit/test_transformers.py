@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.models.detector import is_degenerate
+from lz_penalty.penalizer import Penalizer
 from lz_penalty.transformers import LZPenalty
 from oracle import delta_bits, has_memory, numbers_of, visible_history
 from sglang_lz import demo
@@ -118,6 +121,29 @@ def test_a_used_penalty_can_be_copied() -> None:
     assert torch.equal(generate(pickle.loads(pickled), PROMPTS[0]), right)
     penalty.reset()
     assert len(pickle.dumps(penalty)) == len(pickled), "it holds the last ids"
+
+
+def test_the_kernels_run_on_the_device_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which may be another of several GPUs."""
+    devices: list[Any] = []
+
+    @contextlib.contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        devices.append(tensor.device)
+        yield
+        devices.pop()
+
+    apply = Penalizer.apply
+
+    def applied(*arguments: Any, **options: Any) -> None:
+        assert devices == [torch.device("cpu")]
+        apply(*arguments, **options)
+        devices.append("applied")
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(Penalizer, "apply", applied)
+    LZPenalty(None, penalty=0.2)(torch.tensor([[1, 2]]), torch.zeros(1, VOCAB))
+    assert devices == [torch.device("cpu")]
 
 
 def test_beams_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -51,15 +51,15 @@ class Kernel:
         constants: tuple[int, ...] = (),
         types: tuple[torch.dtype, ...] = (),
     ) -> None:
-        """Launch the kernel on the current stream of the only device that this process uses.
+        """Launch the kernel on the current stream of the current device.
 
         Args:
             grid: how many programs there are in both directions.
-            arguments: the kernel's arguments that are no constants, in order.
+            arguments: its arguments that are no constants, in order; first a tensor on that device.
             constants: its constants, in order.
             types: the types of those tensors whose type may differ between calls.
         """
-        key = constants, types
+        key = constants, types, cast("Tensor", arguments[0]).device
         binary = self._binaries.get(key)
         if binary is None:
             made = self.jit[grid](*arguments, *constants, **self.options(*constants))

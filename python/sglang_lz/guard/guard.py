@@ -63,7 +63,9 @@ class LoopGuard:
 
     def check(self, req: Any) -> None:
         """Finish a request whose output has become a loop, unless it already ended earlier."""
-        output = req.output_ids
+        output, reason = req.output_ids, req.finished_reason
+        if reason is not None and reason.to_json()["type"] == "abort":
+            return  # `guard_thinking` made no grammar for a request that was refused
         if self._ends_thinking and req.require_reasoning:
             # After a verify step, upstream's grammar has already accepted all tokens. A single
             # token is accepted later, but an answer of no tokens cannot be a loop.
@@ -77,10 +79,9 @@ class LoopGuard:
         self.next_check = self._detector.next_check
         if loop is None:
             return
-        reason = req.finished_reason
         if reason is not None:
             end = len(output) if req.finished_len is None else req.finished_len
-            if loop.end >= end or reason.to_json()["type"] == "abort":
+            if loop.end >= end:
                 return
         req.finished_reason = FinishRepetition(loop, _reported())
         req.finished_len = loop.end

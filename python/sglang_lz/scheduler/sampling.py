@@ -107,7 +107,8 @@ def reserve_windows(runner: ModelRunner) -> None:
 def abort_unservable(req: Req, pool: ReqToTokenPool) -> None:
     """Abort a new request that this server can never run (upstream's hook).
 
-    Either its history would not fit, or its custom logit processor cannot be loaded.
+    Either its history would not fit, or its custom logit processor cannot be loaded. A request that
+    is aborted, for whatever reason, still passes the queue, but needs no history.
 
     Args:
         req: upstream's request, with its final `max_new_tokens`.
@@ -115,12 +116,13 @@ def abort_unservable(req: Req, pool: ReqToTokenPool) -> None:
     """
     _refuse_processor(req)
     room: HistoryRoom | None = getattr(pool, "lz_room", None)
-    if room is None or req.to_finish is not None:
+    if room is None:
         return
-    message = history_room.refusal_of(req, room)
-    if message is None:
-        return
-    req.set_finish_with_abort(message)
+    if req.to_finish is None:
+        message = history_room.refusal_of(req, room)
+        if message is None:
+            return
+        req.set_finish_with_abort(message)
     req.lz_need = HistoryNeed()
     req.sampling_params.max_new_tokens = 0
 
