@@ -99,7 +99,7 @@ class LZPenalty(LogitsProcessor):  # type: ignore[misc]  # mypy does not read tr
         else:
             plan = self._seed(ids, scores.shape[1])
         assert plan is not None, "every row has a window"
-        with torch.cuda.device_of(lowered):  # which need not be the current device
+        with torch.cuda.device_of(lowered):  # type: ignore[no-untyped-call] # not always current
             self._penalizer.apply(
                 plan,
                 lowered,

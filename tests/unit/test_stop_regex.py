@@ -24,11 +24,23 @@ PATTERNS = (
     r"\s",
     r"a.b",
     "",
+    # What Rust's crate reads otherwise.
+    r"\<a",
+    r"a\>",
+    "a{1, 2}",
+    r"(?x) a b",
+    r"[\[a]b",
+    r"(?i:A)b(?-i:c)",
+    r"(?si)A.b",
+    "(?m)^b$",
+    r"[^\sa]",
+    r"\S\D\W",
+    "(a{0,2}|b+?){2}c",
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(PATTERNS), st.text("abc \n", max_size=12))
+@settings(max_examples=1000, deadline=None)
+@given(st.sampled_from(PATTERNS), st.text("abcAB \n\x1d<>{1,2}[", max_size=12))
 def test_stop_regex_equals_re(pattern: str, text: str) -> None:
     stop_regex.check(pattern)
     assert stop_regex.found(SimpleNamespace(), pattern, text) == bool(re.search(pattern, text))
@@ -53,7 +65,11 @@ def test_stop_regex_does_not_backtrack() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", "a{99999999999}", "(?=a)", r"(a)\1", "(?>a)", "a++", "[a&&b]", r"\w{17}"]
+    "pattern",
+    [
+        *("(", "a{99999999999}", "(?=a)", r"(a)\1", "(?>a)", "a++", "[a&&b]", r"\w{17}"),
+        *("(?a)b", r"a\Z", "\ud800"),
+    ],
 )
 def test_patterns_that_are_refused(pattern: str) -> None:
     with pytest.raises(FieldError, match=r"^stop_regex must be"):

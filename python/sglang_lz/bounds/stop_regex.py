@@ -2,8 +2,9 @@
 
 Upstream searches with Python's `re`, which backtracks, after every token and on the scheduler's
 thread: `(a|a)+b` on a line of forty "a" blocks all requests for hours. Here the engine is Rust's
-crate `regex`, which comes with pydantic and never backtracks. It does not support look-around,
-backreferences or atomic groups, so patterns with these are rejected.
+crate `regex`, which comes with pydantic and never backtracks. It reads some patterns otherwise than
+Python (`\\<`, `a{1, 2}`), so it gets what Python's parser made of a pattern, written anew. It does
+not support look-around, backreferences or atomic groups, so patterns with these are rejected.
 """
 
 from __future__ import annotations
@@ -26,6 +27,26 @@ LARGEST = 256
 """The largest total weight of a request's patterns: the weight bounds their memory and time."""
 _WEIGHTS = MappingProxyType({op.CATEGORY_WORD: 16, op.CATEGORY_NOT_WORD: 16})
 """Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
+_CATEGORIES = MappingProxyType(
+    {
+        op.CATEGORY_DIGIT: r"\d",
+        op.CATEGORY_NOT_DIGIT: r"\D",
+        op.CATEGORY_SPACE: r"\s\x1c-\x1f",  # which Python has among its spaces
+        op.CATEGORY_NOT_SPACE: r"[^\s\x1c-\x1f]",
+        op.CATEGORY_WORD: r"\w",
+        op.CATEGORY_NOT_WORD: r"\W",
+    }
+)
+_PLACES = MappingProxyType(
+    {
+        op.AT_BEGINNING: "^",
+        op.AT_BEGINNING_STRING: r"\A",
+        op.AT_END: "$",
+        op.AT_BOUNDARY: r"\b",
+        op.AT_NON_BOUNDARY: r"\B",
+    }
+)
+_FLAGS = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
 MOST_TOKENS = 4096
 """How many of the newest tokens are searched for a pattern whose matches have no maximum length."""
 
@@ -63,13 +84,12 @@ def _checked(pattern: str) -> int:
             # Rust interprets some sets differently, such as "[a&&b]"; Python warns about those.
             warnings.simplefilter("error", FutureWarning)
             weight = _weight(op.parse(pattern))
+            if weight <= LARGEST:
+                _compile(pattern)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise _wrong(pattern, str(error)) from None
-    if weight <= LARGEST:
-        try:
-            _compile(pattern)
-        except SchemaError as error:
-            raise _wrong(pattern, str(error).rpartition("error: ")[2].strip()) from None
+    except SchemaError as error:
+        raise _wrong(pattern, str(error).rpartition("error: ")[2].strip()) from None
     return weight
 
 
@@ -91,7 +111,51 @@ def found(request: Any, pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _compile(pattern: str) -> SchemaValidator:
-    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    parsed = op.parse(pattern)
+    written = _written(parsed, parsed.state.flags, 0)
+    return SchemaValidator(core_schema.str_schema(pattern=written, regex_engine="rust-regex"))
+
+
+def _written(parts: Iterable[tuple[Any, Any]], on: int, off: int) -> str:
+    """A parsed pattern as Rust's crate reads it, with flags turned on and off in it.
+
+    Raises:
+        re.error: the crate has nothing like it.
+    """
+    if (on | off) & (re.ASCII | re.LOCALE):
+        raise re.error("the flags a and L are not supported")
+    flags, without = (
+        "".join(letter for flag, letter in _FLAGS if flag & bits) for bits in (on, off)
+    )
+    flags += without and f"-{without}"
+    return f"(?{flags}:{''.join(_part(kind, value) for kind, value in parts)})"
+
+
+def _part(kind: Any, value: Any) -> str:
+    if kind is op.LITERAL:
+        return rf"\x{{{value:x}}}"
+    if kind is op.NOT_LITERAL:
+        return rf"[^\x{{{value:x}}}]"
+    if kind is op.RANGE:
+        return "-".join(_part(op.LITERAL, end) for end in value)
+    if kind is op.ANY:
+        return "."
+    if kind is op.NEGATE:
+        return "^"
+    if kind is op.CATEGORY:
+        return _CATEGORIES[value]
+    if kind is op.IN:
+        return f"[{''.join(_part(*one) for one in value)}]"
+    if kind is op.AT and value in _PLACES:
+        return _PLACES[value]
+    if kind is op.BRANCH:
+        return f"(?:{'|'.join(_written(one, 0, 0) for one in value[1])})"
+    if kind is op.SUBPATTERN:
+        return _written(value[3], value[1], value[2])
+    if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+        least, most, repeated = value
+        return f"{_written(repeated, 0, 0)}{{{least},{'' if most is op.MAXREPEAT else most}}}"
+    raise re.error("look-around, backreferences and the like are not supported")
 
 
 def _weight(parts: Iterable[tuple[Any, Any]]) -> int:
