@@ -173,6 +173,47 @@ def test_forms_are_read(client: TestClient, server_config: dict[str, Any]) -> No
         assert client.send(sent).status_code == REACHED
 
 
+def test_json_under_the_name_of_a_form_is_json(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    """FastAPI reads it so, and the gate saw an empty form."""
+    for kind in ("application/x-www-form-urlencoded+json", "multipart/form-data+json"):
+        for body in ('{"text": "a", "sampling_params": {"lz_penalty": -3}}', '{"lz_penalti": 1}'):
+            headers = {"Content-Type": f"{kind}; charset=utf-8"}
+            named(client.post("/generate", content=body, headers=headers))
+        internal = {"text": "a", "positional_embed_overrides": {"a": 1}}
+        answer = client.post("/generate", content=json.dumps(internal), headers=headers)
+        assert answer.status_code == 400, answer.text
+
+
+def test_a_body_that_nobody_reads_is_not_read(
+    client: TestClient, server_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be endless, and `/health` asks for no key."""
+
+    async def unread(*_: object) -> None:
+        raise AssertionError("the body was read")
+
+    monkeypatch.setattr("starlette.requests.Request.body", unread)
+    assert client.request("GET", "/health", content=b" " * 1000).status_code == REACHED
+
+
+def test_many_mistakes_get_a_short_answer(
+    client: TestClient, server_config: dict[str, Any]
+) -> None:
+    """Pydantic lists some twenty for each wrong part of a message, and FastAPI copies each."""
+    message = {"role": "user", "content": [{"type": "zzz"}] * 2000}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [message]}),
+        ("/v1/completions", {"prompt": [[None]] * 4000}),
+        ("/v1/score", {"items": [[None]] * 4000, "query": "a", "model": "m"}),
+        ("/generate", {"input_embeds": [[None]] * 4000}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code in (400, 422), answer.text[:500]
+        assert len(answer.text) < 1000, answer.text[:500]
+
+
 def test_keys_spelt_with_escapes_are_read(
     client: TestClient, server_config: dict[str, Any]
 ) -> None:

@@ -7,6 +7,7 @@ answer at every endpoint is in test_surface.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import random
@@ -172,6 +173,52 @@ def test_a_mistake_of_the_client_is_no_error_of_the_server(
 ) -> None:
     assert len(refusal(server, path, body)) > 20
     assert generate(server, [5], 2).outputs
+
+
+MESSAGE: Json = {"role": "user", "content": "a"}
+CHAT: Json = {"model": "m", "messages": [MESSAGE], "max_tokens": 2}
+CALL: Json = {"tools": [], "tool_call_parser": "qwen25"}
+TOOL: Json = {"name": "f", "parameters": {"type": ["null"] * 8}}
+DEEP: Json = functools.reduce(lambda inner, _: {"a": inner}, range(200), {})
+EXCESS: tuple[tuple[str, Json, str], ...] = (
+    ("/v1/chat/completions", {**CHAT, "messages": [MESSAGE] * 8193}, "at most 8192 messages"),
+    ("/v1/completions", {**PROMPT, "prompt": ["a"] * 4097}, "at most 4096 prompts"),
+    ("/encode", {"text": ["a"] * 4097}, "at most 4096 prompts"),
+    ("/v1/embeddings", {"model": "m", "input": ["a"] * 4097}, "at most 4096 prompts"),
+    ("/v1/score", {**LABELS, "query": "a" * 20_000, "items": ["a"] * 4000}, "items must repeat"),
+    ("/generate", {**TEXT, "sampling_params": [{}] * 9000}, "at most 8192 objects"),
+    ("/generate", {**TEXT, "sampling_params": {"custom_params": DEEP}}, "at most 128 levels"),
+    ("/v1/completions", {**PROMPT, "custom_params": {"a": "a" * 2**19}}, "at most 128 levels"),
+    ("/generate", {**TEXT, "sampling_params": {"stop_token_ids": [*range(4097)]}}, "at most 4096"),
+    ("/v1/messages", {**CHAT, "stop_sequences": ["a" * 5000]}, "at most 4096 characters"),
+    ("/v1/responses", {"model": "m", "input": "a", "request_id": "HEALTH_CHECK_1"}, "request_id"),
+    ("/v1/completions", {**PROMPT, "session_params": {"id": "s"}}, "only /generate reads it"),
+    ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": TOOL}]}, "names"),
+    (
+        "/parse_function_call",
+        {"text": "a" * 8193, "tools": [], "tool_call_parser": "qwen25"},
+        "at most 8192 characters",
+    ),
+)
+
+
+@on("overlap")
+@pytest.mark.parametrize(("path", "body", "words"), EXCESS, ids=[one[2] for one in EXCESS])
+def test_what_would_take_seconds_or_gigabytes_is_refused(
+    server: Server, path: str, body: Json, words: str
+) -> None:
+    assert words in refusal(server, path, body)
+
+
+@on("overlap")
+def test_top_logprobs_of_the_prompt_of_a_session_are_refused(server: Server) -> None:
+    """They may be of any number of tokens."""
+    session = post(server, "/open_session", {"capacity_of_str_len": 1000}).json()
+    top = {"return_logprob": True, "top_logprobs_num": 5, "logprob_start_len": 0}
+    asked: Json = {**TEXT, "sampling_params": ASKED, "session_params": {"id": session}}
+    assert "top_logprobs_num must be 0" in refusal(server, "/generate", {**asked, **top})
+    assert post(server, "/generate", {**asked, **top, "logprob_start_len": -1}).status_code == 200
+    post(server, "/close_session", {"session_id": session})
 
 
 @on("overlap")

@@ -130,7 +130,7 @@ def test_top_logprobs_of_a_prompt_are_bounded(top: int, start: int, is_right: bo
     ("field", "right", "wrong"),
     [
         ("stop", "x" * 4096, "x" * 4097),
-        ("stop", ["x"] * 128, ["x"] * 129),
+        ("stop", ["x"] * 32, ["x"] * 33),
         ("stop", ["x" * 2048] * 2, ["x" * 2048, "x" * 2049]),
         ("rid", ["x" * 1024, "y"], ["y", "x" * 1025]),
         ("extra_key", "x" * 1024, "x" * 1025),

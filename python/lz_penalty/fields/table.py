@@ -25,6 +25,7 @@ PREFIXES = ("lz_", "dry_", "no_repeat_ngram_")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = sys.maxsize
 _SHORT.maxlist = _SHORT.maxdict = 80
+_SHORT.maxlevel = 2
 
 
 class FieldError(ValueError):

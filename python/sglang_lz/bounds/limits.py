@@ -31,15 +31,9 @@ MOST_OUTPUTS = 4096
 """The most outputs of a request: the number of prompts times `n`."""
 
 INTERNAL = (
-    "http_worker_ipc",
-    "lora_id",
-    "multi_item_delimiter_indices",
-    "token_indices_to_pool",
-    "positional_embed_overrides",
-    "embed_overrides",
-    "need_wait_for_mm_inputs",
-    "num_items_assigned",
-    "encoder_urls",
+    *("http_worker_ipc", "lora_id", "multi_item_delimiter_indices", "token_indices_to_pool"),
+    *("positional_embed_overrides", "embed_overrides", "need_wait_for_mm_inputs"),
+    *("num_items_assigned", "encoder_urls"),
 )
 """Fields of upstream's request models that upstream sets itself, from checked ones.
 
@@ -67,31 +61,33 @@ MOST_MEDIA = 128 << 20
 LEAST_BODY = 1 << 20
 """The smallest limit for a body with a single prompt, in bytes: it may hold schemas and tools."""
 MOST_NAME = 1024
-NAMES = ("rid", "extra_key", "cache_salt")
+NAMES = ("rid", "request_id", "extra_key", "cache_salt")
 """Fields that are passed back and forth with each token: at most `MOST_NAME` characters."""
 MOST_BIASES = 1 << 16
 """The most tokens in a `logit_bias`: each is processed several times."""
-MOST_STOPS = 128
+MOST_STOPS = 32  # as upstream, which does not name the field
 LONGEST_STOPS = 4096
 """The most characters of all `stop` strings: each step decodes as many tokens again."""
+PROMPTS = ("text", "input_ids", "prompt", "input", "items", "documents")
+"""Fields that may be a list of prompts."""
+MOST_QUERIES = 1 << 26
+"""The most characters of /v1/score, whose query is repeated for each item."""
+MOST_PARTS = 1 << 13
+"""The most messages of a chat, and parts of them: a wrong one is compared with each kind."""
+MOST_TOOL_VALUES = 1 << 14
+"""The most values in `tools`: upstream checks each schema on the event loop."""
+MOST_CUSTOM = 1 << 18
+"""The most values and characters in `custom_params`: each output has them again."""
+MOST_CALLS = 1 << 13
+"""The longest text of /parse_function_call, in characters: some parsers take its square."""
+MOST_TYPES = 7
+"""The most names in a `type` of a schema: as many as there are, and checking takes their square."""
 
 PER_PROMPT = (
-    "bootstrap_host",
-    "bootstrap_pair_key",
-    "bootstrap_port",
-    "bootstrap_room",
-    "cache_salt",
-    "custom_logit_processor",
-    "decode_tp_size",
-    "extra_key",
-    "logprob_start_len",
-    "lora_path",
-    "return_hidden_states",
-    "return_logprob",
-    "return_sampling_mask",
-    "rid",
-    "sampling_params",
-    "top_logprobs_num",
+    *("bootstrap_host", "bootstrap_pair_key", "bootstrap_port", "bootstrap_room", "cache_salt"),
+    *("custom_logit_processor", "decode_tp_size", "extra_key", "logprob_start_len", "lora_path"),
+    *("return_hidden_states", "return_logprob", "return_sampling_mask", "rid"),
+    *("sampling_params", "top_logprobs_num"),
 )
 """Fields of /generate that may be lists with one item for each prompt."""
 LISTS_PER_PROMPT = ("multi_item_delimiter_indices", "token_ids_logprob", "token_indices_to_pool")
@@ -155,10 +151,12 @@ def check_object(values: Mapping[str, Any]) -> None:
             if isinstance(one, str) and len(one) > MOST_NAME:
                 got = f"{len(one)}: {shown(one)}"
                 raise _refused(name, f"be at most {MOST_NAME} characters", got)
-            if name == "rid" and isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX):
+            if isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX):
                 rule = f"not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do"
                 raise _refused(name, rule, shown(values[name]))
-    stops = [one for one in as_list(values.get("stop")) if isinstance(one, str)]
+    _check_lists(values)
+    stops = [*as_list(values.get("stop")), *as_list(values.get("stop_sequences"))]
+    stops = [one for one in stops if isinstance(one, str)]
     characters = sum(map(len, stops))
     if len(stops) > MOST_STOPS or characters > LONGEST_STOPS:
         rule = f"be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in all"
@@ -178,6 +176,39 @@ def check_object(values: Mapping[str, Any]) -> None:
         without = "for the server was started without --trust-request-chat-template"
         rule = f"not have chat_template, {without}"
         raise _refused("chat_template_kwargs", rule, shown(template))
+
+
+def _check_lists(values: Mapping[str, Any]) -> None:
+    for name in PROMPTS:
+        given = values.get(name)
+        if isinstance(given, list) and len(given) > MOST_OUTPUTS and not is_integer(given[0]):
+            raise _refused(name, f"be at most {MOST_OUTPUTS} prompts", len(given))
+    query, items = values.get("query"), values.get("items")
+    size = len(query) * len(items) if isinstance(query, str) and isinstance(items, list) else 0
+    if size > MOST_QUERIES:
+        raise _refused("items", f"repeat at most {MOST_QUERIES} characters of the query", size)
+    for name in ("messages", "input"):
+        given = values.get(name)
+        contents = [one.get("content") for one in as_list(given) if isinstance(one, dict)]
+        parts = len(contents) + sum(len(one) for one in contents if isinstance(one, list))
+        if parts > MOST_PARTS:
+            raise _refused(name, f"have at most {MOST_PARTS} messages and parts of them", parts)
+    tools = values.get("tools")
+    if (count := sum(1 for _ in _values(tools))) > MOST_TOOL_VALUES:
+        raise _refused("tools", f"have at most {MOST_TOOL_VALUES} values", count)
+    if problem := too_large(tools):
+        raise FieldError("tools", f"tools is too large to be checked: {problem}.")
+    text = values.get("text")
+    if "tool_call_parser" in values and isinstance(text, str) and len(text) > MOST_CALLS:
+        raise _refused("text", f"be at most {MOST_CALLS} characters here", len(text))
+    custom = 0
+    for value, depth in _values(values.get("custom_params")):
+        custom += len(value) if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            custom += sum(map(len, value))
+        if depth > MOST_LEVELS or custom > MOST_CUSTOM:
+            rule = f"have at most {MOST_LEVELS} levels, and {MOST_CUSTOM} values and characters"
+            raise _refused("custom_params", rule, "more")
 
 
 def check_batch(obj: Any) -> None:
@@ -284,7 +315,10 @@ def check_sampling_integers(sampling_params: Any) -> None:
     interval = sampling_params.stream_interval
     if interval is not None and interval < 1:
         raise bad_value("stream_interval", interval, "at least 1")
-    for value in sampling_params.stop_token_ids or ():
+    stops = sampling_params.stop_token_ids or ()
+    if len(stops) > MOST_CHOSEN:
+        raise _refused("stop_token_ids", f"hold at most {MOST_CHOSEN} token ids", len(stops))
+    for value in stops:
         if not -_INT32 <= value <= _INT32:
             raise _refused("stop_token_ids", "be token ids", f"{shown(value)} among them")
 
@@ -360,6 +394,9 @@ def too_large(document: Any) -> str | None:
                 f"its patterns are {repeated:.0f} characters longer with their repetitions written "
                 f"out, more than {MOST_REPEATED}"
             )
+        types = value.get("type") if isinstance(value, dict) else None
+        if isinstance(types, list) and len(types) > MOST_TYPES:
+            return f"a type has {len(types)} names, more than {MOST_TYPES}"
         properties = value.get("properties") if isinstance(value, dict) else None
         if not isinstance(properties, dict):
             continue
@@ -432,6 +469,9 @@ def _check_top(obj: Any, input_ids: Sequence[int] | None, most: int) -> None:
     start = getattr(obj, "logprob_start_len", None)
     if not top or input_ids is None or not isinstance(start, int) or start < 0:
         return
+    if (getattr(obj, "session_params", None) or {}).get("id"):
+        rule = "be 0 where logprob_start_len asks for those of a session's prompt"
+        raise _refused(name, rule, top)
     positions = max(0, len(input_ids) - start)
     if top * positions > MOST_TOPS:
         tokens = "the tokens of the prompt from logprob_start_len on"

@@ -27,23 +27,14 @@ LARGEST = 256
 """The largest total weight of a request's patterns: the weight bounds their memory and time."""
 _WEIGHTS = MappingProxyType({op.CATEGORY_WORD: 16, op.CATEGORY_NOT_WORD: 16})
 """Weights of classes with hundreds of character ranges; other characters and classes weigh 1."""
-_CATEGORIES = MappingProxyType(
+_WRITTEN = MappingProxyType(
     {
-        op.CATEGORY_DIGIT: r"\d",
-        op.CATEGORY_NOT_DIGIT: r"\D",
-        op.CATEGORY_SPACE: r"\s\x1c-\x1f",  # which Python has among its spaces
-        op.CATEGORY_NOT_SPACE: r"[^\s\x1c-\x1f]",
-        op.CATEGORY_WORD: r"\w",
-        op.CATEGORY_NOT_WORD: r"\W",
-    }
-)
-_PLACES = MappingProxyType(
-    {
-        op.AT_BEGINNING: "^",
-        op.AT_BEGINNING_STRING: r"\A",
-        op.AT_END: "$",
-        op.AT_BOUNDARY: r"\b",
-        op.AT_NON_BOUNDARY: r"\B",
+        **{"CATEGORY_DIGIT": r"\d", "CATEGORY_NOT_DIGIT": r"\D"},
+        # Python's spaces have four more characters.
+        **{"CATEGORY_SPACE": r"\s\x1c-\x1f", "CATEGORY_NOT_SPACE": r"[^\s\x1c-\x1f]"},
+        **{"CATEGORY_WORD": r"\w", "CATEGORY_NOT_WORD": r"\W"},
+        **{"AT_BEGINNING": "^", "AT_BEGINNING_STRING": r"\A", "AT_END": "$"},
+        **{"AT_BOUNDARY": r"\b", "AT_NON_BOUNDARY": r"\B"},
     }
 )
 _FLAGS = ((re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"))
@@ -124,9 +115,7 @@ def _written(parts: Iterable[tuple[Any, Any]], on: int, off: int) -> str:
     """
     if (on | off) & (re.ASCII | re.LOCALE):
         raise re.error("the flags a and L are not supported")
-    flags, without = (
-        "".join(letter for flag, letter in _FLAGS if flag & bits) for bits in (on, off)
-    )
+    flags, without = ("".join(name for bit, name in _FLAGS if bit & of) for of in (on, off))
     flags += without and f"-{without}"
     return f"(?{flags}:{''.join(_part(kind, value) for kind, value in parts)})"
 
@@ -142,12 +131,10 @@ def _part(kind: Any, value: Any) -> str:
         return "."
     if kind is op.NEGATE:
         return "^"
-    if kind is op.CATEGORY:
-        return _CATEGORIES[value]
     if kind is op.IN:
         return f"[{''.join(_part(*one) for one in value)}]"
-    if kind is op.AT and value in _PLACES:
-        return _PLACES[value]
+    if kind in (op.AT, op.CATEGORY) and repr(value) in _WRITTEN:
+        return _WRITTEN[repr(value)]
     if kind is op.BRANCH:
         return f"(?:{'|'.join(_written(one, 0, 0) for one in value[1])})"
     if kind is op.SUBPATTERN:
@@ -155,15 +142,13 @@ def _part(kind: Any, value: Any) -> str:
     if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
         least, most, repeated = value
         return f"{_written(repeated, 0, 0)}{{{least},{'' if most is op.MAXREPEAT else most}}}"
-    raise re.error("look-around, backreferences and the like are not supported")
+    raise re.error("look-around, backreferences, possessive repeats and the like are not supported")
 
 
 def _weight(parts: Iterable[tuple[Any, Any]]) -> int:
     """The weight of a parsed pattern: its number of characters with all repeats expanded."""
     total = 0
     for kind, value in parts:
-        if kind in (op.POSSESSIVE_REPEAT, op.ATOMIC_GROUP):
-            raise re.error("possessive repeats and atomic groups are not supported")
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
             least, most, repeated = value
             total += (max(least, 1) if most is op.MAXREPEAT else most) * _weight(repeated)

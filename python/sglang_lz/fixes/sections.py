@@ -66,8 +66,10 @@ def without_opening(detector: Any, text: str, opening: str) -> str:
     """
     section, closing, rest = text.partition(detector.think_end_token)
     if not detector._streamed_reasoning_tail and section.startswith(opening):
-        while section.startswith(opening):
-            section = section.removeprefix(opening)
+        begin = 0
+        while section.startswith(opening, begin):
+            begin += len(opening)
+        section = section[begin:]
     elif not detector.stripped_think_start:
         section = section.replace(opening, "", 1)
     return section + closing + rest

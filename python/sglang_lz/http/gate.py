@@ -12,6 +12,7 @@ of a route shows whether it accepts the fields, so a route added by a later rele
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import (
     AsyncIterable,
@@ -29,14 +30,15 @@ import pydantic
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic_core import PydanticCustomError
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from lz_penalty.fields import repetition
 from lz_penalty.fields.lz import FIELDS as LZ_FIELDS
-from lz_penalty.fields.table import FieldError, check_name, check_needs, shown
-from sglang_lz.bounds.limits import LEAST_BODY, MOST_BODY, MOST_MEDIA, check_internal, check_object
+from lz_penalty.fields.table import FieldError, bad_value, check_name, check_needs, shown
+from sglang_lz.bounds import limits
 from sglang_lz.bounds.texts import most_characters
 from sglang_lz.constraints import request_field
 from sglang_lz.guard import metrics
@@ -53,7 +55,7 @@ from sglang_lz.http.admission import (
     resolve,
 )
 from sglang_lz.http.dropped import Place, check_dropped, located
-from sglang_lz.http.mistakes import DATA_ERRORS, READERS, as_refusal, is_clients
+from sglang_lz.http.mistakes import DATA_ERRORS, as_refusal, is_clients
 
 # Where clients put sampling parameters, whether or not the route reads them there.
 OBJECTS = (
@@ -71,6 +73,13 @@ ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
 _OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
 
 PROCESSOR = "custom_logit_processor"
+
+MOST_OBJECTS = 2 * limits.MOST_OUTPUTS
+"""The most objects of a body that may hold sampling parameters."""
+MOST_KEYS = 1 << 16
+"""The most keys of these objects in total."""
+MOST_ERRORS = 256
+"""The most mistakes of a body that an answer lists."""
 
 # Ollama's options that are copied unchecked into upstream's sampling parameters, with their names
 # there.
@@ -98,15 +107,17 @@ async def check_fields(connection: HTTPConnection) -> None:
     if not isinstance(connection, Request):
         return
     route = connection.scope.get("route")
+    _list_few_errors(route)
     model = _model_of(route)
     place = place_in(model)
     _check_keys(connection.query_params, ("the URL",), place)
     inner = _takes_internal(route)
-    body = await _body(connection)
+    has_body = _models(route) or connection.method not in ("GET", "HEAD")
+    body: Any = await _body(connection) if has_body else None
     if (place is not None or inner) and not isinstance(body, dict):
         raise FieldError("body", f"The body must be a JSON object, got {shown(body)}.")
     if inner:
-        check_internal(body)
+        limits.check_internal(body)
     found = check_json(body, model)
     for values, resolved in found:
         if resolved.proper_tokens:
@@ -132,7 +143,13 @@ def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolv
         FieldError: a field of ours has a wrong value or name, or is in the wrong object.
     """
     place = place_in(model)
-    objects = list(_objects(body))
+    objects = list(itertools.islice(_objects(body), MOST_OBJECTS + 1))
+    if len(objects) > MOST_OBJECTS or sum(len(values) for _, values in objects) > MOST_KEYS:
+        raise FieldError(
+            "body",
+            f"The body must have at most {MOST_OBJECTS} objects that may hold sampling parameters, "
+            f"of at most {MOST_KEYS} keys in all, got more.",
+        )
     takes = _taken(model, place)
     for where, values in objects:
         _check_keys(values, where, place)
@@ -145,7 +162,10 @@ def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolv
                 if name in values:
                     got = f"got {shown(values[name])} in parameters"
                     raise FieldError(name, f"{name} belongs in instances here, {got}.")
-        check_object(values)
+        limits.check_object(values)
+        if where == () == place and values.get("session_params"):
+            rule = "left out: only /generate reads it"
+            raise bad_value("session_params", values["session_params"], rule)
     found: list[tuple[Mapping[str, Any], Resolved]] = []
     if place is None or not isinstance(body, dict):
         return found
@@ -248,24 +268,21 @@ def bounded(request: Request) -> Request:
 
 
 def most_body(route: object) -> int | None:
-    """The largest body of a FastAPI route in bytes; None if the route accepts no prompts.
-
-    Routes for operators have no limit, because some accept model weights.
+    """The largest body of a FastAPI route in bytes; None if it is for operators, because some of
+    these accept model weights.
     """
+    from sglang.srt.utils.auth import AuthLevel
+
     manager = _manager()
     models = _models(route)
-    takes_prompts = any(
-        place_in(one) is not None or getattr(one, "__module__", "").endswith(".protocol")
-        for one in models
-    )
-    is_reader = getattr(route, "path", "") in READERS
-    if manager is None or not (takes_prompts or is_reader or _takes_internal(route)):
+    level = getattr(getattr(route, "endpoint", None), "_auth_level", AuthLevel.NORMAL)
+    if manager is None or level is not AuthLevel.NORMAL:
         return None
     if manager.model_config.is_multimodal or manager.model_config.is_audio_model:
-        return MOST_MEDIA
+        return limits.MOST_MEDIA
     if any(not SINGLE.isdisjoint(getattr(one, "model_fields", ())) for one in models):
-        return min(MOST_BODY, max(LEAST_BODY, most_characters(manager.context_len)))
-    return MOST_BODY
+        return min(limits.MOST_BODY, max(limits.LEAST_BODY, most_characters(manager.context_len)))
+    return limits.MOST_BODY
 
 
 async def begun(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
@@ -294,7 +311,7 @@ def typed_request(**values: Any) -> Any:
     """
     from sglang.srt.entrypoints.api_contract import generate_contract_error
 
-    check_internal(values)
+    limits.check_internal(values)
     given = {name: value for name, value in values.items() if value is not None}
     if error := generate_contract_error(given):
         raise FieldError("parameters", f"The request cannot be used: {error}.")
@@ -360,10 +377,41 @@ def place_in(model: object) -> Place | None:
 
 
 @cache
-def _generate_request() -> pydantic.TypeAdapter[Any]:
+def _generate_request() -> _FewErrors:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    return pydantic.TypeAdapter(GenerateReqInput)
+    return _FewErrors(pydantic.TypeAdapter(GenerateReqInput))
+
+
+def _list_few_errors(route: object) -> None:
+    """Bound the errors of a FastAPI route's bodies. FastAPI has no other place for it."""
+    for parameter in route.dependant.body_params if isinstance(route, APIRoute) else ():
+        if not isinstance(parameter._type_adapter, _FewErrors):
+            parameter._type_adapter = _FewErrors(parameter._type_adapter)  # type: ignore[assignment]
+
+
+class _FewErrors:
+    """A type adapter whose errors can all be listed: for a body with a million wrong values, that
+    would take gigabytes and half a minute of the event loop."""
+
+    def __init__(self, adapter: pydantic.TypeAdapter[Any]) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)
+
+    def validate_python(self, value: Any, **options: Any) -> Any:
+        """See `pydantic.TypeAdapter.validate_python`."""
+        try:
+            return self._adapter.validate_python(value, **options)
+        except pydantic.ValidationError as error:
+            count = error.error_count()
+            if count <= MOST_ERRORS:
+                raise
+            many = PydanticCustomError("many", "{count} values are wrong", {"count": count})
+            raise pydantic.ValidationError.from_exception_data(
+                error.title, [{"type": many, "loc": (), "input": None}]
+            ) from None
 
 
 def _models(route: object) -> list[object]:
@@ -381,7 +429,8 @@ def _takes_internal(route: object) -> bool:
 
 async def _body(request: Request) -> Any:
     """The parsed body of a request; None if it cannot be parsed."""
-    if request.headers.get("content-type", "").lower().startswith(FORMS):
+    media_type = request.headers.get("content-type", "").partition(";")[0]
+    if media_type.strip().lower() in FORMS:  # FastAPI takes "...+json" for JSON
         return dict(await request.form())
     try:
         return await request.json()
