@@ -181,7 +181,6 @@ CALL: Json = {"tools": [], "tool_call_parser": "qwen25"}
 TOOL: Json = {"name": "f", "parameters": {"type": ["null"] * 8}}
 DEEP: Json = functools.reduce(lambda inner, _: {"a": inner}, range(200), {})
 EXCESS: tuple[tuple[str, Json, str], ...] = (
-    ("/v1/chat/completions", {**CHAT, "messages": [MESSAGE] * 8193}, "at most 8192 messages"),
     ("/v1/completions", {**PROMPT, "prompt": ["a"] * 4097}, "at most 4096 prompts"),
     ("/encode", {"text": ["a"] * 4097}, "at most 4096 prompts"),
     ("/v1/embeddings", {"model": "m", "input": ["a"] * 4097}, "at most 4096 prompts"),

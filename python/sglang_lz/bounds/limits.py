@@ -72,8 +72,6 @@ PROMPTS = ("text", "input_ids", "prompt", "input", "items", "documents")
 """Fields that may be a list of prompts."""
 MOST_QUERIES = 1 << 26
 """The most characters of /v1/score, whose query is repeated for each item."""
-MOST_PARTS = 1 << 13
-"""The most messages of a chat, and parts of them: a wrong one is compared with each kind."""
 MOST_TOOL_VALUES = 1 << 14
 """The most values in `tools`: upstream checks each schema on the event loop."""
 MOST_CUSTOM = 1 << 18
@@ -187,12 +185,6 @@ def _check_lists(values: Mapping[str, Any]) -> None:
     size = len(query) * len(items) if isinstance(query, str) and isinstance(items, list) else 0
     if size > MOST_QUERIES:
         raise _refused("items", f"repeat at most {MOST_QUERIES} characters of the query", size)
-    for name in ("messages", "input"):
-        given = values.get(name)
-        contents = [one.get("content") for one in as_list(given) if isinstance(one, dict)]
-        parts = len(contents) + sum(len(one) for one in contents if isinstance(one, list))
-        if parts > MOST_PARTS:
-            raise _refused(name, f"have at most {MOST_PARTS} messages and parts of them", parts)
     tools = values.get("tools")
     if (count := sum(1 for _ in _values(tools))) > MOST_TOOL_VALUES:
         raise _refused("tools", f"have at most {MOST_TOOL_VALUES} values", count)
@@ -203,9 +195,7 @@ def _check_lists(values: Mapping[str, Any]) -> None:
         raise _refused("text", f"be at most {MOST_CALLS} characters here", len(text))
     custom = 0
     for value, depth in _values(values.get("custom_params")):
-        custom += len(value) if isinstance(value, str) else 1
-        if isinstance(value, dict):
-            custom += sum(map(len, value))
+        custom += 1 + sum(map(len, value if isinstance(value, str | dict) else ()))
         if depth > MOST_LEVELS or custom > MOST_CUSTOM:
             rule = f"have at most {MOST_LEVELS} levels, and {MOST_CUSTOM} values and characters"
             raise _refused("custom_params", rule, "more")

@@ -108,11 +108,7 @@ def _compile(pattern: str) -> SchemaValidator:
 
 
 def _written(parts: Iterable[tuple[Any, Any]], on: int, off: int) -> str:
-    """A parsed pattern as Rust's crate reads it, with flags turned on and off in it.
-
-    Raises:
-        re.error: the crate has nothing like it.
-    """
+    """A parsed pattern as Rust's crate reads it, with flags turned on and off in it."""
     if (on | off) & (re.ASCII | re.LOCALE):
         raise re.error("the flags a and L are not supported")
     flags, without = ("".join(name for bit, name in _FLAGS if bit & of) for of in (on, off))

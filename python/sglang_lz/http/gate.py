@@ -30,7 +30,7 @@ import pydantic
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, SchemaValidator
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
@@ -391,11 +391,13 @@ def _list_few_errors(route: object) -> None:
 
 
 class _FewErrors:
-    """A type adapter whose errors can all be listed: for a body with a million wrong values, that
-    would take gigabytes and half a minute of the event loop."""
+    """A type adapter with few errors: a list ends at its first. A million would take gigabytes, and
+    half a minute of the event loop."""
 
     def __init__(self, adapter: pydantic.TypeAdapter[Any]) -> None:
         self._adapter = adapter
+        schema = _failing_fast(adapter.core_schema)
+        self._validator = SchemaValidator(schema, _use_prebuilt=False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)
@@ -403,15 +405,27 @@ class _FewErrors:
     def validate_python(self, value: Any, **options: Any) -> Any:
         """See `pydantic.TypeAdapter.validate_python`."""
         try:
-            return self._adapter.validate_python(value, **options)
+            return self._validator.validate_python(value, **options)
         except pydantic.ValidationError as error:
             count = error.error_count()
-            if count <= MOST_ERRORS:
-                raise
-            many = PydanticCustomError("many", "{count} values are wrong", {"count": count})
-            raise pydantic.ValidationError.from_exception_data(
-                error.title, [{"type": many, "loc": (), "input": None}]
-            ) from None
+            many = {"type": "many", "msg": f"{count} values are wrong", "loc": (), "input": None}
+            found: Any = [many] if count > MOST_ERRORS else error.errors(include_url=False)
+            for one in found:
+                one["type"] = PydanticCustomError(one["type"], one.pop("msg")[:400])
+                one["input"] = shown(one["input"])
+            raise pydantic.ValidationError.from_exception_data(error.title, found) from None
+
+
+def _failing_fast(schema: Any) -> Any:
+    """A schema of pydantic-core whose lists end at the first wrong item."""
+    if type(schema) in (list, tuple):
+        return type(schema)(map(_failing_fast, schema))
+    if not isinstance(schema, dict):
+        return schema
+    kept = ("default", "expected", "metadata", "serialization")
+    found = {key: one if key in kept else _failing_fast(one) for key, one in schema.items()}
+    fails_fast = schema.get("type") in ("frozenset", "list", "set", "tuple")
+    return {**found, "fail_fast": True} if fails_fast else found
 
 
 def _models(route: object) -> list[object]:
