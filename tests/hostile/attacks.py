@@ -465,7 +465,14 @@ def attacks(server: str, seed: int) -> list[Attack]:
     add("many outputs", "new", [sampled(n=n, max_new_tokens=4) for n in (500, 10**5)], 4)
     logprobs = {"input_ids": long, "return_logprob": True, "logprob_start_len": 0}
     add("all logprobs", "new", [{**logprobs, "top_logprobs_num": n} for n in (1000, size)])
-    stops = ("(a+)+b", "(a|a)*b", "(.*)*b")
+    wrong = {"messages": [{"role": "user", "content": [{"type": "zzz"}] * 20_000}]}
+    types = {"name": "f", "parameters": {"type": [None, *map(str, range(16_000))]}}
+    tools = {**message, "tools": [{"type": "function", "function": types}]}
+    add("wrong parts of messages", "new", [wrong, tools], path=CHAT)
+    add("wrong ids", "new", [{"model": "m", "prompt": [[None] * 100_000] * 4}], path=COMPLETIONS)
+    calls = {"text": "[f(a=" * 20_000, "tools": [], "tool_call_parser": "pythonic"}
+    add("calls of tools", "new", [calls], path="/parse_function_call")
+    stops = ("(a+)+b", "(a|a)*b", "(.*)*b", "(?:[a-z]{1, 500}){1, 50}X|[0-9]+Q")
     add(
         "stop regex",
         "new",
