@@ -82,11 +82,16 @@ def run_rank(server_args: Any, port_args: Any, arguments: Any, gpu_id: int, tp_r
 def check_room(runner: Any, settings: Settings) -> None:
     """Exit unless all batches fit into the cache at once."""
     batches, requests_of_each = len(settings.variants), settings.sizes["batch_size"]
-    room = runner.max_batch_size(settings.sizes["input_len"], settings.sizes["output_len"])
+    runner.clear()
+    room = min(
+        runner.max_batch_size(settings.sizes["input_len"], settings.sizes["output_len"]),
+        runner.torch_runner.req_to_token_pool.available_size(),
+    )
     if requests_of_each * batches > room:
         raise SystemExit(
-            f"{batches} batches of {requests_of_each} requests must fit into the cache, which "
-            f"has room for {room}: lower --batch-size, or raise --max-total-tokens after --."
+            f"{batches} batches of {requests_of_each} requests must be held at once, and there is "
+            f"room for {room}: lower --batch-size, or raise --max-total-tokens and "
+            "--max-running-requests after --."
         )
 
 

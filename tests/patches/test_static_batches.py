@@ -88,7 +88,7 @@ def test_upstreams_own_penalties_change_their_batch_and_no_other(
 def test_batches_that_do_not_fit_into_the_cache_are_refused(runner: Runner) -> None:
     from bench.serving.turns import Settings, check_room
 
-    sizes = {"batch_size": 200, "input_len": INPUTS, "output_len": OUTPUTS}
+    sizes = {"batch_size": 5, "input_len": INPUTS, "output_len": OUTPUTS}
     settings = Settings([{}, LZ], sizes, blocks=1, results="")
-    with pytest.raises(SystemExit, match=r"2 batches of 200 requests .* room for 204:"):
+    with pytest.raises(SystemExit, match=r"2 batches of 5 requests .* room for 8:"):
         check_room(runner.bench, settings)

@@ -178,14 +178,17 @@ def test_a_mistake_of_the_client_is_no_error_of_the_server(
 MESSAGE: Json = {"role": "user", "content": "a"}
 CHAT: Json = {"model": "m", "messages": [MESSAGE], "max_tokens": 2}
 CALL: Json = {"tools": [], "tool_call_parser": "qwen25"}
+CALL: Json = {"tools": [], "tool_call_parser": "qwen25"}
 TOOL: Json = {"name": "f", "parameters": {"type": ["null"] * 8}}
+LONG: Json = {"name": "f", "parameters": {"type": "string", "pattern": "^.{0,9000}$"}}
 DEEP: Json = functools.reduce(lambda inner, _: {"a": inner}, range(200), {})
 EXCESS: tuple[tuple[str, Json, str], ...] = (
     ("/v1/completions", {**PROMPT, "prompt": ["a"] * 4097}, "at most 4096 prompts"),
     ("/encode", {"text": ["a"] * 4097}, "at most 4096 prompts"),
     ("/v1/embeddings", {"model": "m", "input": ["a"] * 4097}, "at most 4096 prompts"),
-    ("/v1/score", {**LABELS, "query": "a" * 20_000, "items": ["a"] * 4000}, "items must repeat"),
-    ("/generate", {**TEXT, "sampling_params": [{}] * 9000}, "at most 8192 objects"),
+    ("/v1/score", {**LABELS, "query": "a" * 20_000, "items": ["a"] * 4000}, "query must be"),
+    ("/v1/score", {**LABELS, "query": [5] * 20_000, "items": [[5]] * 4000}, "query must be"),
+    ("/generate", {**TEXT, "sampling_params": [{}] * 12_289}, "at most 12288 objects"),
     ("/generate", {**TEXT, "sampling_params": {"custom_params": DEEP}}, "at most 128 levels"),
     ("/v1/completions", {**PROMPT, "custom_params": {"a": "a" * 2**19}}, "at most 128 levels"),
     ("/generate", {**TEXT, "sampling_params": {"stop_token_ids": [*range(4097)]}}, "at most 4096"),
@@ -193,11 +196,8 @@ EXCESS: tuple[tuple[str, Json, str], ...] = (
     ("/v1/responses", {"model": "m", "input": "a", "request_id": "HEALTH_CHECK_1"}, "request_id"),
     ("/v1/completions", {**PROMPT, "session_params": {"id": "s"}}, "only /generate reads it"),
     ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": TOOL}]}, "names"),
-    (
-        "/parse_function_call",
-        {"text": "a" * 8193, "tools": [], "tool_call_parser": "qwen25"},
-        "at most 8192 characters",
-    ),
+    ("/v1/chat/completions", {**CHAT, "messages": [{**MESSAGE, "tools": [TOOL]}]}, "names"),
+    ("/parse_function_call", {**CALL, "text": "a" * 8193}, "at most 8192 characters"),
 )
 
 
@@ -207,6 +207,35 @@ def test_what_would_take_seconds_or_gigabytes_is_refused(
     server: Server, path: str, body: Json, words: str
 ) -> None:
     assert words in refusal(server, path, body)
+
+
+@on("overlap")
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/v1/chat/completions"])
+def test_many_mistakes_get_a_short_answer(server: Server, path: str) -> None:
+    """Upstream makes a chat of the body of the first two itself."""
+    message = {"role": "user", "content": [{"type": "zzz"}] * 2000}
+    image = {"type": "image", "source": {"type": "url", "url": [5]}}
+    for messages in ([message], [{"role": "user", "content": [image] * 2000}]):
+        body = {"model": "m", "max_tokens": 2, "messages": messages, "input": messages}
+        answer = post(server, path, body)
+        assert answer.status_code == 400, answer.text[:500]
+        assert len(answer.text) < 50_000, answer.text[:500]
+
+
+PARAMETERS: Json = {"max_new_tokens": 2, "custom_params": {"items": [0.5] * 5000}}
+CHEAP: tuple[tuple[str, Json], ...] = (
+    ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": LONG}]}),
+    ("/generate", {"input_ids": [5, 6], "sampling_params": PARAMETERS}),
+    ("/generate", {"text": ["a"] * 3, "sampling_params": [PARAMETERS] * 3}),
+)
+
+
+@on("overlap")
+@pytest.mark.parametrize(("path", "body"), CHEAP)
+def test_what_costs_little_is_served(server: Server, path: str, body: Json) -> None:
+    """A pattern that nobody compiles, and the parameters of a processor."""
+    answer = post(server, path, body)
+    assert answer.status_code == 200, answer.text
 
 
 @on("overlap")

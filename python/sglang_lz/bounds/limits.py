@@ -64,14 +64,14 @@ MOST_NAME = 1024
 NAMES = ("rid", "request_id", "extra_key", "cache_salt")
 """Fields that are passed back and forth with each token: at most `MOST_NAME` characters."""
 MOST_BIASES = 1 << 16
-"""The most tokens in a `logit_bias`: each is processed several times."""
+"""The most keys of a field, such as `logit_bias`: each is processed several times."""
 MOST_STOPS = 32  # as upstream, which does not name the field
 LONGEST_STOPS = 4096
 """The most characters of all `stop` strings: each step decodes as many tokens again."""
 PROMPTS = ("text", "input_ids", "prompt", "input", "items", "documents")
 """Fields that may be a list of prompts."""
 MOST_QUERIES = 1 << 26
-"""The most characters of /v1/score, whose query is repeated for each item."""
+"""The most characters or tokens of /v1/score, whose query is repeated for each item."""
 MOST_TOOL_VALUES = 1 << 14
 """The most values in `tools`: upstream checks each schema on the event loop."""
 MOST_CUSTOM = 1 << 18
@@ -159,9 +159,9 @@ def check_object(values: Mapping[str, Any]) -> None:
     if len(stops) > MOST_STOPS or characters > LONGEST_STOPS:
         rule = f"be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in all"
         raise _refused("stop", rule, f"{len(stops)} of {characters}")
-    bias = values.get("logit_bias")
-    if isinstance(bias, dict) and len(bias) > MOST_BIASES:
-        raise _refused("logit_bias", f"have at most {MOST_BIASES} tokens", len(bias))
+    for name, value in values.items():
+        if isinstance(value, dict) and len(value) > MOST_BIASES:
+            raise _refused(name, f"have at most {MOST_BIASES} keys", len(value))
     kwargs = values.get("chat_template_kwargs")
     if not isinstance(kwargs, dict):
         return
@@ -179,17 +179,21 @@ def check_object(values: Mapping[str, Any]) -> None:
 def _check_lists(values: Mapping[str, Any]) -> None:
     for name in PROMPTS:
         given = values.get(name)
-        if isinstance(given, list) and len(given) > MOST_OUTPUTS and not is_integer(given[0]):
+        if not isinstance(given, list) or len(given) <= MOST_OUTPUTS:
+            continue
+        if not isinstance(given[0], int | dict):  # token ids, or a conversation
             raise _refused(name, f"be at most {MOST_OUTPUTS} prompts", len(given))
-    query, items = values.get("query"), values.get("items")
-    size = len(query) * len(items) if isinstance(query, str) and isinstance(items, list) else 0
+    several = values.get("query"), values.get("items") or values.get("documents")
+    size = math.prod(len(one) if isinstance(one, str | list) else 0 for one in several)
     if size > MOST_QUERIES:
-        raise _refused("items", f"repeat at most {MOST_QUERIES} characters of the query", size)
-    tools = values.get("tools")
-    if (count := sum(1 for _ in _values(tools))) > MOST_TOOL_VALUES:
-        raise _refused("tools", f"have at most {MOST_TOOL_VALUES} values", count)
-    if problem := too_large(tools):
-        raise FieldError("tools", f"tools is too large to be checked: {problem}.")
+        raise _refused("query", f"be at most {MOST_QUERIES} long with all its repeats", size)
+    holders = [values, *(one for one in as_list(values.get("messages")) if isinstance(one, dict))]
+    tools = [one["tools"] for one in holders if one.get("tools")]
+    for count, (value, _) in enumerate(_values(tools)):
+        is_long = isinstance(value, dict) and len(as_list(value.get("type"))) > MOST_TYPES
+        if is_long or count > MOST_TOOL_VALUES:
+            rule = f"have at most {MOST_TOOL_VALUES} values, and {MOST_TYPES} names in a type"
+            raise _refused("tools", rule, "more")
     text = values.get("text")
     if "tool_call_parser" in values and isinstance(text, str) and len(text) > MOST_CALLS:
         raise _refused("text", f"be at most {MOST_CALLS} characters here", len(text))
@@ -384,9 +388,8 @@ def too_large(document: Any) -> str | None:
                 f"its patterns are {repeated:.0f} characters longer with their repetitions written "
                 f"out, more than {MOST_REPEATED}"
             )
-        types = value.get("type") if isinstance(value, dict) else None
-        if isinstance(types, list) and len(types) > MOST_TYPES:
-            return f"a type has {len(types)} names, more than {MOST_TYPES}"
+        if isinstance(value, dict) and len(as_list(value.get("type"))) > MOST_TYPES:
+            return f"a type has more than {MOST_TYPES} names"
         properties = value.get("properties") if isinstance(value, dict) else None
         if not isinstance(properties, dict):
             continue
@@ -441,13 +444,15 @@ def _repeated(pattern: str) -> int:
 
 def _values(document: Any) -> Iterator[tuple[Any, int]]:
     """All values of a JSON document, with the depth of each."""
-    stack = [(document, 0)]
+    stack = [iter([document])]  # of iterators, since a list may be long
     while stack:
-        value, depth = stack.pop()
-        yield value, depth
-        if isinstance(value, dict | list):
-            inner = value.values() if isinstance(value, dict) else value
-            stack += [(one, depth + 1) for one in inner]
+        for value in stack[-1]:
+            yield value, len(stack) - 1
+            if isinstance(value, dict | list):
+                stack.append(iter(value.values() if isinstance(value, dict) else value))
+                break
+        else:
+            stack.pop()
 
 
 def _check_top(obj: Any, input_ids: Sequence[int] | None, most: int) -> None:

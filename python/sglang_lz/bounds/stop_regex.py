@@ -4,7 +4,8 @@ Upstream searches with Python's `re`, which backtracks, after every token and on
 thread: `(a|a)+b` on a line of forty "a" blocks all requests for hours. Here the engine is Rust's
 crate `regex`, which comes with pydantic and never backtracks. It reads some patterns otherwise than
 Python (`\\<`, `a{1, 2}`), so it gets what Python's parser made of a pattern, written anew. It does
-not support look-around, backreferences or atomic groups, so patterns with these are rejected.
+not support look-around, backreferences or atomic groups, so patterns with these are rejected. What
+counts as a word character, and as the same letter in another case, is the crate's.
 """
 
 from __future__ import annotations

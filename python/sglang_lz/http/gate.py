@@ -28,9 +28,10 @@ from typing import Any
 
 import pydantic
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Form
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic_core import PydanticCustomError, SchemaValidator
+from pydantic_core import SchemaValidator
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
@@ -64,8 +65,7 @@ OBJECTS = (
 )
 DEEPEST = 2
 # Fields of a body that holds a single prompt, or something that becomes one.
-SINGLE = frozenset(("messages", "instructions", "tokens"))
-FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+SINGLE = frozenset(("messages", "instructions", "tokens", "questions", "state"))
 
 # Names that no custom logit processor uses for its own parameters.
 ONLY_OURS = (*LZ_FIELDS, repetition.FIELD)
@@ -74,11 +74,11 @@ _OF_INSTANCES = ("text", "input_ids", "input_embeds", "image_data")
 
 PROCESSOR = "custom_logit_processor"
 
-MOST_OBJECTS = 2 * limits.MOST_OUTPUTS
+MOST_OBJECTS = 3 * limits.MOST_OUTPUTS
 """The most objects of a body that may hold sampling parameters."""
-MOST_KEYS = 1 << 16
+MOST_KEYS = 1 << 17
 """The most keys of these objects in total."""
-MOST_ERRORS = 256
+MOST_ERRORS = 64
 """The most mistakes of a body that an answer lists."""
 
 # Ollama's options that are copied unchecked into upstream's sampling parameters, with their names
@@ -107,7 +107,10 @@ async def check_fields(connection: HTTPConnection) -> None:
     if not isinstance(connection, Request):
         return
     route = connection.scope.get("route")
-    _list_few_errors(route)
+    for adapter in (field._type_adapter for field in _parameters(route)):
+        _fail_fast(adapter)
+    for own in RequestFields.__subclasses__():
+        _fail_fast(own)
     model = _model_of(route)
     place = place_in(model)
     _check_keys(connection.query_params, ("the URL",), place)
@@ -153,7 +156,9 @@ def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolv
     takes = _taken(model, place)
     for where, values in objects:
         _check_keys(values, where, place)
-        if takes and where[-1:] != ("custom_params",):
+        if where[-1:] == ("custom_params",):
+            continue  # a processor's own parameters
+        if takes:
             check_dropped(values, where, takes)
             for name in [name for name, value in values.items() if value is None]:
                 del values[name]
@@ -235,6 +240,10 @@ async def serve(handler: Callable[[Request], Awaitable[Response]], request: Requ
         raise
     except RequestValidationError as error:
         error.endpoint_file = None  # upstream's answer is its text, which would name this path
+        listed: Any = error.errors()
+        del listed[MOST_ERRORS:]
+        for one in listed:
+            one["msg"], one["input"] = one["msg"][:400], shown(one["input"])
         raise
     return response
 
@@ -377,47 +386,28 @@ def place_in(model: object) -> Place | None:
 
 
 @cache
-def _generate_request() -> _FewErrors:
+def _generate_request() -> pydantic.TypeAdapter[Any]:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    return _FewErrors(pydantic.TypeAdapter(GenerateReqInput))
+    return pydantic.TypeAdapter(GenerateReqInput)
 
 
-def _list_few_errors(route: object) -> None:
-    """Bound the errors of a FastAPI route's bodies. FastAPI has no other place for it."""
-    for parameter in route.dependant.body_params if isinstance(route, APIRoute) else ():
-        if not isinstance(parameter._type_adapter, _FewErrors):
-            parameter._type_adapter = _FewErrors(parameter._type_adapter)  # type: ignore[assignment]
+@cache
+def _fail_fast(model: Any) -> None:
+    """Let a list end at its first wrong item, in a type adapter or in a model of bodies.
 
-
-class _FewErrors:
-    """A type adapter with few errors: a list ends at its first. A million would take gigabytes, and
-    half a minute of the event loop."""
-
-    def __init__(self, adapter: pydantic.TypeAdapter[Any]) -> None:
-        self._adapter = adapter
-        schema = _failing_fast(adapter.core_schema)
-        self._validator = SchemaValidator(schema, _use_prebuilt=False)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._adapter, name)
-
-    def validate_python(self, value: Any, **options: Any) -> Any:
-        """See `pydantic.TypeAdapter.validate_python`."""
-        try:
-            return self._validator.validate_python(value, **options)
-        except pydantic.ValidationError as error:
-            count = error.error_count()
-            many = {"type": "many", "msg": f"{count} values are wrong", "loc": (), "input": None}
-            found: Any = [many] if count > MOST_ERRORS else error.errors(include_url=False)
-            for one in found:
-                one["type"] = PydanticCustomError(one["type"], one.pop("msg")[:400])
-                one["input"] = shown(one["input"])
-            raise pydantic.ValidationError.from_exception_data(error.title, found) from None
+    Pydantic has some twenty errors for each wrong part of a message: those of a large body would
+    take gigabytes, and half a minute of the event loop.
+    """
+    if isinstance(model, pydantic.TypeAdapter):
+        schema = _failing_fast(model.core_schema)
+        model.validator = SchemaValidator(schema, _use_prebuilt=False)
+    else:  # upstream makes one of another body
+        schema = _failing_fast(model.__pydantic_core_schema__)
+        model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
 
 
 def _failing_fast(schema: Any) -> Any:
-    """A schema of pydantic-core whose lists end at the first wrong item."""
     if type(schema) in (list, tuple):
         return type(schema)(map(_failing_fast, schema))
     if not isinstance(schema, dict):
@@ -430,8 +420,11 @@ def _failing_fast(schema: Any) -> Any:
 
 def _models(route: object) -> list[object]:
     """The request models of a FastAPI route."""
-    parameters = route.dependant.body_params if isinstance(route, APIRoute) else ()
-    return [parameter.field_info.annotation for parameter in parameters]
+    return [parameter.field_info.annotation for parameter in _parameters(route)]
+
+
+def _parameters(route: object) -> list[Any]:
+    return route.dependant.body_params if isinstance(route, APIRoute) else []
 
 
 def _takes_internal(route: object) -> bool:
@@ -443,8 +436,9 @@ def _takes_internal(route: object) -> bool:
 
 async def _body(request: Request) -> Any:
     """The parsed body of a request; None if it cannot be parsed."""
-    media_type = request.headers.get("content-type", "").partition(";")[0]
-    if media_type.strip().lower() in FORMS:  # FastAPI takes "...+json" for JSON
+    is_json = request.headers.get("content-type", "").lower().startswith("application/json")
+    takes_form = (isinstance(one.field_info, Form) for one in _parameters(request.scope["route"]))
+    if any(takes_form) and not is_json:
         return dict(await request.form())
     try:
         return await request.json()
