@@ -62,14 +62,20 @@ def main() -> None:
     one_batch.main(prepare_server_args(sys.argv[2:]), arguments)
 
 
-def run_rank(server_args: Any, port_args: Any, arguments: Any, gpu_id: int, tp_rank: int) -> None:
-    """Load the model on a GPU or the CPU and measure; rank 0 writes the results."""
+def load(server_args: Any, port_args: Any, gpu_id: int = 0, tp_rank: int = 0) -> tuple[Any, Any]:
+    """Upstream's runner of the model on a GPU or the CPU, and its tokenizer."""
     world_rank = one_batch.spawn_world_rank(server_args, tp_rank=tp_rank, pp_rank=0)
     ranks = one_batch.SpawnRanks(world_rank=world_rank, gpu_id=gpu_id)
     one_batch.publish(server_args, role="scheduler", ranks=ranks)
     one_batch._init_process_global_configs()
     one_batch.configure_logger(server_args, prefix=f" TP{tp_rank}")
     runner, tokenizer = one_batch.load_model(server_args, port_args, gpu_id, tp_rank)
+    return runner, tokenizer
+
+
+def run_rank(server_args: Any, port_args: Any, arguments: Any, gpu_id: int, tp_rank: int) -> None:
+    """Measure on a GPU or the CPU; rank 0 writes the results."""
+    runner, tokenizer = load(server_args, port_args, gpu_id, tp_rank)
     settings: Settings = arguments.settings
     check_room(runner, settings)
     for number in range(2 * settings.blocks):

@@ -24,6 +24,8 @@ def bench_runner(model_path: str) -> Any:
     from sglang.benchmark import one_batch
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    from bench.serving.turns import load
+
     server_args = ServerArgs(
         model_path=model_path,
         device="cpu",
@@ -35,13 +37,7 @@ def bench_runner(model_path: str) -> Any:
     server_args.resolve_once()
     one_batch._set_envs_and_config(server_args)
     ports = PortArgs.init_new(server_args)
-    ranks = one_batch.SpawnRanks(
-        world_rank=one_batch.spawn_world_rank(server_args, tp_rank=0, pp_rank=0), gpu_id=0
-    )
-    one_batch.publish(server_args, role="scheduler", ranks=ranks)
-    one_batch._init_process_global_configs()
-    runner, _ = one_batch.load_model(server_args, ports, 0, 0)
-    return runner
+    return load(server_args, ports)[0]
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ LEAST_BODY = 1 << 20
 MOST_NAME = 1024
 NAMES = ("rid", "request_id", "extra_key", "cache_salt")
 """Fields that are passed back and forth with each token: at most `MOST_NAME` characters."""
-MOST_BIASES = 1 << 16
+MOST_ENTRIES = 1 << 16
 """The most keys of a field, such as `logit_bias`: each is processed several times."""
 MOST_STOPS = 32  # as upstream, which does not name the field
 LONGEST_STOPS = 4096
@@ -152,7 +152,7 @@ def check_object(values: Mapping[str, Any]) -> None:
             if isinstance(one, str) and one.startswith(HEALTH_CHECK_RID_PREFIX):
                 rule = f"not begin with {HEALTH_CHECK_RID_PREFIX}, which the server's own checks do"
                 raise _refused(name, rule, shown(values[name]))
-    _check_lists(values)
+    _check_sizes(values)
     stops = [*as_list(values.get("stop")), *as_list(values.get("stop_sequences"))]
     stops = [one for one in stops if isinstance(one, str)]
     characters = sum(map(len, stops))
@@ -160,8 +160,8 @@ def check_object(values: Mapping[str, Any]) -> None:
         rule = f"be at most {MOST_STOPS} strings of at most {LONGEST_STOPS} characters in all"
         raise _refused("stop", rule, f"{len(stops)} of {characters}")
     for name, value in values.items():
-        if isinstance(value, dict) and len(value) > MOST_BIASES:
-            raise _refused(name, f"have at most {MOST_BIASES} keys", len(value))
+        if isinstance(value, dict) and len(value) > MOST_ENTRIES:
+            raise _refused(name, f"have at most {MOST_ENTRIES} keys", len(value))
     kwargs = values.get("chat_template_kwargs")
     if not isinstance(kwargs, dict):
         return
@@ -176,7 +176,8 @@ def check_object(values: Mapping[str, Any]) -> None:
         raise _refused("chat_template_kwargs", rule, shown(template))
 
 
-def _check_lists(values: Mapping[str, Any]) -> None:
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    """Reject what would hold the event loop or memory before its endpoint refuses it."""
     for name in PROMPTS:
         given = values.get(name)
         if not isinstance(given, list) or len(given) <= MOST_OUTPUTS:

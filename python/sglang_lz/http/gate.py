@@ -168,7 +168,7 @@ def check_json(body: Any, model: object) -> list[tuple[Mapping[str, Any], Resolv
                     got = f"got {shown(values[name])} in parameters"
                     raise FieldError(name, f"{name} belongs in instances here, {got}.")
         limits.check_object(values)
-        if where == () == place and values.get("session_params"):
+        if where == place == () and values.get("session_params"):
             rule = "left out: only /generate reads it"
             raise bad_value("session_params", values["session_params"], rule)
     found: list[tuple[Mapping[str, Any], Resolved]] = []
@@ -394,17 +394,16 @@ def _generate_request() -> pydantic.TypeAdapter[Any]:
 
 @cache
 def _fail_fast(model: Any) -> None:
-    """Let a list end at its first wrong item, in a type adapter or in a model of bodies.
+    """Let a list end at its first wrong item: in a type adapter of FastAPI's, or in a model of ours
+    that upstream also makes of other bodies.
 
     Pydantic has some twenty errors for each wrong part of a message: those of a large body would
     take gigabytes, and half a minute of the event loop.
     """
-    if isinstance(model, pydantic.TypeAdapter):
-        schema = _failing_fast(model.core_schema)
-        model.validator = SchemaValidator(schema, _use_prebuilt=False)
-    else:  # upstream makes one of another body
-        schema = _failing_fast(model.__pydantic_core_schema__)
-        model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
+    is_adapter = isinstance(model, pydantic.TypeAdapter)
+    schema = model.core_schema if is_adapter else model.__pydantic_core_schema__
+    name = "validator" if is_adapter else "__pydantic_validator__"
+    setattr(model, name, SchemaValidator(_failing_fast(schema), _use_prebuilt=False))
 
 
 def _failing_fast(schema: Any) -> Any:
@@ -437,8 +436,8 @@ def _takes_internal(route: object) -> bool:
 async def _body(request: Request) -> Any:
     """The parsed body of a request; None if it cannot be parsed."""
     is_json = request.headers.get("content-type", "").lower().startswith("application/json")
-    takes_form = (isinstance(one.field_info, Form) for one in _parameters(request.scope["route"]))
-    if any(takes_form) and not is_json:
+    fields = _parameters(request.scope.get("route"))
+    if not is_json and any(isinstance(one.field_info, Form) for one in fields):
         return dict(await request.form())
     try:
         return await request.json()
